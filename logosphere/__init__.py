@@ -1,0 +1,36 @@
+"""Logosphere: train, measure, compare and sample diffusion language models behind one interface."""
+
+from importlib import import_module
+from typing import Any
+
+from logosphere.errors import UserError
+from logosphere.systems import build, options, system, systems
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "languages": "logosphere.data.languages",
+    "steppers": "logosphere.sampling.steppers",
+    "Batch": "logosphere.types:Batch",
+    "Bound": "logosphere.types:Bound",
+    "Model": "logosphere.model:Model",
+    "Plan": "logosphere.sampling.plan:Plan",
+    "walk": "logosphere.sampling.walk:walk",
+    "sample": "logosphere.sampling.walk:sample",
+    "generate": "logosphere.sampling.walk:generate",
+}
+"""Public names that need torch; they are imported when first used, so that `logosphere --help` is instant."""
+
+__all__ = ["UserError", "__version__", "build", "options", "system", "systems", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'logosphere' has no attribute '{name}'")
+    module, _, attribute = _LAZY[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

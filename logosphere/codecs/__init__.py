@@ -1,0 +1,1 @@
+"""Codecs: tokens to clean states, and states back to tokens."""

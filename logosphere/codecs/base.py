@@ -1,0 +1,39 @@
+"""What a codec owes the rest: encode, decode, and an honest word on whether its states are local."""
+
+from abc import ABC, abstractmethod
+
+from torch import nn
+
+from logosphere.types import Positions, State, Tokens
+
+HIDDEN = -1
+"""What `read` shows for a position that does not spell a token yet."""
+
+
+class Codec(nn.Module, ABC):
+    """Tokens <-> states. May have parameters."""
+
+    local: bool
+    """Is state i a function of token i alone? Only then can positions be held fixed while others are generated."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def encode(self, tokens: Tokens) -> State:
+        """The clean states u of tokens x."""
+
+    @abstractmethod
+    def decode(self, z: State) -> Tokens:
+        """The tokens that clean states spell."""
+
+    @abstractmethod
+    def read(self, z: State) -> Tokens:
+        """The tokens that noisy states spell so far, HIDDEN where they spell none; for showing."""
+
+    @abstractmethod
+    def spread(self, positions: Positions) -> Positions:
+        """A mask over tokens as a mask over states."""
+
+    @abstractmethod
+    def stem(self, width: int) -> nn.Module:
+        """The first layer of a network that reads these states: [B, M, …] -> [B, M, width]."""

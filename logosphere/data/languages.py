@@ -1,0 +1,176 @@
+"""Toy languages whose every probability is known, and oracles: their exact posteriors in the shape of a denoiser.
+
+With an oracle a bound can be held against the entropy and samples against the language before any network exists.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.noise import categorical
+from logosphere.shapes import Float
+from logosphere.types import Logits, Positions, State, Times, Tokens
+
+
+class Language(ABC):
+    """A distribution over sequences of `length` tokens out of `vocab_size`."""
+
+    length: int
+    vocab_size: int
+
+    @abstractmethod
+    def entropy(self) -> float:
+        """H(X) of a whole sequence, in nats."""
+
+    @abstractmethod
+    def log_prob(self, tokens: Tokens) -> Float[Tensor, "B"]:
+        """log p(x), in nats, float64."""
+
+    @abstractmethod
+    def sample(self, n: int, rng: torch.Generator) -> Tokens:
+        """n sequences."""
+
+    @abstractmethod
+    def posterior(self, evidence: Float[Tensor, "B L V"]) -> Float[Tensor, "B L V"]:
+        """log p(x_i | evidence) at each i, when position j was seen with log-likelihoods evidence[:, j]."""
+
+
+class Markov(Language):
+    """p(x) = initial(x_1) Π transition(x_i, x_{i+1})."""
+
+    def __init__(self, transition: Float[Tensor, "V V"], initial: Float[Tensor, "V"], length: int):
+        transition, initial = torch.as_tensor(transition).double(), torch.as_tensor(initial).double()
+        if transition.shape != (len(initial), len(initial)):
+            raise UserError(f"The transition matrix must be {len(initial)} × {len(initial)}, as long as the initial distribution.")
+        rows = torch.cat([transition, initial[None]])
+        if bool((rows < 0).any()) or not torch.allclose(rows.sum(1), torch.ones(len(rows)).double(), atol=1e-6):
+            raise UserError("The initial distribution and every row of the transition matrix must be probabilities that sum to 1.")
+        if length < 1:
+            raise UserError(f"A language needs a length of at least 1, not {length}.")
+        self.transition, self.initial, self.length, self.vocab_size = transition, initial, length, len(initial)
+
+    def entropy(self) -> float:
+        row_entropy = torch.special.entr(self.transition).sum(1)
+        total, law = torch.special.entr(self.initial).sum(), self.initial
+        for _ in range(self.length - 1):
+            total = total + law @ row_entropy
+            law = law @ self.transition
+        return float(total)
+
+    def log_prob(self, tokens: Tokens) -> Tensor:
+        steps = self.transition.log()[tokens[:, :-1], tokens[:, 1:]].sum(1)
+        return self.initial.log()[tokens[:, 0]] + steps
+
+    def sample(self, n: int, rng: torch.Generator) -> Tokens:
+        u = torch.rand(n, self.length, generator=rng, dtype=torch.float64)
+        x = torch.empty(n, self.length, dtype=torch.long)
+        x[:, 0] = categorical(self.initial.log().expand(n, -1), u[:, 0])
+        for i in range(1, self.length):
+            x[:, i] = categorical(self.transition.log()[x[:, i - 1]], u[:, i])
+        return x
+
+    def posterior(self, evidence: Tensor) -> Tensor:
+        """Forward and backward messages (Baum and Welch), normalised at each position to stay in range."""
+        seen = (evidence.double() - evidence.double().amax(-1, keepdim=True)).exp()  # [B, L, V]
+        forward, backward = torch.empty_like(seen), torch.empty_like(seen)
+        message = self.initial.expand_as(seen[:, 0])
+        for i in range(self.length):
+            forward[:, i] = message
+            message = _normalised(message * seen[:, i]) @ self.transition
+        message = torch.ones_like(seen[:, 0])
+        for i in reversed(range(self.length)):
+            backward[:, i] = message
+            message = _normalised(message * seen[:, i]) @ self.transition.T
+        return _normalised(forward * backward * seen).log()
+
+
+class Joint(Language):
+    """Any distribution at all over V^L sequences, given as a table with L axes of size V."""
+
+    def __init__(self, table: Tensor):
+        table = torch.as_tensor(table).double()
+        if len(set(table.shape)) != 1 or bool((table < 0).any()) or float(table.sum()) <= 0:
+            raise UserError("A joint table needs equal axes, one for each position, and weights that are not negative.")
+        self.length, self.vocab_size = table.dim(), table.shape[0]
+        self.p = (table / table.sum()).flatten()
+        axes = [torch.arange(self.vocab_size)] * self.length
+        self.support = torch.cartesian_prod(*axes).view(-1, self.length)
+
+    def entropy(self) -> float:
+        return float(torch.special.entr(self.p).sum())
+
+    def index(self, tokens: Tokens) -> Tensor:
+        return (tokens * self.vocab_size ** torch.arange(self.length - 1, -1, -1)).sum(1)
+
+    def log_prob(self, tokens: Tokens) -> Tensor:
+        return self.p.log()[self.index(tokens)]
+
+    def sample(self, n: int, rng: torch.Generator) -> Tokens:
+        u = torch.rand(n, generator=rng, dtype=torch.float64)
+        return self.support[categorical(self.p.log().expand(n, -1), u)]
+
+    def posterior(self, evidence: Tensor) -> Tensor:
+        log_joint = self.p.log() + sum(evidence[:, i].double()[:, self.support[:, i]] for i in range(self.length))
+        weight = log_joint.softmax(1)  # [B, V^L]
+        marginal = torch.zeros(evidence.shape, dtype=torch.float64)
+        for i in range(self.length):
+            marginal[:, i].index_add_(1, self.support[:, i], weight)
+        return marginal.log()
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def markov(transition: Tensor, initial: Tensor, length: int) -> Markov:
+    """A Markov chain."""
+    return Markov(transition, initial, length)
+
+
+def independent(p: Tensor, length: int) -> Markov:
+    """Each token drawn on its own from p."""
+    p = torch.as_tensor(p).double()
+    return Markov(p.expand(len(p), -1), p, length)
+
+
+def joint(table: Tensor) -> Joint:
+    """Any small table of probabilities, one axis for each position."""
+    return Joint(table)
+
+
+class Oracle(Denoiser):
+    """p(x_i | z) exactly: what a perfect network would answer."""
+
+    def __init__(self, model: Model, language: Language):
+        super().__init__()
+        if not model.process.codec.local:
+            raise UserError("There is no exact posterior for states that belong to whole sequences.")
+        if (model.length, model.vocab_size) != (language.length, language.vocab_size):
+            raise UserError("The model and the language must have the same length and vocabulary.")
+        self.block, self.reads_time, self.language = model.block, model.process.needs_time, language
+        self.process = model.process
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        """Blocks before a position are seen clean, its own block as it is, later blocks not at all."""
+        own = self.process.evidence(z, t)
+        if self.block == self.language.length:
+            out = self.language.posterior(own)
+        else:
+            clean = self.process.evidence(context, torch.zeros_like(t))
+            parts = []
+            for start in range(0, self.language.length, self.block):
+                end = start + self.block
+                seen = torch.cat([clean[:, :start], own[:, start:end], torch.zeros_like(own[:, end:])], dim=1)
+                parts.append(self.language.posterior(seen)[:, start:end])
+            out = torch.cat(parts, dim=1)
+        out = out.float()
+        return out if where is None else out[where]
+
+
+def oracle(model: Model, language: Language) -> Oracle:
+    """The exact posterior of a language under a model's process, as a denoiser."""
+    return Oracle(model, language)

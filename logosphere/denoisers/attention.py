@@ -1,0 +1,77 @@
+"""Attention with rotary positions, and what may look at what.
+
+Three patterns cover every model: all positions see each other (`full`); position i sees i and earlier (`causal`);
+noisy blocks see themselves and the clean blocks before them (`block_causal_mask`).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.shapes import Bool, Float
+
+
+def rotary_table(length: int, head_width: int, base: float = 10_000.0) -> Float[Tensor, "2 L h"]:
+    """cos and sin of position × frequency, frequencies base^(-2i/h) (Su et al. 2021, RoPE)."""
+    frequencies = base ** (-torch.arange(0, head_width, 2).float() / head_width)
+    angles = torch.arange(length).float()[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=1)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Float[Tensor, "B H M h"], table: Float[Tensor, "2 M h"]) -> Float[Tensor, "B H M h"]:
+    """Turn each pair of coordinates by the angle of its position."""
+    left, right = x.chunk(2, dim=-1)
+    return x * table[0] + torch.cat([-right, left], dim=-1) * table[1]
+
+
+def block_causal_mask(length: int, block: int) -> Bool[Tensor, "N N"]:
+    """May query q see key k? Over the 2L positions [noisy ; clean] of block diffusion (Arriola et al. 2025, BD3-LM).
+
+    Noisy block b sees itself and the clean blocks before b; clean block b sees clean blocks up to b.
+    """
+    b = torch.arange(length) // block
+    same, before = b[:, None] == b, b[:, None] > b
+    return torch.cat([torch.cat([same, before], 1), torch.cat([torch.zeros_like(same), same | before], 1)], 0)
+
+
+class KeyValues:
+    """The keys and values of positions already read, for one attention layer."""
+
+    def __init__(self, batch: int, heads: int, length: int, head_width: int, like: Tensor):
+        self.keys = like.new_empty(batch, heads, length, head_width)
+        self.values = like.new_empty(batch, heads, length, head_width)
+        self.filled = 0
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.filled + keys.shape[2]
+        self.keys[:, :, self.filled : end], self.values[:, :, self.filled : end] = keys, values
+        self.filled = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention by torch's own fused kernel."""
+
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        h: Float[Tensor, "B M D"],
+        table: Float[Tensor, "2 M h"],
+        mask: Bool[Tensor, "M N"] | None,
+        causal: bool,
+        cache: KeyValues | None,
+    ) -> Float[Tensor, "B M D"]:
+        B, M, D = h.shape
+        q, k, v = self.qkv(h).view(B, M, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, M, h] each
+        q, k = rotate(q, table), rotate(k, table)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        return self.out(mixed.transpose(1, 2).reshape(B, M, D))

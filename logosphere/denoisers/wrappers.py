@@ -1,0 +1,87 @@
+"""Wrappers: each is a denoiser around a denoiser, so that samplers and bounds need not know of them."""
+
+import torch
+from torch import Tensor
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.errors import UserError
+from logosphere.processes.base import Process
+from logosphere.types import Logits, Positions, State, Times
+
+
+class Informed(Denoiser):
+    """Adds what a state says of its own token, so that the network need learn only what the context says.
+
+    For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is one Bayes step.
+    """
+
+    def __init__(self, inner: Denoiser, process: Process):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self._process = [process]  # in a list, so that its parameters are not registered twice
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where)
+        return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
+
+    def session(self) -> Denoiser:
+        return Informed(self.inner.session(), self._process[0])
+
+
+class Sharpened(Denoiser):
+    """Divides logits by a temperature, then keeps the smallest set of tokens with probability `top_p` or more."""
+
+    def __init__(self, inner: Denoiser, temperature: float = 1.0, top_p: float = 1.0):
+        super().__init__()
+        if temperature <= 0:
+            raise UserError(f"The temperature must be above 0, not {temperature}.")
+        if not 0 < top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self.temperature, self.top_p = temperature, top_p
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where) / self.temperature
+        return out if self.top_p == 1 else _nucleus(out, self.top_p)
+
+
+def _nucleus(out: Logits, top_p: float) -> Logits:
+    """Tokens in order of probability until `top_p` is reached, the one that reaches it included (Holtzman et al. 2020)."""
+    p, order = out.double().softmax(-1).sort(-1, descending=True)
+    dropped = p.cumsum(-1) - p >= top_p
+    return out.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+
+
+class Remembering(Denoiser):
+    """Asks again only for sequences that have changed (MDLM's cached sampler); for denoisers that do not read time."""
+
+    def __init__(self, inner: Denoiser):
+        super().__init__()
+        if inner.reads_time:
+            raise UserError("The cached sampler needs a model that does not read the time; use the ancestral sampler.")
+        self.inner, self.block, self.reads_time = inner, inner.block, False
+        self.z: Tensor | None = None
+        self.out: Tensor | None = None
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if self.z is None or self.out is None:
+            self.out = self.inner(z, t, context)
+        else:
+            changed = (self.z != z).flatten(1).any(1)
+            if changed.any():
+                self.out[changed] = self.inner(z[changed], t[changed], context[changed])
+        self.z = z
+        return self.out if where is None else self.out[where]
+
+
+class Counting(Denoiser):
+    """Counts how often the network is asked, which is what sampling costs."""
+
+    def __init__(self, inner: Denoiser):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self.sequences = 0
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        self.sequences += len(z)
+        return self.inner(z, t, context, where)

@@ -1,0 +1,98 @@
+"""Model: a process and the denoiser that has learnt to run it backwards."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.errors import UserError
+from logosphere.noise import Drawn, Noise
+from logosphere.processes.base import Process, bound
+from logosphere.types import Batch, Bound, Positions, Predict, State, Times, Tokens
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that is needed to build a model again, but for its weights."""
+
+    system: str
+    vocab_size: int
+    length: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Model(nn.Module):
+    """What is trained, evaluated and sampled; which process it has is nobody else's business."""
+
+    def __init__(self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None):
+        super().__init__()
+        self.process, self.denoiser = process, denoiser
+        self.length, self.block, self.spec = length, block, spec
+        self.vocab_size = process.codec.vocab_size
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self._anchor.device
+
+    def bound(self, batch: Batch, noise: Noise, draws: int = 1, predict: Predict | None = None) -> Bound:
+        """The mean of `draws` draws of the bound, their times spread evenly over each sequence and the batch."""
+        predict = self.denoiser if predict is None else predict
+        if predict is None:
+            raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        w = noise.quantiles(draws, self.length // self.block)
+        parts = [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
+        if draws == 1:
+            return parts[0]
+
+        def mean(name: str) -> torch.Tensor:
+            return torch.stack([getattr(part, name) for part in parts]).mean(0)
+
+        return Bound(mean("recon"), mean("diffusion"), mean("prior"), mean("loss"), parts[0].count, parts[0].kind)
+
+    def nelbo(
+        self,
+        tokens: Tokens,
+        rng: torch.Generator,
+        denoiser: Predict | None = None,
+        draws: int = 1,
+        known: Positions | None = None,
+    ) -> Bound:
+        """The bound on -log p(tokens | known tokens), nats per sequence; averaged over draws it converges to its mean."""
+        self._check_tokens(tokens)
+        with torch.no_grad():
+            return self.bound(Batch.of(tokens, known), Drawn(rng, len(tokens)), draws, denoiser)
+
+    def corrupt(self, tokens: Tokens, t: Times, rng: torch.Generator) -> State:
+        """A draw of the states at times t, [B, L] or anything that expands to it."""
+        self._check_tokens(tokens)
+        t = torch.as_tensor(t, dtype=torch.float32, device=tokens.device).expand(tokens.shape)
+        if bool(((t < 0) | (t > 1)).any()):
+            raise UserError("Times must lie between 0 (data) and 1 (noise).")
+        u = self.process.codec.encode(tokens)
+        return self.process.corrupt(u, t, Drawn(rng, len(tokens)))
+
+    def sees(self, known: Positions) -> bool:
+        """Can every free position look at every known one? A model of blocks does not see later blocks."""
+        known = torch.atleast_2d(known)
+        blocks = torch.arange(self.length, device=known.device) // self.block
+        first_free = torch.where(known, self.length, blocks).amin(1)
+        last_known = torch.where(known, blocks, -1).amax(1)
+        return self.process.codec.local and bool((last_known <= first_free).all())
+
+    def check_known(self, known: Positions) -> None:
+        if not self.process.codec.local:
+            raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
+        if not self.sees(known):
+            raise UserError(
+                "This model writes from left to right and cannot see known tokens on its right; "
+                "give only a prompt at the start, or use a diffusion model such as mdlm for infilling."
+            )
+
+    def _check_tokens(self, tokens: Tokens) -> None:
+        if tokens.shape[1] != self.length:
+            raise UserError(f"This model reads sequences of {self.length} tokens, not {tokens.shape[1]}.")
+        if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
+            raise UserError(f"Tokens must be numbers from 0 to {self.vocab_size - 1}.")

@@ -1,0 +1,112 @@
+"""Where randomness comes from.
+
+Processes ask a `Noise` for uniform and normal numbers and for stratified quantiles of time. There are two sources:
+`Drawn` reads a torch.Generator (sampling, exploration); `Keyed` computes every number from (seed, step, sample,
+request, position) with a hash, so that training and evaluation see the same noise on one process or many, on every
+device, before and after a resume.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from logosphere.shapes import Float, Int64
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(number: int) -> int:
+    """The 64-bit pattern of an unsigned number, as torch's int64 holds it."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _scramble(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words that passes BigCrush.
+
+    torch shifts int64 arithmetically, hence the masks that make the shifts logical.
+    """
+    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+
+
+class Noise(ABC):
+    """A source of random numbers; the first axis of every shape is the batch."""
+
+    device: torch.device
+
+    @abstractmethod
+    def uniform(self, *shape: int) -> Float[Tensor, "..."]:
+        """Independent numbers in the open interval (0, 1), float64."""
+
+    @abstractmethod
+    def quantiles(self, draws: int, clocks: int) -> Float[Tensor, "B draws clocks"]:
+        """Numbers uniform on (0, 1); those of one clock are spread evenly over the draws and the whole batch."""
+
+    def normal(self, *shape: int) -> Float[Tensor, "..."]:
+        """Independent standard normal numbers, float32."""
+        return torch.special.ndtri(self.uniform(*shape)).float()
+
+
+class Drawn(Noise):
+    """Noise from a torch.Generator, for a batch of `batch` sequences."""
+
+    def __init__(self, rng: torch.Generator, batch: int):
+        self.rng, self.batch, self.device = rng, batch, rng.device
+
+    def uniform(self, *shape: int) -> Tensor:
+        numbers = torch.rand(shape, generator=self.rng, dtype=torch.float64, device=self.device)
+        return numbers.clamp_min(2.0**-54)  # torch.rand may return 0, whose logarithm nobody wants
+
+    def quantiles(self, draws: int, clocks: int) -> Tensor:
+        place = torch.arange(self.batch, device=self.device)
+        return _lattice(place, self.batch, draws, self.uniform(clocks))
+
+
+class Keyed(Noise):
+    """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same answer."""
+
+    def __init__(self, seed: int, step: int, ids: Int64[Tensor, "B"], place: Int64[Tensor, "B"], total: int):
+        self.place, self.total, self.device = place, total, ids.device
+        whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
+        self.shared = _scramble(_scramble(whole) + _signed(step * GOLDEN + 2))
+        self.keys = _scramble(_scramble(self.shared + 3) ^ _scramble(ids * _signed(GOLDEN) + 4))
+        self.requests = 0
+
+    def _bits(self, keys: Tensor, shape: tuple[int, ...]) -> Tensor:
+        self.requests += 1
+        inner = math.prod(shape[1:])
+        counter = torch.arange(1, inner + 1, device=keys.device) + (self.requests << 40)
+        return _scramble(keys[:, None] + counter * _signed(GOLDEN)).view(shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return _unit(self._bits(self.keys, shape))
+
+    def quantiles(self, draws: int, clocks: int) -> Tensor:
+        shifts = _unit(self._bits(self.shared[None], (1, clocks)))[0]
+        return _lattice(self.place, self.total, draws, shifts)
+
+
+def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The upper 53 bits as a number in (0, 1)."""
+    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+
+
+def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clocks"]) -> Float[Tensor, "B draws clocks"]:
+    """w_bdj = frac((d·G + g_b) / (G·D) + shift_j): a common shift keeps each w uniform and all of them apart."""
+    order = torch.arange(draws, device=place.device) * total + place[:, None]
+    return ((order / (total * draws))[..., None] + shifts) % 1.0
+
+
+def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    """Draw from softmax(log_p) by inverting its distribution function at u.
+
+    Summed in float64: with the usual float32 Gumbel trick every category below 6e-8 would never be drawn.
+    """
+    cumulative = log_p.double().softmax(-1).cumsum(-1)
+    threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
+    # 'right' passes over categories of probability 0 even when u falls on their edge.
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max(log_p.shape[-1] - 1)

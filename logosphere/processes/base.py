@@ -1,0 +1,110 @@
+"""What a process owes the rest, and the one bound that all of them share.
+
+A process is a path between data (t = 0) and noise (t = 1). Its backward generator is linear in the law of the clean
+token, so a model of p(token | z_t) is a model of the whole path, and the bound is a divergence between two generators.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from logosphere.codecs.base import Codec
+from logosphere.noise import Noise
+from logosphere.shapes import Float
+from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, State, Times
+
+CERTAIN = 1e4
+"""A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
+
+
+class Noised(NamedTuple):
+    """One draw of the path: states, times, and dt/dw, by which nats per unit time count in an average over w."""
+
+    z: State
+    t: Times
+    weight: Float[Tensor, "B M"]
+
+
+class Process(nn.Module, ABC):
+    """A path. Formulas act position by position, on [B, M] fields or on the N positions picked out of them."""
+
+    codec: Codec
+    kind: Kind
+    first: float
+    """Times up to this one are the last step of the chain: their nats are the reconstruction term."""
+
+    needs_time: bool
+    """Does the best prediction depend on t? Not for masked states, which show what is noise."""
+    most_steps: int | None
+    """More steps than this bring nothing; None where there is no such number."""
+
+    @abstractmethod
+    def prior(self, batch: int, length: int, noise: Noise) -> State:
+        """z_1 ~ p(z_1)."""
+
+    @abstractmethod
+    def corrupt(self, u: State, t: Times, noise: Noise) -> State:
+        """z_t ~ q(z_t | u); where t = 0 this is u itself."""
+
+    @abstractmethod
+    def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        """z at the quantiles w of the law of time, one for each block of positions; t = 0 where not free."""
+
+    @abstractmethod
+    def wanted(self, z: State, moving: Positions) -> Positions:
+        """Of the moving positions, those whose clean token is not yet determined by z."""
+
+    @abstractmethod
+    def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """Bayes' rule at one position: add log q(z_t | x = k), so that a belief from context becomes the posterior."""
+
+    @abstractmethod
+    def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """How far the model's step is from the true one, in nats per unit time; `out` are posterior logits."""
+
+    @abstractmethod
+    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State) -> Float[Tensor, "..."]:
+        """What training minimises at a position whose bound costs `nats`."""
+
+    @abstractmethod
+    def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
+        """KL(q(z_1 | u) || p(z_1)) at each position."""
+
+    @abstractmethod
+    def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
+
+    def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
+        """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
+        return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=t.device), z, t)
+
+
+def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
+    """An unbiased draw of the bound (Sohl-Dickstein et al. 2015; continuous time: Kingma et al. 2021, VDM):
+
+        -log p(x) <= E[-log p(x | z_first)] + ∫ E[nats(t)] dt + KL(q(z_1 | x) || p(z_1))
+
+    The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
+    """
+    u = process.codec.encode(batch.tokens)
+    free = process.codec.spread(batch.free)
+    z, t, weight = process.noised(u, w, free, noise)
+    where = process.wanted(z, free)
+    out = predict(z, t, context=u, where=where)
+    nats = process.nats(out, u[where], z[where], t[where])
+    last = t[where] <= process.first
+
+    def per_sequence(values: Float[Tensor, "N"]) -> Float[Tensor, "B"]:
+        field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
+        return field.masked_scatter(where, values).sum(1)
+
+    return Bound(
+        recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
+        diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
+        prior=(process.prior_nats(u) * free).sum(1),
+        loss=per_sequence(process.loss(nats, out, u[where]) * weight[where]),
+        count=batch.free.sum(1),
+        kind=process.kind,
+    )

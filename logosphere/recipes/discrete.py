@@ -1,0 +1,82 @@
+"""Builders of the discrete systems: which process, which network, and the settings of the papers."""
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer, Network
+from logosphere.denoisers.wrappers import Informed
+from logosphere.model import Model
+from logosphere.processes.base import Process
+from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.oneshot import OneShot
+from logosphere.schedules import schedule as schedule_by_name
+
+
+def ar(vocab_size: int, length: int, network: Network | None) -> Model:
+    """The one-shot process in blocks of one position, read by a causal network."""
+    denoiser = None if network is None else CausalTransformer(vocab_size, length, network)
+    return Model(OneShot(vocab_size), denoiser, length=length, block=1)
+
+
+def mdlm(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    schedule: str = "linear",
+    block: int | None = None,
+    reads_time: bool = False,
+    exact_count: bool = True,
+) -> Model:
+    """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count."""
+    process = Interpolating(
+        vocab_size, schedule_by_name(schedule), mask=True, exact_count=exact_count and not reads_time
+    )
+    return _diffusion(process, length, block, network, reads_time=reads_time)
+
+
+def d3pm_absorbing(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    timesteps: int | None = 1000,
+    schedule: str = "linear",
+    hybrid: float = 0.01,
+    block: int | None = None,
+) -> Model:
+    """D3PM, absorbing: β_t = 1/(T - t + 1), that is a linear signal; L_λ with λ = 0.01. timesteps=None: continuous."""
+    process = Interpolating(
+        vocab_size, schedule_by_name(schedule), mask=True, timesteps=timesteps, hybrid=hybrid
+    )
+    return _diffusion(process, length, block, network, reads_time=True)
+
+
+def d3pm_uniform(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    timesteps: int | None = 1000,
+    schedule: str = "cosine",
+    hybrid: float = 0.0,
+    block: int | None = None,
+) -> Model:
+    """D3PM, uniform: cosine signal, plain bound (λ = 0, which the paper found better for text)."""
+    # In continuous time the integrand grows like 1/noise near t = 0. Drawing the noise level as the square of a
+    # uniform number keeps its variance finite; the cosine schedule does that by itself.
+    warp = 2.0 if schedule == "linear" else 1.0
+    process = Interpolating(
+        vocab_size, schedule_by_name(schedule), mask=False, timesteps=timesteps, hybrid=hybrid, warp=warp
+    )
+    return _diffusion(process, length, block, network, reads_time=True)
+
+
+def _diffusion(process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool) -> Model:
+    block = length if block is None else block
+    denoiser: Denoiser | None = None
+    if network is not None:
+        if block == length:
+            inner: Denoiser = FullTransformer(process.codec, length, network, reads_time=reads_time)
+        else:
+            inner = BlockTransformer(process.codec, length, block, network, reads_time=reads_time)
+        denoiser = Informed(inner, process)
+    return Model(process, denoiser, length=length, block=block)

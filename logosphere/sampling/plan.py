@@ -1,0 +1,58 @@
+"""Plans: at which time each position stands after each step."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.shapes import Float
+
+Grid = Callable[[int], Float[Tensor, "n"]]
+
+
+def uniform_grid(steps: int) -> Float[Tensor, "n"]:
+    """Equal steps from 1 to 0, both included."""
+    return torch.arange(steps, -1, -1) / steps
+
+
+def cosine_grid(steps: int) -> Float[Tensor, "n"]:
+    """t_i = 1 - cos(π/2 · (n - i)/n): few tokens are revealed while little is known, more later (Shi et al. 2024, MD4)."""
+    return torch.sin(math.pi / 2 * uniform_grid(steps))
+
+
+GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Times [S + 1, L]: row 0 is all noise, the last row is all data, and no clock ever runs backwards."""
+
+    times: Float[Tensor, "S L"]
+
+    @staticmethod
+    def diffuse(length: int, steps: int, grid: Grid = uniform_grid) -> "Plan":
+        """All positions share one clock."""
+        return Plan.blocks(length, length, steps, grid)
+
+    @staticmethod
+    def blocks(length: int, block: int, steps: int, grid: Grid = uniform_grid) -> "Plan":
+        """One block after another, each in `steps` steps."""
+        if steps < 1:
+            raise UserError(f"Sampling needs at least 1 step, not {steps}.")
+        if block < 1 or length % block:
+            raise UserError(f"A length of {length} does not split into blocks of {block}.")
+        falling = grid(steps)[1:]
+        rows = [torch.ones(1, length)]
+        for start in range(0, length, block):
+            part = torch.ones(steps, length)
+            part[:, :start], part[:, start : start + block] = 0.0, falling[:, None]
+            rows.append(part)
+        return Plan(torch.cat(rows))
+
+    @staticmethod
+    def left_to_right(length: int) -> "Plan":
+        """One position after another: how autoregressive models write."""
+        return Plan.blocks(length, 1, 1)
