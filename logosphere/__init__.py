@@ -18,6 +18,16 @@ _LAZY = {
     "walk": "logosphere.sampling.walk:walk",
     "sample": "logosphere.sampling.walk:sample",
     "generate": "logosphere.sampling.walk:generate",
+    "fit": "logosphere.training.fit:fit",
+    "Optim": "logosphere.training.optim:Optim",
+    "evaluate": "logosphere.evaluation.report:evaluate",
+    "Report": "logosphere.evaluation.report:Report",
+    "compare": "logosphere.evaluation.compare:compare",
+    "save": "logosphere.saving:save",
+    "load": "logosphere.saving:load",
+    "open_corpus": "logosphere.data.corpora:open_corpus",
+    "Crops": "logosphere.data.batches:Crops",
+    "windows": "logosphere.data.batches:windows",
 }
 """Public names that need torch; they are imported when first used, so that `logosphere --help` is instant."""
 

@@ -26,7 +26,9 @@ class Spec:
 class Model(nn.Module):
     """What is trained, evaluated and sampled; which process it has is nobody else's business."""
 
-    def __init__(self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None):
+    def __init__(
+        self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None
+    ):
         super().__init__()
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec

@@ -93,7 +93,7 @@ def build(name: str, *, vocab_size: int, length: int, denoiser: "Denoiser | None
 
     Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
     """
-    from logosphere.denoisers.transformer import Network
+    from logosphere.denoisers.network import Network
     from logosphere.model import Spec
 
     if vocab_size < 2:
@@ -126,7 +126,7 @@ def _builder(name: str) -> Callable[..., "Model"]:
 
 
 def _options(name: str) -> dict[str, Any]:
-    from logosphere.denoisers.transformer import Network
+    from logosphere.denoisers.network import Network
 
     own = {
         parameter.name: parameter.default

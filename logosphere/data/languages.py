@@ -45,10 +45,14 @@ class Markov(Language):
     def __init__(self, transition: Float[Tensor, "V V"], initial: Float[Tensor, "V"], length: int):
         transition, initial = torch.as_tensor(transition).double(), torch.as_tensor(initial).double()
         if transition.shape != (len(initial), len(initial)):
-            raise UserError(f"The transition matrix must be {len(initial)} × {len(initial)}, as long as the initial distribution.")
+            raise UserError(
+                f"The transition matrix must be {len(initial)} × {len(initial)}, as long as the initial distribution."
+            )
         rows = torch.cat([transition, initial[None]])
         if bool((rows < 0).any()) or not torch.allclose(rows.sum(1), torch.ones(len(rows)).double(), atol=1e-6):
-            raise UserError("The initial distribution and every row of the transition matrix must be probabilities that sum to 1.")
+            raise UserError(
+                "The initial distribution and every row of the transition matrix must be probabilities that sum to 1."
+            )
         if length < 1:
             raise UserError(f"A language needs a length of at least 1, not {length}.")
         self.transition, self.initial, self.length, self.vocab_size = transition, initial, length, len(initial)

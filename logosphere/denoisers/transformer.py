@@ -5,7 +5,6 @@
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,31 +13,10 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.denoisers.attention import Attention, KeyValues, block_causal_mask, rotary_table
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
 from logosphere.shapes import Bool, Float, Int64
 from logosphere.types import Logits, Positions, State, Times
-
-
-@dataclass(frozen=True)
-class Network:
-    """The size of a transformer."""
-
-    width: int = 128
-    """Features per position."""
-    depth: int = 4
-    """Number of blocks."""
-    heads: int = 4
-    """Attention heads; must divide the width into even parts."""
-    dropout: float = 0.0
-    """Share of activations dropped while training."""
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.depth, self.heads) < 1:
-            raise UserError("The width, depth and number of heads of a network must be at least 1.")
-        if self.width % (2 * self.heads):
-            raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
 
 
 class TimeEmbedding(nn.Module):
@@ -46,7 +24,9 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, features: int, waves: int = 128):
         super().__init__()
-        self.register_buffer("frequencies", 1000 * 10_000.0 ** (-torch.arange(waves // 2) / (waves // 2)), persistent=False)
+        self.register_buffer(
+            "frequencies", 1000 * 10_000.0 ** (-torch.arange(waves // 2) / (waves // 2)), persistent=False
+        )
         self.layers = nn.Sequential(nn.Linear(waves, features), nn.SiLU(), nn.Linear(features, features), nn.SiLU())
 
     def forward(self, t: Float[Tensor, "B M"]) -> Float[Tensor, "B M C"]:
@@ -68,7 +48,9 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(network.dropout)
         self.modulation = None if time_features is None else nn.Linear(time_features, 6 * width)
 
-    def forward(self, h: Tensor, c: Tensor | None, table: Tensor, mask: Tensor | None, causal: bool, cache: KeyValues | None) -> Tensor:
+    def forward(
+        self, h: Tensor, c: Tensor | None, table: Tensor, mask: Tensor | None, causal: bool, cache: KeyValues | None
+    ) -> Tensor:
         if self.modulation is None:
             h = h + self.dropout(self.attention(self.attention_norm(h), table, mask, causal, cache))
             return h + self.dropout(self._feed(self.feed_norm(h)))
@@ -100,7 +82,9 @@ class Trunk(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 writes = name.endswith(("out.weight", "contract.weight"))
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.network.depth) if writes else weight.shape[1] ** -0.5 / 2)
+                nn.init.normal_(
+                    weight, std=0.02 / math.sqrt(2 * self.network.depth) if writes else weight.shape[1] ** -0.5 / 2
+                )
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
         for block in self.blocks:
@@ -217,7 +201,9 @@ class BlockTransformer(Denoiser):
     def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
         super().__init__()
         if block < 1 or length % block:
-            raise UserError(f"A length of {length} does not split into blocks of {block}; choose a block that divides it.")
+            raise UserError(
+                f"A length of {length} does not split into blocks of {block}; choose a block that divides it."
+            )
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)
         self.trunk = Trunk(network, length, reads_time=reads_time)

@@ -1,7 +1,8 @@
 """Builders of the discrete systems: which process, which network, and the settings of the papers."""
 
 from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer, Network
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.denoisers.wrappers import Informed
 from logosphere.model import Model
 from logosphere.processes.base import Process
@@ -44,9 +45,7 @@ def d3pm_absorbing(
     block: int | None = None,
 ) -> Model:
     """D3PM, absorbing: β_t = 1/(T - t + 1), that is a linear signal; L_λ with λ = 0.01. timesteps=None: continuous."""
-    process = Interpolating(
-        vocab_size, schedule_by_name(schedule), mask=True, timesteps=timesteps, hybrid=hybrid
-    )
+    process = Interpolating(vocab_size, schedule_by_name(schedule), mask=True, timesteps=timesteps, hybrid=hybrid)
     return _diffusion(process, length, block, network, reads_time=True)
 
 

@@ -18,18 +18,14 @@ from logosphere.types import Logits, Positions, State, Times
 Stepper = Callable[[Process, Logits, State, Times, Times, Positions, Noise], State]
 
 
-def ancestral(
-    process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise
-) -> State:
+def ancestral(process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise) -> State:
     """Draw z_s from the process's own backward step; right for every process."""
     z = z.clone()
     z[where] = process.step(out, z[where], t[where], s[where], noise)
     return z
 
 
-def first_hitting(
-    process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise
-) -> State:
+def first_hitting(process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise) -> State:
     """Reveal one hidden position chosen at random: masked diffusion without any error of time (Zheng et al. 2024)."""
     _masked(process)
     scores = torch.where(where, noise.uniform(*where.shape), -1.0)

@@ -1,6 +1,6 @@
 """The one sampling loop.
 
-    z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a plan;   x = decode(z₀)
+z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a plan;   x = decode(z₀)
 """
 
 import time

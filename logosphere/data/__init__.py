@@ -1,0 +1,1 @@
+"""Text in: corpora, tokenizers and the batches made of them."""

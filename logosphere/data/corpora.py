@@ -1,0 +1,264 @@
+"""Corpora: a source of text, split and tokenised once, opened from the cache ever after."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from logosphere.atomic import write_whole
+from logosphere.data.sources import CORPORA, Report, Source, find_source
+from logosphere.data.tokenfile import DamagedCache, build, open_tokens, read_meta
+from logosphere.data.tokenizers import (
+    TEXT8_ALPHABET,
+    Bytes,
+    Characters,
+    Ids,
+    Subwords,
+    Tokenizer,
+    characters_of,
+    from_description,
+    text8,
+)
+from logosphere.errors import UserError, nearest
+
+__all__ = ["CORPORA", "TOKENIZERS", "Corpus", "cache_folder", "get", "open_corpus"]
+
+TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE")
+MOST_CHARACTERS = 128
+"""The largest alphabet for which 'auto' takes characters rather than bytes."""
+HELD_OUT = 5
+"""Per cent of the text for each of the splits a source does not bring along."""
+PIECE = 1 << 20
+VERSION = 1
+"""Raise it when the same source would be read as another text."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token numbers of three splits, mapped into memory, and the counts to state results per character."""
+
+    name: str
+    tokenizer: Tokenizer
+    train: Ids
+    valid: Ids
+    test: Ids
+    sha256: str
+    """Of the source text."""
+    characters: dict[str, int]
+    bytes: dict[str, int]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What one reading of a whole source tells."""
+
+    sha256: str
+    alphabet: str
+    characters: dict[str, int]
+    """Per split that the source brings along."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A tokenizer to be made: `key` names it in the cache, and `make` may train it on the train split."""
+
+    key: str
+    make: Callable[[Iterable[str]], Tokenizer]
+
+
+def open_corpus(
+    source: str, tokenizer: str = "auto", cache: Path | None = None, report: Report | None = None
+) -> Corpus:
+    """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use."""
+    cache = cache or cache_folder()
+    report = report or _silent
+    try:
+        return _open(find_source(source, cache, report), tokenizer, cache, report)
+    except OSError as error:
+        raise UserError(
+            f"The cache folder {cache} cannot be used ({error}); set the environment variable "
+            f"LOGOSPHERE_CACHE to a folder that can be written and has space."
+        ) from error
+
+
+def get(name: str, cache: Path | None = None, report: Report | None = None) -> Corpus:
+    """Fetch and prepare a corpus now, so that later uses need no network."""
+    return open_corpus(name, cache=cache, report=report)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("LOGOSPHERE_CACHE") or "~/.cache/logosphere").expanduser()
+
+
+def _open(source: Source, tokenizer: str, cache: Path, report: Report) -> Corpus:
+    survey = _surveyed(source, cache, report)
+    choice = _choose(tokenizer, survey.alphabet)
+    key = _digest(json.dumps([survey.sha256, survey.characters, choice.key]))
+    folder = cache / "tokens" / f"{re.sub(r'[^a-z0-9]+', '-', choice.key)[:20]}-{key[:24]}"
+    try:
+        return _load(folder, source.name)
+    except DamagedCache:
+        if folder.exists():
+            report("rebuilding a damaged cache", 0, 0)
+    report("preparing the tokenizer", 0, 0)
+    train = takewhile(lambda piece: piece[0] == "train", _pieces(source, survey))
+    made = choice.make(text for _, text in train)
+    total = sum(survey.characters.values())
+    build(
+        folder,
+        _pieces(source, survey),
+        made,
+        source.name,
+        survey.sha256,
+        lambda done: report("tokenising", done, total),
+    )
+    return _load(folder, source.name)
+
+
+def _load(folder: Path, name: str) -> Corpus:
+    meta = read_meta(folder)
+    try:
+        splits, tokens = meta["splits"], open_tokens(folder)
+        return Corpus(
+            name=name,
+            tokenizer=from_description(meta["vocabulary"]),
+            train=tokens["train"],
+            valid=tokens["valid"],
+            test=tokens["test"],
+            sha256=meta["source"]["sha256"],
+            characters={split: counts["characters"] for split, counts in splits.items()},
+            bytes={split: counts["bytes"] for split, counts in splits.items()},
+            folder=folder,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedCache(f"{folder}: {error!r}") from error
+
+
+def _surveyed(source: Source, cache: Path, report: Report) -> _Survey:
+    """The survey of a source, remembered for as long as its stamp stays the same."""
+    path = cache / "surveys" / f"{_digest(f'{VERSION} {source.stamp}')[:24]}.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return _Survey(known["sha256"], known["alphabet"], known["characters"])
+    except (OSError, ValueError, TypeError, KeyError):
+        survey = _survey(source, report)
+        write_whole(path, json.dumps(asdict(survey)).encode())
+        return survey
+
+
+def _survey(source: Source, report: Report) -> _Survey:
+    digest, alphabet, done = hashlib.sha256(), "", 0
+    characters = dict.fromkeys(source.texts, 0)
+    for split, text in source.texts.items():
+        for piece in _even(text()):
+            digest.update(piece.encode())
+            alphabet = characters_of(piece, alphabet)
+            characters[split] += len(piece)
+            done += len(piece)
+            report("reading", done, 0)
+    if not characters["train"]:
+        raise UserError(f"{source.name} is empty; give a source that has text in it.")
+    return _Survey(digest.hexdigest(), alphabet, characters)
+
+
+def _pieces(source: Source, survey: _Survey) -> Iterator[tuple[str, str]]:
+    """All of the text, each piece with its split; splits the source lacks are cut from the end of train."""
+    lacking = [split for split in ("valid", "test") if split not in source.texts]
+    held_out = survey.characters["train"] * HELD_OUT // 100
+    for split, text in source.texts.items():
+        shares = [(split, survey.characters[split])]
+        if split == "train":
+            kept = survey.characters["train"] - held_out * len(lacking)
+            shares = [("train", kept), *((other, held_out) for other in lacking)]
+        yield from _dealt(_even(text()), shares, source.name)
+
+
+def _dealt(pieces: Iterable[str], shares: list[tuple[str, int]], name: str) -> Iterator[tuple[str, str]]:
+    """Pieces dealt out to the splits in turn, to each as many characters as are its share."""
+    changed = UserError(f"{name} changed while it was being read; try again when it is complete.")
+    pending = iter(shares)
+    split, left = next(pending)
+    for piece in pieces:
+        while len(piece) > left:
+            yield split, piece[:left]
+            piece = piece[left:]
+            following = next(pending, None)
+            if following is None:
+                raise changed
+            split, left = following
+        left -= len(piece)
+        yield split, piece
+    if left or any(share for _, share in pending):
+        raise changed
+
+
+def _even(pieces: Iterable[str]) -> Iterator[str]:
+    """The same text in pieces of nearly one length, cut before a space where there is one.
+
+    So no word is torn, and the tokens do not depend on how the text happened to be read.
+    """
+    text = ""
+    for piece in pieces:
+        text += piece
+        start = 0
+        while len(text) - start >= PIECE:
+            space = text.rfind(" ", start + 1, start + PIECE)
+            end = space if space > 0 else start + PIECE
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    if text:
+        yield text
+
+
+def _choose(name: str, alphabet: str) -> _Choice:
+    """The tokenizer a user means, for a text of this alphabet."""
+    if name == "auto":
+        name = _suited(alphabet)
+    if name == "text8":
+        strange = set(alphabet) - set(TEXT8_ALPHABET)
+        if strange:
+            raise UserError(
+                f"The text holds {min(strange)!r}, which is not in the alphabet of text8; "
+                f"use --tokenizer characters or --tokenizer byte."
+            )
+        return _Choice(name, lambda texts: text8())
+    if name == "characters":
+        return _Choice(name, lambda texts: Characters(alphabet))
+    if name == "byte":
+        return _Choice(name, lambda texts: Bytes())
+    kind, _, size = name.partition(":")
+    if kind in _TRAINERS:
+        if not re.fullmatch(r"[0-9]{1,9}", size):
+            raise UserError(f"The tokenizer '{name}' lacks a size; write {kind}:8000, say.")
+        return _Choice(f"{kind}:{int(size)}", lambda texts: _TRAINERS[kind](texts, int(size)))
+    path = Path(name).expanduser()
+    if path.is_file():
+        loaded = Subwords.from_file(path)
+        return _Choice(f"file-{loaded.fingerprint}", lambda texts: loaded)
+    raise UserError(f"There is no tokenizer or tokenizer file '{name}'.{nearest(name, TOKENIZERS)}")
+
+
+_TRAINERS: dict[str, Callable[[Iterable[str], int], Tokenizer]] = {
+    "bpe": Subwords.train_bpe,
+    "wordpiece": Subwords.train_wordpiece,
+}
+
+
+def _suited(alphabet: str) -> str:
+    if set(alphabet) <= set(TEXT8_ALPHABET):
+        return "text8"
+    return "characters" if len(alphabet) <= MOST_CHARACTERS else "byte"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,79 @@
+"""Estimates of bounds over many sequences, with their standard error."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from logosphere.model import Model
+from logosphere.noise import Keyed
+from logosphere.shapes import Float, Int64
+from logosphere.types import Batch, Kind, Predict
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bounds of N sequences, in nats and float64."""
+
+    recon: Float[Tensor, "N"]
+    diffusion: Float[Tensor, "N"]
+    prior: Float[Tensor, "N"]
+    count: Int64[Tensor, "N"]
+    kind: Kind
+
+    @property
+    def total(self) -> Float[Tensor, "N"]:
+        return self.recon + self.diffusion + self.prior
+
+    def per_token(self) -> tuple[float, float]:
+        """Nats per token R = Σ total / Σ count and its standard error over sequences.
+
+        The error of a ratio comes from the residuals total - R·count. It holds the spread between sequences and that
+        of the drawn times and noises; because the times are stratified over the batch it errs on the safe side.
+        """
+        return ratio(self.total, self.count)
+
+
+def ratio(values: Float[Tensor, "N"], count: Tensor) -> tuple[float, float]:
+    """Σ values / Σ count and its standard error."""
+    mean = float(values.sum() / count.sum())
+    n = len(values)
+    if n < 2:
+        return mean, float("nan")
+    residuals = values - mean * count
+    return mean, float((residuals.square().sum() * n / (n - 1)).sqrt() / count.sum())
+
+
+@torch.no_grad()
+def bounds(
+    model: Model, batches: Iterable[Batch], *, draws: int, seed: int, predict: Predict | None = None
+) -> Iterator[Estimate]:
+    """The estimate of each batch in turn; noise depends on (seed, sample) and not on how batches are cut."""
+    training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            batch = batch.to(model.device)
+            noise = Keyed(seed, 0, batch.ids, batch.place, batch.total)
+            bound = model.bound(batch, noise, draws, predict)
+            yield Estimate(
+                bound.recon.double().cpu(),
+                bound.diffusion.double().cpu(),
+                bound.prior.double().cpu(),
+                bound.count.cpu(),
+                bound.kind,
+            )
+    finally:
+        model.train(training)
+
+
+def joined(parts: list[Estimate]) -> Estimate:
+    """Estimates of several batches as one."""
+    return Estimate(
+        torch.cat([part.recon for part in parts]),
+        torch.cat([part.diffusion for part in parts]),
+        torch.cat([part.prior for part in parts]),
+        torch.cat([part.count for part in parts]),
+        parts[0].kind,
+    )

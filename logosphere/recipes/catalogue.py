@@ -1,0 +1,63 @@
+"""The recipes by name. A recipe is a function that returns a complete Recipe; variants are functions of functions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from logosphere.denoisers.network import Network
+from logosphere.errors import UserError, nearest
+from logosphere.recipes.recipe import Recipe, read_recipe_file
+from logosphere.training.optim import Optim
+
+
+def demo() -> Recipe:
+    """Two minutes on two cores, on text that every machine has."""
+    return Recipe(
+        length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
+        network=Network(width=128, depth=3, heads=4), optim=Optim(lr=3e-3, warmup=50), ema=0.995,
+    )  # fmt: skip
+
+
+def text8_tiny() -> Recipe:
+    """text8 at 0.8M parameters: what a laptop reaches in minutes."""
+    return Recipe(
+        data="text8", length=128, batch=32, steps=2000, validations=10, validation_sequences=256,
+        network=Network(width=128, depth=4, heads=4), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def text8_small() -> Recipe:
+    """text8 at 3.2M parameters: an evening on a laptop or minutes on a GPU."""
+    return replace(
+        text8_tiny(), batch=64, steps=20_000, network=Network(width=256, depth=4, heads=4),
+        optim=Optim(lr=1e-3, warmup=500), ema=0.9995,
+    )  # fmt: skip
+
+
+def text8() -> Recipe:
+    """text8 as in the papers: 12 × 768, length 256, 1M steps of 512 sequences (SEDD, MDLM, MD4, RDLM)."""
+    return Recipe(
+        data="text8", length=256, batch=512, steps=1_000_000, validations=100, validation_sequences=1024,
+        network=Network(width=768, depth=12, heads=12, dropout=0.0),
+        optim=Optim(lr=3e-4, warmup=2500, final=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "demo": demo,
+    "text8-tiny": text8_tiny,
+    "text8-small": text8_small,
+    "text8": text8,
+}
+
+
+def recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a .json or .yaml file."""
+    if name in RECIPES:
+        return RECIPES[name]()
+    path = Path(name)
+    if path.suffix in (".json", ".yaml", ".yml"):
+        if not path.exists():
+            raise UserError(f"There is no recipe file {path}.")
+        return read_recipe_file(path)
+    raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)}")

@@ -1,0 +1,129 @@
+"""Recipe: everything that determines a training run, typed, complete and without torch."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from logosphere.denoisers.network import Network
+from logosphere.errors import UserError, nearest
+from logosphere.training.optim import Optim
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run."""
+
+    system: str = "mdlm"
+    """Which system to train; `logosphere systems` lists them."""
+    options: tuple[str, ...] = ()
+    """Options of the system as name=value, for example timesteps=500."""
+    data: str = "pydoc"
+    """A corpus by name (pydoc, text8), a file or folder of text, or hf:owner/name."""
+    tokenizer: str = "auto"
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
+    task: str = "unconditional"
+    """What is given while training: unconditional, continuation or infilling."""
+    length: int = 128
+    """Tokens per sequence."""
+    batch: int = 32
+    """Sequences per step."""
+    accumulate: int = 1
+    """Parts a batch is cut into, to save memory."""
+    steps: int | None = 2000
+    """Steps to train; 'None' together with a time."""
+    minutes: float | None = None
+    """Wall-clock minutes to train, instead of steps."""
+    cpu_minutes: float | None = None
+    """Minutes of processor time to train, instead of steps: fair on a shared machine."""
+    ema: float = 0.999
+    """Decay of the running average of the weights that is evaluated and sampled."""
+    validations: int = 10
+    """How often the bound is measured during training; a checkpoint is saved each time."""
+    validation_sequences: int = 128
+    """Sequences of the validation split it is measured on."""
+    precision: str = "auto"
+    """auto, float32 or bfloat16."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    seed: int = 0
+    """Fixes weights, data order and noise."""
+    network: Network = field(default_factory=Network)
+    optim: Optim = field(default_factory=Optim)
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None and self.cpu_minutes is None:
+            raise UserError("Say how long to train: --steps N, --minutes M or --cpu-minutes M.")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"The number of steps must be at least 1, not {self.steps}.")
+        for minutes in (self.minutes, self.cpu_minutes):
+            if minutes is not None and minutes <= 0:
+                raise UserError(f"The time to train must be above 0 minutes, not {minutes}.")
+        if self.validations < 1 or self.validation_sequences < 1:
+            raise UserError("There must be at least 1 validation on at least 1 sequence.")
+
+    def system_options(self) -> dict[str, Any]:
+        """The options as values: numbers, booleans, None and words as YAML reads them."""
+        read = {}
+        for option in self.options:
+            name, separator, value = option.partition("=")
+            if not separator or not name:
+                raise UserError(f"'{option}' is not an option of the form name=value.")
+            read[name] = yaml.safe_load(value)
+        return read
+
+
+def recipe_from(content: Any, place: str) -> Recipe:
+    """A recipe out of plain data, as read from JSON or YAML; names and types are checked."""
+    recipe = _filled(Recipe, content, place)
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def read_recipe_file(path: Path) -> Recipe:
+    """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
+    if isinstance(content, dict) and "recipe" in content:
+        content = content["recipe"]
+    return recipe_from(content, str(path))
+
+
+def _filled(kind: type, content: Any, place: str) -> Any:
+    if not isinstance(content, dict):
+        raise UserError(f"{place} must hold names and values.")
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in known:
+            raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
+        values[name] = _value(str(known[name].type), value, f"'{name}' in {place}")
+    return kind(**values)
+
+
+def _value(annotation: str, value: Any, place: str) -> Any:
+    """Check a plain value against the annotation of its field."""
+    if "Network" in annotation or "Optim" in annotation:
+        return _filled(Network if "Network" in annotation else Optim, value, place)
+    if value is None and "None" in annotation:
+        return None
+    if "tuple" in annotation and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if "bool" in annotation:
+        fits: tuple[type, ...] = (bool,)
+    elif "float" in annotation:
+        fits = (int, float)
+    elif "int" in annotation:
+        fits = (int,)
+    else:
+        fits = (str,)
+    if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
+        raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {value!r}.")
+    return value

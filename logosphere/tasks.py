@@ -1,0 +1,67 @@
+"""Tasks: which positions of a training sequence are given and which are to be written."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+
+from logosphere.errors import UserError, nearest
+from logosphere.noise import Keyed
+from logosphere.types import Batch
+
+
+class Task(ABC):
+    """Marks known positions in a batch, by a seed and the samples' numbers."""
+
+    @abstractmethod
+    def pose(self, batch: Batch, seed: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Unconditional(Task):
+    """Nothing is given."""
+
+    def pose(self, batch: Batch, seed: int) -> Batch:
+        return batch
+
+
+@dataclass(frozen=True)
+class Continuation(Task):
+    """A start of random length is given, in `share` of the sequences."""
+
+    share: float = 0.5
+
+    def pose(self, batch: Batch, seed: int) -> Batch:
+        B, L = batch.tokens.shape
+        u = Keyed(seed, 1, batch.ids, batch.place, batch.total).uniform(B, 2)
+        ends = torch.where(u[:, :1] < self.share, (u[:, 1:] * L).long(), 0)
+        return replace(batch, known=torch.arange(L) < ends)
+
+
+@dataclass(frozen=True)
+class Infilling(Task):
+    """All but one span of random place and length is given, in `share` of the sequences."""
+
+    share: float = 0.5
+
+    def pose(self, batch: Batch, seed: int) -> Batch:
+        B, L = batch.tokens.shape
+        u = Keyed(seed, 1, batch.ids, batch.place, batch.total).uniform(B, 3)
+        ends = (u[:, 1:] * (L + 1)).long().sort(1).values
+        inside = (torch.arange(L) >= ends[:, :1]) & (torch.arange(L) < ends[:, 1:])
+        chosen = (u[:, :1] < self.share) & inside.any(1, keepdim=True)
+        return replace(batch, known=chosen & ~inside)
+
+
+TASKS: dict[str, Task] = {
+    "unconditional": Unconditional(),
+    "continuation": Continuation(),
+    "infilling": Infilling(),
+}
+
+
+def task(name: str) -> Task:
+    """A task by its name, for recipes."""
+    if name not in TASKS:
+        raise UserError(f"There is no task '{name}'.{nearest(name, TASKS)}")
+    return TASKS[name]

@@ -1,0 +1,1 @@
+"""Training: one loop for every system, and a folder that loses nothing."""

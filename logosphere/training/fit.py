@@ -1,0 +1,156 @@
+"""The one training loop. It yields; printing, logging, saving and stopping are the caller's business."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.noise import Keyed
+from logosphere.training.ema import Averaged
+from logosphere.training.optim import Optim
+from logosphere.types import Batch, Kind, Tokens
+
+
+class Diverged(UserError):
+    """The loss or its gradient is no longer a number; the weights are those of the step before."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step did."""
+
+    step: int
+    """Steps done."""
+    steps: int
+    """Steps in all."""
+    loss: float
+    """What was minimised, per token."""
+    nats: float
+    """The bound, nats per token, on this batch."""
+    kind: Kind
+    lr: float
+    gradient: float
+    """Norm of the gradient before clipping."""
+    tokens: int
+    """Tokens seen so far."""
+    seconds: float
+    """Wall time of this step."""
+
+
+class Training:
+    """A model in training: weights, averages, optimiser and step count; what a checkpoint has to hold."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        optim: Optim | None = None,
+        ema: float | None = None,
+        seed: int = 0,
+        accumulate: int = 1,
+        precision: str = "float32",
+    ):
+        if ema is not None and not 0 <= ema < 1:
+            raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
+        if accumulate < 1:
+            raise UserError(f"accumulate must be at least 1, not {accumulate}.")
+        self.model, self.optim, self.seed, self.accumulate = model, optim or Optim(), seed, accumulate
+        self.precision = _dtype(precision, model.device)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.optim.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        betas = (self.optim.beta1, self.optim.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.optim.lr, betas=betas, fused=True)
+        self.parameters = parameters
+        self.averaged = None if ema is None else Averaged(model, ema)
+        self.step, self.tokens = 0, 0
+
+    def advance(self, batch: Batch, steps: int, done: float) -> Progress:
+        """One step of the optimiser, when the share `done` of the training lies behind."""
+        started = time.perf_counter()
+        self.model.train()
+        batch = batch.to(self.model.device)
+        count = int(batch.free.sum())
+        lr = self.optim.rate(self.step, done)
+        loss = nats = 0.0
+        self.optimizer.zero_grad(set_to_none=True)
+        size = -(-len(batch) // self.accumulate)
+        for start in range(0, len(batch), size):
+            part = batch.part(slice(start, start + size))
+            with self._own_randomness(), self._autocast():
+                bound = self.model.bound(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
+            share = bound.loss.sum() / count
+            share.backward()
+            loss, nats = loss + share.item(), nats + bound.total.sum().item() / count
+        gradient = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True).item()
+        if not (abs(loss) < float("inf") and gradient < float("inf")):
+            raise Diverged(
+                f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
+                "try a smaller learning rate (--optim.lr) or a longer warm-up (--optim.warmup)."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update()
+        self.step, self.tokens = self.step + 1, self.tokens + count
+        seconds = time.perf_counter() - started
+        return Progress(self.step, steps, loss, nats, bound.kind, lr, gradient, self.tokens, seconds)
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Dropout draws from torch's global generator; inside this block that is set by the seed and the step."""
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed((self.seed + 1) * 1_000_003 + self.step)
+            yield
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, self.precision)
+
+
+def fit(
+    model: Model,
+    batches: Iterable[Batch | Tokens],
+    *,
+    steps: int,
+    optim: Optim | None = None,
+    ema: float | None = None,
+    seed: int = 0,
+    accumulate: int = 1,
+    precision: str = "float32",
+) -> Iterator[Progress]:
+    """Train for `steps` steps, one batch each, and yield after every one.
+
+    With `ema` the model holds its averaged weights once all steps are done.
+    """
+    training = Training(model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision)
+    first = 0
+    for number, given in enumerate(islice(batches, steps)):
+        batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given
+        first += len(batch)
+        yield training.advance(batch, steps, number / steps)
+    if training.step < steps:
+        raise UserError(f"The data ended after {training.step} batches, but training needs {steps}.")
+    if training.averaged is not None:
+        training.averaged.exchange()
+
+
+def _dtype(precision: str, device: torch.device) -> torch.dtype:
+    """float32, bfloat16, or 'auto': bfloat16 on GPUs that compute in it."""
+    if precision == "auto":
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if bf16 else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise UserError(f"precision must be auto, float32 or bfloat16, not '{precision}'.")
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32

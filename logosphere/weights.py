@@ -1,0 +1,65 @@
+"""Weights on disk: safetensors, written whole, and read with a sentence for whatever may be wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from logosphere.atomic import write_json, write_whole
+from logosphere.errors import UserError
+
+FORMAT = "logosphere-model"
+VERSION = 1
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    write_whole(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is its folder complete?") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as problem:
+        raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put tensors into a module; they must be exactly its own, by name, shape and being finite."""
+    expected = module.state_dict()
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
+    if foreign := sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{path} does not belong to this model: it has {foreign[0]}, which the model has not.")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            shapes = f"{tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
+            raise UserError(f"{path} does not belong to this model: {name} has the shape {shapes}.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
+    module.load_state_dict(tensors)
+
+
+def write_recipe(path: Path, content: dict[str, Any]) -> None:
+    write_json(path, {"format": FORMAT, "version": VERSION, **content})
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe.json, checked to be ours and not from the future."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"There is no model in {path.parent}: {path.name} is missing.") from None
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} was not written by Logosphere.")
+    version = content.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
+    return content

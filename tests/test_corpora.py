@@ -1,0 +1,258 @@
+"""Corpora: every source gives its text back, split and tokenised as it was asked for."""
+
+import hashlib
+import json
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from logosphere.data import corpora, sources
+from logosphere.data.corpora import CORPORA, Corpus, get, open_corpus
+from logosphere.data.tokenfile import verify
+from logosphere.data.tokenizers import Subwords, text8
+from logosphere.errors import UserError
+
+PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
+CLEAN = "the quick brown fox jumps over the lazy dog " * 50
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    return written(tmp_path / "prose.txt", PROSE)
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [corpus.tokenizer.decode(ids) for ids in (corpus.train, corpus.valid, corpus.test)]
+
+
+@pytest.mark.parametrize("tokenizer", ["auto", "characters", "byte", "bpe:300"])
+def test_the_three_splits_are_the_text_in_order(prose: Path, tokenizer: str) -> None:
+    corpus = open_corpus(str(prose), tokenizer)
+    train, valid, test = texts(corpus)
+    held_out = len(PROSE) * 5 // 100
+    assert train + valid + test == PROSE
+    assert len(valid) == len(test) == held_out
+    assert corpus.characters == {"train": len(train), "valid": held_out, "test": held_out}
+    assert corpus.sha256 == hashlib.sha256(PROSE.encode()).hexdigest()
+    verify(corpus.folder)
+
+
+def test_counts_of_bytes_and_characters_differ_beyond_ascii(tmp_path: Path) -> None:
+    corpus = open_corpus(str(written(tmp_path / "a.txt", "äö" * 50)))
+    assert corpus.characters == {"train": 90, "valid": 5, "test": 5}
+    assert corpus.bytes == {"train": 180, "valid": 10, "test": 10}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(2, 9))
+def test_even_pieces_are_the_same_text_however_it_was_read(text: str, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "PIECE", 8)
+        whole = list(corpora._even([text]))
+        assert "".join(whole) == text
+        assert all(0 < len(piece) <= 8 for piece in whole)
+        assert list(corpora._even(text[i : i + step] for i in range(0, len(text), step))) == whole
+
+
+def test_small_pieces_make_the_same_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = open_corpus(str(prose), "bpe:300")
+    monkeypatch.setattr(corpora, "PIECE", 64)
+    pieces = open_corpus(str(prose), "bpe:300", tmp_path / "other")
+    assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.test, pieces.test)
+
+
+def test_pydoc_is_on_every_machine() -> None:
+    corpus = open_corpus("pydoc")
+    assert corpus.tokenizer.fingerprint == text8().fingerprint
+    assert corpus.train.dtype == np.uint8
+    assert 200_000 < sum(corpus.characters.values()) < 1_000_000
+    assert "  " not in texts(corpus)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(CLEAN, "text8"), (PROSE, "characters"), ("".join(map(chr, range(32, 232))) * 2, "bytes")],
+)
+def test_auto_takes_the_smallest_alphabet_that_fits(text: str, name: str, tmp_path: Path) -> None:
+    assert open_corpus(str(written(tmp_path / "a.txt", text))).tokenizer.name == name
+
+
+def test_subwords_are_trained_on_the_train_split_only(tmp_path: Path) -> None:
+    text = CLEAN[:1800] + "zyzzyva " * 25
+    corpus = open_corpus(str(written(tmp_path / "a.txt", text)), "bpe:400")
+    assert len(corpus.tokenizer.encode(" quick")) == 1
+    assert len(corpus.tokenizer.encode(" zyzzyva")) > 3
+    assert corpus.train.dtype == np.uint16
+
+
+def test_wordpiece_and_a_tokenizer_file(prose: Path, tmp_path: Path) -> None:
+    assert open_corpus(str(prose), "wordpiece:200").tokenizer.name == "wordpiece"
+    trained = Subwords.train_bpe([PROSE], 280)
+    file = written(tmp_path / "mine.json", trained.describe()["json"])
+    corpus = open_corpus(str(prose), str(file))
+    assert corpus.tokenizer.name == "mine" and "".join(texts(corpus)) == PROSE
+    other = written(tmp_path / "mine.json", Subwords.train_bpe([PROSE], 270).describe()["json"])
+    assert open_corpus(str(prose), str(other)).folder != corpus.folder
+
+
+def test_json_lines_parquet_and_folders_give_the_same_documents(tmp_path: Path) -> None:
+    documents = [f"Document {number}: ä\n🙂" for number in range(40)]
+    lines = [json.dumps({"text": text}) for text in documents[:20]] + [json.dumps(text) for text in documents[20:]]
+    written(tmp_path / "a.jsonl", "\n".join(lines[:30]) + "\n\n" + "\n".join(lines[30:]))
+    parquet.write_table(pyarrow.table({"text": [*documents, None], "other": [0] * 41}), tmp_path / "a.parquet")
+    for number, text in enumerate(documents):
+        written(tmp_path / "folder" / f"{number // 7:02}" / f"{number:02}.md", text)
+    written(tmp_path / "folder" / "00" / "empty.txt", "")
+    written(tmp_path / "folder" / ".hidden" / "a.txt", "not me")
+    written(tmp_path / "folder" / "picture.png", b"\0")
+    for name in ("a.jsonl", "a.parquet", "folder"):
+        assert "".join(texts(open_corpus(str(tmp_path / name)))) == "\n\n".join(documents), name
+
+
+def test_half_surrogates_in_json_do_no_harm(tmp_path: Path) -> None:
+    line = r'{"text": "a\ud800b \ud83d\ude42 %s"}' % ("x" * 99)
+    assert "".join(texts(open_corpus(str(written(tmp_path / "a.jsonl", line))))).startswith("a�b 🙂")
+
+
+def test_a_byte_order_mark_and_a_character_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logosphere.data.readers.BLOCK", 5)
+    path = written(tmp_path / "a.txt", b"\xef\xbb\xbf" + ("漢字🙂" * 20).encode())
+    assert "".join(texts(open_corpus(str(path)))) == "漢字🙂" * 20
+
+
+@pytest.fixture
+def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A zip of the same layout as the published one, in LOGOSPHERE_DATA."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(folder))
+    with zipfile.ZipFile(folder / "text8.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("text8", CLEAN)
+    content = (folder / "text8.zip").read_bytes()
+    small = replace(
+        sources.TEXT8,
+        urls=((folder / "text8.zip").as_uri(),),
+        sha256=hashlib.sha256(content).hexdigest(),
+        size=len(content),
+        text_size=len(CLEAN),
+        text_md5=hashlib.md5(CLEAN.encode()).hexdigest(),
+    )
+    monkeypatch.setattr(sources, "TEXT8", small)
+    return folder
+
+
+def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, cache: Path) -> None:
+    assert "".join(texts(open_corpus("text8"))) == CLEAN
+    (small_text8 / "text8.zip").unlink()
+    written(small_text8 / "text8", CLEAN)
+    assert "".join(texts(open_corpus("text8"))) == CLEAN
+    assert not (cache / "downloads").exists()
+
+
+def test_text8_is_downloaded_once(small_text8: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOGOSPHERE_DATA")
+    heard: set[str] = set()
+    get("text8", report=lambda stage, done, total: heard.add(stage))
+    assert "downloading text8.zip" in heard
+    (small_text8 / "text8.zip").unlink()
+    assert open_corpus("text8").name == "text8"
+
+
+def test_without_network_the_data_folder_is_named(small_text8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOGOSPHERE_DATA")
+    (small_text8 / "text8.zip").unlink()
+    with pytest.raises(UserError, match="LOGOSPHERE_DATA"):
+        open_corpus("text8")
+
+
+@pytest.mark.parametrize("name", ["text8.zip", "text8"])
+@pytest.mark.parametrize("content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode()])
+def test_another_text8_is_refused(small_text8: Path, cache: Path, name: str, content: bytes) -> None:
+    (small_text8 / "text8.zip").unlink()
+    written(small_text8 / name, content)
+    with pytest.raises(UserError, match=f"{name} .*fetch it again"):
+        open_corpus("text8")
+    assert not cache.exists()
+
+
+def test_a_damaged_zip_is_refused(small_text8: Path) -> None:
+    path = small_text8 / "text8.zip"
+    content = bytearray(path.read_bytes())
+    content[60] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="text8.zip .*fetch it again"):
+        open_corpus("text8")
+
+
+class Table(list[dict[str, object]]):
+    """Rows as the dataset library presents them."""
+
+    def __init__(self, *rows: object, column: str = "text"):
+        super().__init__({column: row} for row in rows)
+        self.column_names = [column]
+        self.cache_files = [{"filename": "revision"}]
+
+
+def install_hub(monkeypatch: pytest.MonkeyPatch, **tables: Table) -> None:
+    def load_dataset(name: str, config: str | None) -> dict[str, Table]:
+        if (name, config) != ("owner/name", "config"):
+            raise FileNotFoundError(f"no {name} {config}\nmore")
+        return dict(tables)
+
+    library = ModuleType("datasets")
+    library.__dict__["load_dataset"] = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", library)
+
+
+def test_the_hub_uses_the_splits_a_dataset_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_hub(monkeypatch, test=Table("end", "."), train=Table("x" * 100, None), validation=Table("middle"))
+    assert texts(open_corpus("hf:owner/name:config")) == ["x" * 100, "middle", "end\n\n."]
+
+
+def test_the_hub_cuts_the_splits_a_dataset_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_hub(monkeypatch, train=Table("x" * 95 + "valid"), test=Table("end"))
+    assert texts(open_corpus("hf:owner/name:config")) == ["x" * 95, "valid", "end"]
+
+
+@pytest.mark.parametrize(
+    ("source", "tables", "sentence"),
+    [
+        ("hf:owner/other", {}, r"owner/other cannot be loaded \(no owner/other None\); check"),
+        ("hf:", {}, "names no dataset; write hf:OWNER/NAME"),
+        ("hf:owner/name:config", {"test": Table("a")}, "no split 'train', only test"),
+        ("hf:owner/name:config", {"train": Table("a", column="body")}, "no column 'text', only body"),
+        ("hf:owner/name:config", {"train": Table(3)}, "holds int, not text"),
+    ],
+)
+def test_mistakes_with_the_hub(
+    source: str, tables: dict[str, Table], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_hub(monkeypatch, **tables)
+    with pytest.raises(UserError, match=sentence):
+        open_corpus(source)
+
+
+def test_every_corpus_has_a_description() -> None:
+    assert {"pydoc", "text8"} <= set(CORPORA)
+    assert all(line and "\n" not in line for line in CORPORA.values())

@@ -1,0 +1,159 @@
+"""Mistakes with corpora: each told in one sentence, and none leaves a file behind."""
+
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from logosphere.data import corpora, sources
+from logosphere.data.corpora import open_corpus
+from logosphere.errors import UserError
+
+PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    return written(tmp_path / "prose.txt", PROSE)
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("module", "source"), [("datasets", "hf:owner/name"), ("pyarrow.parquet", "a.parquet")])
+def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "a.parquet", b"")
+    with pytest.raises(UserError, match=r"pip install 'logosphere\[data\]'"):
+        open_corpus(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.txt", b"", "a.txt is empty"),
+        ("a.txt", b"\xef\xbb\xbf", "a.txt is empty"),
+        ("a.jsonl", b"\n\n", "a.jsonl is empty"),
+        ("a.txt", b"too short", "valid part of .* has only 0 tokens .*longer"),
+        ("a.txt", b"x" * 39, "has only 1 tokens"),
+        ("a.txt", b"ab\0cd", "zero byte at offset 2"),
+        ("a.txt", b"abc\xff\xfe" + b"x" * 99, "not UTF-8 text .see byte offset 3"),
+        ("a.txt", b"abc" * 20 + b"\xe6\xbc", "byte offset 60"),
+        ("a.txt", b"\xef\xbb\xbfab\xff", "byte offset 5"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "Line 2 of .* is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\n"\xff"\n', "Line 3 of .* is not JSON"),
+        ("a.jsonl", b"[" * 100_000, "Line 1 of .* is not JSON"),
+        ("a.jsonl", b'{"body": "a"}\n', "Line 1 of .* field named 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', "Line 1 of .* field named 'text'"),
+        ("a.parquet", b"PAR1 junk PAR1", "a.parquet is not a sound Parquet file"),
+        ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(
+    name: str, content: bytes, sentence: str, tmp_path: Path, cache: Path
+) -> None:
+    path = written(tmp_path / name, content)
+    with pytest.raises(UserError, match=sentence) as caught:
+        open_corpus(str(path.parent if path.suffix == ".png" else path))
+    assert "\n" not in str(caught.value)
+    assert leftovers(cache) == []
+    assert not (cache / "tokens").exists() or list((cache / "tokens").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [({"body": ["a"]}, "no column 'text', only body"), ({"text": [3]}, "holds int, not text")],
+)
+def test_parquet_without_text(columns: dict[str, list[object]], sentence: str, tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=sentence):
+        open_corpus(str(tmp_path / "a.parquet"))
+
+
+def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str = "r") -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"prose.txt cannot be read \(Permission denied\); check"):
+        open_corpus(str(prose))
+
+
+def test_a_cache_that_cannot_be_written(prose: Path, cache: Path) -> None:
+    written(cache, "a file where the folder should be")
+    with pytest.raises(UserError, match="set the environment variable LOGOSPHERE_CACHE"):
+        open_corpus(str(prose))
+
+
+@pytest.mark.parametrize("later", [PROSE * 2, PROSE + "x", PROSE[:-1], PROSE[:9]])
+def test_a_file_that_changes_while_it_is_read(
+    prose: Path, cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = corpora._survey
+
+    def change(source: sources.Source, report: sources.Report) -> object:
+        result = survey(source, report)
+        written(prose, later)
+        return result
+
+    monkeypatch.setattr(corpora, "_survey", change)
+    with pytest.raises(UserError, match="changed while it was being read"):
+        open_corpus(str(prose))
+    assert list((cache / "tokens").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("tex8", "Did you mean 'text8'"),
+        ("prosa.txt", "Did you mean 'prose.txt'"),
+        ("zzzzzzzz", "Choose from: pydoc, text8"),
+        ("nowhere/a.txt", "no corpus or file 'nowhere/a.txt'"),
+        ("", "no corpus or file ''"),
+        ("x" * 5000, "cannot be read"),
+    ],
+)
+def test_a_missing_source_suggests_what_there_is(
+    source: str, sentence: str, prose: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prose.parent)
+    with pytest.raises(UserError, match=sentence):
+        open_corpus(source)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sentence"),
+    [
+        ("charcters", "Did you mean 'characters'"),
+        ("bytes", "Did you mean 'byte'"),
+        ("bpe", "lacks a size; write bpe:8000"),
+        ("bpe:many", "lacks a size"),
+        ("bpe:12", "has 256 to"),
+        ("text8", "holds '\\\\n', which is not in the alphabet of text8; use --tokenizer characters"),
+        ("prose.txt", "not a readable tokenizer.json"),
+    ],
+)
+def test_a_wrong_tokenizer_says_what_to_use(
+    tokenizer: str, sentence: str, prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prose.parent)
+    with pytest.raises(UserError, match=sentence):
+        open_corpus(str(prose), tokenizer)
+    assert not (cache / "tokens").exists()

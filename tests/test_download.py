@@ -1,0 +1,165 @@
+"""Downloads: resumed, checked, never larger than promised, and clear about what to do when they fail."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from logosphere.data.download import fetch, sha256_of
+from logosphere.errors import UserError
+
+CONTENT = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+SIZE = len(CONTENT)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves CONTENT under names that say how it misbehaves, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str | None]] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        name, wanted = self.path.strip("/"), self.headers.get("Range")
+        self.server.asked.append((name, wanted))
+        if name == "missing":
+            self.send_error(404)
+            return
+        content = {"other": b"?" * SIZE, "large": CONTENT * 2, "small": CONTENT[:1000]}.get(name, CONTENT)
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and name != "no-range" else 0
+        if start and start >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        breaks = (name == "breaks-once" and not wanted) or name == "breaks-always"
+        self.wfile.write(content[start : start + SIZE // 3] if breaks else content[start:])
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "file.bin"
+
+
+def files_beside(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_a_file_is_fetched_and_its_progress_told(server: Server, path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    assert fetch([server.url("good")], path, SHA256, SIZE, lambda *told: heard.append(told)) == path
+    assert path.read_bytes() == CONTENT and sha256_of(path) == SHA256
+    assert heard[-1] == (SIZE, SIZE) and heard == sorted(heard)
+    assert files_beside(path) == ["file.bin"]
+
+
+def test_a_file_that_is_there_is_not_fetched_again(server: Server, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    fetch([server.url("good")], path, SHA256, SIZE)
+    assert server.asked == []
+
+
+def test_a_damaged_file_is_fetched_again(server: Server, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(CONTENT[:-1] + b"?")
+    fetch([server.url("good")], path, SHA256, SIZE)
+    assert path.read_bytes() == CONTENT
+
+
+def test_an_interrupted_download_resumes_where_it_broke(server: Server, path: Path) -> None:
+    fetch([server.url("breaks-once")], path, SHA256, SIZE)
+    assert path.read_bytes() == CONTENT
+    assert server.asked == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
+
+
+def test_what_has_arrived_is_kept_for_the_next_run(server: Server, path: Path) -> None:
+    with pytest.raises(UserError, match="connection ended"):
+        fetch([server.url("breaks-always")], path, SHA256, SIZE)
+    assert files_beside(path) == ["file.bin.part"]
+    fetch([server.url("good")], path, SHA256, SIZE)
+    assert server.asked[-1] == ("good", f"bytes={SIZE // 3 * 2}-")
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("part", [CONTENT[:1000], b"?" * 1000, b"?" * SIZE, CONTENT, b"?" * (SIZE + 5)])
+@pytest.mark.parametrize("name", ["good", "no-range"])
+def test_any_part_file_ends_well(server: Server, path: Path, part: bytes, name: str) -> None:
+    path.parent.mkdir()
+    path.with_name("file.bin.part").write_bytes(part)
+    fetch([server.url(name)], path, SHA256, SIZE)
+    assert path.read_bytes() == CONTENT
+    assert files_beside(path) == ["file.bin"]
+
+
+def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
+    urls = [server.url(name) for name in ("missing", "other", "large", "small", "good")]
+    fetch(["http://127.0.0.1:9/refused", *urls], path, SHA256, SIZE)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("other", "another than expected"),
+        ("large", "larger than"),
+        ("small", "ended after"),
+        ("missing", "404"),
+    ],
+)
+def test_failure_leaves_no_wrong_file_and_says_what_to_do(server: Server, path: Path, name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        fetch([server.url(name)], path, SHA256, SIZE)
+    assert "LOGOSPHERE_DATA" in str(caught.value)
+    assert files_beside(path) == []
+
+
+def test_never_more_bytes_than_promised_are_written(server: Server, path: Path) -> None:
+    sizes: list[int] = []
+    part = path.with_name("file.bin.part")
+    with pytest.raises(UserError):
+        fetch([server.url("large")], path, SHA256, SIZE, lambda *_: sizes.append(part.stat().st_size))
+    assert sizes and max(sizes) <= SIZE
+
+
+def test_two_downloads_at_once_both_end_well(server: Server, path: Path) -> None:
+    results: list[Path] = []
+
+    def run() -> None:
+        results.append(fetch([server.url("good")], path, SHA256, SIZE))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [path] * 4
+    assert path.read_bytes() == CONTENT

@@ -1,0 +1,209 @@
+"""Tokenizers give back what they were given, and say clearly what they cannot take."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logosphere.data.text8 import text8_filter
+from logosphere.data.tokenizers import (
+    TEXT8_ALPHABET,
+    Bytes,
+    Characters,
+    Subwords,
+    Tokenizer,
+    characters_of,
+    from_description,
+    load_tokenizer,
+    save_tokenizer,
+    text8,
+)
+from logosphere.errors import UserError
+
+WORDS = ["the cat sat on the mat\n", "the dog sat on the log\n", "naïve façade, 漢字 and 🙂"] * 5
+BPE = Subwords.train_bpe(WORDS, 300)
+TOKENIZERS: list[Tokenizer] = [
+    text8(),
+    Characters("äb\n"),
+    Bytes(),
+    BPE,
+    Subwords.train_wordpiece(WORDS, 100),
+]
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.text(TEXT8_ALPHABET))
+def test_text8_round_trip(text: str) -> None:
+    assert text8().decode(text8().encode(text)) == text
+
+
+@given(st.text(st.characters(), min_size=1))
+def test_characters_round_trip_over_any_alphabet(text: str) -> None:
+    tokenizer = Characters(characters_of(text))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == len(text) and tokenizer.size == len(set(text))
+
+
+@given(any_text)
+def test_bytes_and_bpe_round_trip_for_any_text(text: str) -> None:
+    for tokenizer in (Bytes(), BPE):
+        ids = tokenizer.encode(text)
+        assert ids.dtype == np.int64 and ids.ndim == 1
+        assert tokenizer.decode(ids) == text
+    assert len(Bytes().encode(text)) == len(text.encode())
+
+
+def test_text8_puts_the_space_first() -> None:
+    assert text8().encode(" az").tolist() == [0, 1, 26]
+    assert text8().size == 27 and text8().name == "text8" and text8().unit == "character"
+
+
+@pytest.mark.parametrize("stranger", ["É", "🙂", "{", "\ud800"])
+def test_a_character_outside_the_alphabet_is_named_with_its_place(stranger: str) -> None:
+    with pytest.raises(UserError, match="position 2 .*--tokenizer byte") as caught:
+        text8().encode("ab" + stranger + "É")
+    assert repr(stranger) in str(caught.value)
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(), BPE, Characters("a?1 ")])
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="position 1 is (half|not in)"):
+        tokenizer.encode("a\ud800")
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
+def test_numbers_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
+    for number in (-1, tokenizer.size):
+        with pytest.raises(ValueError, match="must lie in"):
+            tokenizer.decode([number])
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
+def test_every_symbol_can_be_shown(tokenizer: Tokenizer) -> None:
+    assert all(tokenizer.symbol(number).isprintable() for number in range(tokenizer.size))
+
+
+def test_symbols_of_line_breaks_and_broken_bytes() -> None:
+    assert Characters("a\n").symbol(1) == "⏎"
+    assert Bytes().symbol(ord("\n")) == "⏎"
+    assert Bytes().symbol(0xFF) == "�"
+    assert Bytes().symbol(ord("x")) == "x"
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
+def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, path)
+    loaded = load_tokenizer(path)
+    assert loaded.describe() == tokenizer.describe()
+    assert (loaded.fingerprint, loaded.size, loaded.name) == (
+        tokenizer.fingerprint,
+        tokenizer.size,
+        tokenizer.name,
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_fingerprints_tell_tokenizers_apart() -> None:
+    assert len({tokenizer.fingerprint for tokenizer in TOKENIZERS}) == len(TOKENIZERS)
+    assert text8().fingerprint != Characters(TEXT8_ALPHABET).fingerprint
+    assert text8().fingerprint != Characters(TEXT8_ALPHABET[::-1], "text8").fingerprint
+
+
+def test_training_is_repeatable() -> None:
+    assert Subwords.train_bpe(WORDS, 300).fingerprint == BPE.fingerprint
+    assert 256 < BPE.size <= 300
+
+
+def test_wordpiece_keeps_the_size_it_was_given() -> None:
+    tokenizer = Subwords.train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 64)
+    assert tokenizer.size <= 64
+    assert tokenizer.encode("zzz").tolist() == tokenizer.encode("[UNK]").tolist()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": "other"}', '{"kind": "bytes"}', "\x00"])
+def test_a_damaged_or_foreign_file_is_a_user_error(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match="saved tokenizer"):
+        load_tokenizer(path)
+    with pytest.raises(UserError, match="not a readable tokenizer.json"):
+        Subwords.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "no such"},
+        {"alphabet": ""},
+        {"alphabet": "aa"},
+        {"alphabet": 3},
+        {"version": 2},
+        {"name": None},
+    ],
+)
+def test_a_file_with_a_wrong_field_is_a_user_error(change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(Characters("ab"), path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match="saved tokenizer"):
+        load_tokenizer(path)
+
+
+def test_a_published_tokenizer_is_read_without_its_truncation(tmp_path: Path) -> None:
+    description = json.loads(BPE.describe()["json"])
+    description["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(description))
+    loaded = Subwords.from_file(path)
+    assert loaded.name == "mine"
+    assert loaded.decode(loaded.encode(WORDS[0] * 9)) == WORDS[0] * 9
+
+
+@pytest.mark.parametrize("size", [0, 255, 10**7])
+def test_a_vocabulary_of_impossible_size_is_a_user_error(size: int) -> None:
+    with pytest.raises(UserError, match="bpe:8000"):
+        Subwords.train_bpe(WORDS, size)
+
+
+def test_descriptions_are_checked() -> None:
+    with pytest.raises(ValueError, match="not the description"):
+        from_description({})
+
+
+def test_an_unwritable_place_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(text8(), path)
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_tokenizer(Bytes(), path)
+    assert load_tokenizer(path).fingerprint == text8().fingerprint
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@given(any_text)
+@settings(max_examples=200)
+def test_the_filter_leaves_only_letters_and_single_spaces(text: str) -> None:
+    clean = text8_filter(text)
+    assert set(clean) <= set(TEXT8_ALPHABET)
+    assert "  " not in clean
+    assert text8_filter(clean) == clean
+
+
+def test_the_filter_spells_digits_and_drops_accents() -> None:
+    assert text8_filter("In 2024, Café-Bar!") == "in two zero two four caf bar "
+    assert text8_filter("4K \u212a É") == " four k "
