@@ -1,16 +1,18 @@
 """Model: a process and the denoiser that has learnt to run it backwards."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
 from logosphere.types import Batch, Bound, Positions, Predict, State, Times, Tokens
+from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,19 @@ class Model(nn.Module):
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
-        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+        self.anchor: Tensor
+        self.register_buffer("anchor", torch.empty(0), persistent=False)  # knows the device of models without weights
 
     @property
     def device(self) -> torch.device:
-        return self._anchor.device
+        return self.anchor.device
+
+    def save(self, path: str | Path) -> None:
+        """Write recipe.json (how to build the model) and model.safetensors (its weights) into a folder."""
+        if self.spec is None:
+            raise UserError("Only models made by build(…) know how to be built again; this one cannot be saved.")
+        write_tensors(Path(path) / WEIGHTS, self.state_dict())
+        write_recipe(Path(path) / RECIPE, {"model": asdict(self.spec)})
 
     def bound(self, batch: Batch, noise: Noise, draws: int = 1, predict: Predict | None = None) -> Bound:
         """The mean of `draws` draws of the bound, their times spread evenly over each sequence and the batch."""
@@ -49,7 +59,7 @@ class Model(nn.Module):
         if draws == 1:
             return parts[0]
 
-        def mean(name: str) -> torch.Tensor:
+        def mean(name: str) -> Tensor:
             return torch.stack([getattr(part, name) for part in parts]).mean(0)
 
         return Bound(mean("recon"), mean("diffusion"), mean("prior"), mean("loss"), parts[0].count, parts[0].kind)
@@ -62,7 +72,7 @@ class Model(nn.Module):
         draws: int = 1,
         known: Positions | None = None,
     ) -> Bound:
-        """The bound on -log p(tokens | known tokens), nats per sequence; averaged over draws it converges to its mean."""
+        """An unbiased estimate of the bound on -log p(tokens | known tokens), nats per sequence."""
         self._check_tokens(tokens)
         with torch.no_grad():
             return self.bound(Batch.of(tokens, known), Drawn(rng, len(tokens)), draws, denoiser)

@@ -1,4 +1,4 @@
-"""Shape annotations. With jaxtyping installed (as in the tests) they are checked; without it they read as plain Tensor."""
+"""Shape annotations: checked where jaxtyping is installed (as in the tests), plain Tensor where it is not."""
 
 from typing import TYPE_CHECKING, Any
 

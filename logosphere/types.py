@@ -4,7 +4,8 @@ Sizes: B sequences, L positions, V tokens of the vocabulary, K states of a discr
 Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -67,13 +68,15 @@ class Batch:
         return len(self.tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **moved)
+        return self._each(lambda tensor: tensor.to(device))
 
     def part(self, rows: slice) -> "Batch":
         """Some of the rows; they keep their names and their place in the whole."""
-        cut = {name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **cut)
+        return self._each(lambda tensor: tensor[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        known, valid, place = change(self.known), change(self.valid), change(self.place)
+        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total)
 
 
 @dataclass(frozen=True)

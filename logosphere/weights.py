@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from logosphere.atomic import write_json, write_whole
 from logosphere.errors import UserError
 
+RECIPE, WEIGHTS, AVERAGED = "recipe.json", "model.safetensors", "ema.safetensors"
 FORMAT = "logosphere-model"
 VERSION = 1
 

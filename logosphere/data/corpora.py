@@ -72,9 +72,9 @@ class _Choice:
 
 
 def open_corpus(
-    source: str, tokenizer: str = "auto", cache: Path | None = None, report: Report | None = None
+    source: str, tokenizer: str | Tokenizer = "auto", cache: Path | None = None, report: Report | None = None
 ) -> Corpus:
-    """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use."""
+    """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer."""
     cache = cache or cache_folder()
     report = report or _silent
     try:
@@ -95,9 +95,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("LOGOSPHERE_CACHE") or "~/.cache/logosphere").expanduser()
 
 
-def _open(source: Source, tokenizer: str, cache: Path, report: Report) -> Corpus:
+def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: Report) -> Corpus:
     survey = _surveyed(source, cache, report)
-    choice = _choose(tokenizer, survey.alphabet)
+    choice = _given(tokenizer) if isinstance(tokenizer, Tokenizer) else _choose(tokenizer, survey.alphabet)
     key = _digest(json.dumps([survey.sha256, survey.characters, choice.key]))
     folder = cache / "tokens" / f"{re.sub(r'[^a-z0-9]+', '-', choice.key)[:20]}-{key[:24]}"
     try:
@@ -216,6 +216,10 @@ def _even(pieces: Iterable[str]) -> Iterator[str]:
         yield text
 
 
+def _given(tokenizer: Tokenizer) -> _Choice:
+    return _Choice(f"given-{tokenizer.fingerprint}", lambda texts: tokenizer)
+
+
 def _choose(name: str, alphabet: str) -> _Choice:
     """The tokenizer a user means, for a text of this alphabet."""
     if name == "auto":
@@ -239,8 +243,7 @@ def _choose(name: str, alphabet: str) -> _Choice:
         return _Choice(f"{kind}:{int(size)}", lambda texts: _TRAINERS[kind](texts, int(size)))
     path = Path(name).expanduser()
     if path.is_file():
-        loaded = Subwords.from_file(path)
-        return _Choice(f"file-{loaded.fingerprint}", lambda texts: loaded)
+        return _given(Subwords.from_file(path))
     raise UserError(f"There is no tokenizer or tokenizer file '{name}'.{nearest(name, TOKENIZERS)}")
 
 

@@ -22,6 +22,8 @@ from logosphere.types import Logits, Positions, State, Times
 class TimeEmbedding(nn.Module):
     """Sines and cosines of t at wavelengths from 1/1000 to 10, through a small network."""
 
+    frequencies: Tensor
+
     def __init__(self, features: int, waves: int = 128):
         super().__init__()
         self.register_buffer(
@@ -67,6 +69,8 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """The blocks, from embedded inputs to normalised features."""
 
+    table: Tensor
+
     def __init__(self, network: Network, length: int, *, reads_time: bool):
         super().__init__()
         time_features = min(network.width, 128) if reads_time else None
@@ -87,9 +91,8 @@ class Trunk(nn.Module):
                 )
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
-        for block in self.blocks:
-            if block.modulation is not None:
-                nn.init.zeros_(block.modulation.weight)
+            if "modulation" in name:
+                nn.init.zeros_(weight)
 
     def forward(
         self,
@@ -197,6 +200,9 @@ class CausalSession(Denoiser):
 
 class BlockTransformer(Denoiser):
     """Noisy block b sees itself and the clean blocks before it, all blocks in one pass over [z ; context]."""
+
+    mask: Tensor
+    positions: Tensor
 
     def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
         super().__init__()

@@ -46,7 +46,7 @@ class Sharpened(Denoiser):
 
 
 def _nucleus(out: Logits, top_p: float) -> Logits:
-    """Tokens in order of probability until `top_p` is reached, the one that reaches it included (Holtzman et al. 2020)."""
+    """The likeliest tokens until `top_p` is reached, the one that reaches it included (Holtzman et al. 2020)."""
     p, order = out.double().softmax(-1).sort(-1, descending=True)
     dropped = p.cumsum(-1) - p >= top_p
     return out.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)

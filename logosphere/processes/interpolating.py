@@ -66,7 +66,7 @@ class Interpolating(Process):
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         lost = noise.uniform(*u.shape) < self.schedule.noise(t)
-        return torch.where(lost, self.prior(*u.shape, noise), u)
+        return torch.where(lost, self.prior(len(u), u.shape[1], noise), u)
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
         if self.exact_count:
@@ -94,7 +94,7 @@ class Interpolating(Process):
         hidden = ((scores <= threshold) & (free_count > 0)).view_as(u)
         rate = (hidden_count / free_count.clamp_min(1)).expand_as(scores).reshape(u.shape)
         t = self.schedule.time(rate)
-        z = torch.where(hidden, self.prior(*u.shape, noise), u)
+        z = torch.where(hidden, self.prior(len(u), u.shape[1], noise), u)
         return Noised(z, torch.where(free, t, 0.0).float(), (1 / self.schedule.slope(t)).float())
 
     # ---- what a state says ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def uniform_grid(steps: int) -> Float[Tensor, "n"]:
 
 
 def cosine_grid(steps: int) -> Float[Tensor, "n"]:
-    """t_i = 1 - cos(π/2 · (n - i)/n): few tokens are revealed while little is known, more later (Shi et al. 2024, MD4)."""
+    """t_i = cos(π/2 · i/n) (Shi et al. 2024, MD4): few tokens are revealed while little is known, more later."""
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 

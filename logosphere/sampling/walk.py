@@ -53,7 +53,7 @@ def walk(
     u = codec.encode(given.tokens)
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
-    z = torch.where(free.view(shape), process.prior(*free.shape, noise), u)
+    z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
     rows = plan.times.to(free.device)
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)

@@ -12,7 +12,7 @@ class Averaged:
 
     def __init__(self, module: nn.Module, decay: float):
         self.decay, self.updates = decay, 0
-        self.live = [p for p in module.parameters() if p.requires_grad]
+        self.live: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.shadow = [p.detach().clone() for p in self.live]
 
     @torch.no_grad()

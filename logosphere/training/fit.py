@@ -39,6 +39,7 @@ class Progress:
     """Norm of the gradient before clipping."""
     tokens: int
     """Tokens seen so far."""
+    tokens_per_step: int
     seconds: float
     """Wall time of this step."""
 
@@ -103,7 +104,7 @@ class Training:
             self.averaged.update()
         self.step, self.tokens = self.step + 1, self.tokens + count
         seconds = time.perf_counter() - started
-        return Progress(self.step, steps, loss, nats, bound.kind, lr, gradient, self.tokens, seconds)
+        return Progress(self.step, steps, loss, nats, bound.kind, lr, gradient, self.tokens, count, seconds)
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:

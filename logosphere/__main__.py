@@ -1,0 +1,7 @@
+"""python -m logosphere"""
+
+import sys
+
+from logosphere.cli import main
+
+sys.exit(main())

@@ -1,0 +1,89 @@
+"""The command line: finds the command, runs it, and turns whatever goes wrong into one sentence and an exit code."""
+
+import errno
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from logosphere.errors import UserError, nearest
+
+COMMANDS = {
+    "train": "train a model on your text",
+    "evaluate": "measure the likelihood of a trained model, with its error",
+    "sample": "generate text, continue a prompt, fill gaps",
+    "compare": "rank models on the same sequences",
+    "systems": "list the systems that can be trained",
+    "data": "list or fetch corpora",
+}
+
+USAGE = """usage: logosphere COMMAND [OPTIONS]
+
+Train, measure, compare and sample diffusion language models.
+
+commands:
+{commands}
+
+Every command explains itself: logosphere COMMAND --help
+Start here:                    logosphere train && logosphere sample --watch
+options everywhere: --debug (show tracebacks), --version"""
+
+INTERRUPTED, FAILED, MISUSED = 130, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE.format(commands="\n".join(f"  {name:<10} {line}" for name, line in COMMANDS.items())))
+        return 0 if words else MISUSED
+    if words[0] == "--version":
+        from logosphere import __version__
+
+        print(__version__)
+        return 0
+    if words[0] not in COMMANDS:
+        return _complain(f"There is no command '{words[0]}'.{nearest(words[0], COMMANDS)}", MISUSED)
+    try:
+        command: Callable[[list[str]], int] = import_module(f"logosphere.cli.{words[0]}").run
+        return command(words[1:])
+    except BaseException as problem:
+        if debug:
+            raise
+        return _explain(problem)
+
+
+def _explain(problem: BaseException) -> int:
+    match problem:
+        case SystemExit():
+            return problem.code if isinstance(problem.code, int) else FAILED
+        case UserError():
+            return _complain(str(problem), FAILED)
+        case KeyboardInterrupt():
+            return _complain(
+                "Stopped. Nothing that was saved is lost; run the same command again to go on.", INTERRUPTED
+            )
+        case BrokenPipeError():
+            sys.stderr.close()  # whoever read our output has gone; there is nobody to tell
+            return FAILED
+        case OSError(errno=errno.ENOSPC):
+            return _complain(
+                "The disk is full. What was saved before is whole; free some space and run this again.", FAILED
+            )
+        case OSError():
+            return _complain(f"{problem.strerror or problem}: {problem.filename or ''}".rstrip(": ") + ".", FAILED)
+        case MemoryError():
+            return _complain("There is not enough memory; try a smaller --batch, --length or network.", FAILED)
+        case RuntimeError() if "out of memory" in str(problem) or "can't allocate memory" in str(problem):
+            return _complain("There is not enough memory; try a smaller --batch, --length or network.", FAILED)
+        case _:
+            kind = type(problem).__name__
+            return _complain(
+                f"This should not happen ({kind}: {problem}); run again with --debug and report it.", FAILED
+            )
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"logosphere: {sentence}", file=sys.stderr)
+    return code

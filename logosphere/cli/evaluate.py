@@ -1,0 +1,106 @@
+"""logosphere evaluate"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from logosphere.cli.console import bar, corpus_with_progress, messages, parse, print_json
+from logosphere.errors import UserError
+
+if TYPE_CHECKING:
+    from logosphere.evaluation.report import Report
+    from logosphere.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Measure:
+    """On what a likelihood is measured, and how closely."""
+
+    data: str | None = None
+    """Another corpus than the one trained on: a name, a file or a folder."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Which part of the text. Tune on valid, report test."""
+    sequences: int = 512
+    """Sequences to measure, spread over the split; 0 for all."""
+    draws: int = 4
+    """Draws of time and noise for each sequence."""
+    batch: int = 64
+    """Sequences at a time; the result does not depend on it."""
+    per: Literal["auto", "token", "character", "byte"] = "auto"
+    """What bits are counted per; auto: what a token is."""
+    weights: Literal["ema", "best", "model"] = "ema"
+    """Averaged weights, the best of them on the validation split, or the plain ones."""
+    seed: int = 0
+    """Fixes the noise."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Measure the likelihood of a trained model on held-out text, with its standard error."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    measure: Annotated[Measure, tyro.conf.arg(name="")] = Measure()
+    json: bool = False
+    """Print the result as JSON."""
+
+
+def run(words: list[str]) -> int:
+    arguments = parse(Arguments, words, "evaluate")
+
+    from logosphere.runs.folder import RunFolder
+
+    folder = RunFolder(arguments.run)
+    report = measured(folder, arguments.measure)
+    path = folder.path / "eval" / f"{report.data.replace('/', '-').replace(' ', '-')}.json"
+    report.save(path)
+    if arguments.json:
+        print_json({key: value for key, value in asdict(report).items() if key != "nats"})
+    else:
+        print(f"{report.name} on {report.data}: {report}")
+        terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
+        print(f"  {terms}; {report.tokens:,} tokens counted")
+        messages.print(f"Saved as {path}")
+    return 0
+
+
+def measured(folder: "RunFolder", measure: Measure) -> "Report":
+    """The report of a run."""
+    from logosphere.data.batches import check_length, windows
+    from logosphere.evaluation.report import evaluate
+    from logosphere.runs.train import device_of
+
+    if measure.sequences < 0 or measure.batch < 1:
+        raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
+    recipe, tokenizer = folder.recipe, folder.tokenizer
+    model = folder.model(measure.weights).to(device_of(recipe.device))
+    corpus = corpus_with_progress(measure.data or recipe.data, tokenizer)
+    row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
+    check_length(row, model.length)
+    unit = tokenizer.unit if measure.per == "auto" else measure.per
+    counts = {"token": len(row), "character": corpus.characters[measure.split], "byte": corpus.bytes[measure.split]}
+    total = min(len(row) // model.length, measure.sequences or len(row))
+    finished = 0
+
+    with bar(f"evaluate {folder.path.name}") as shown:
+
+        def watch(part: object) -> None:
+            nonlocal finished
+            finished = min(total, finished + measure.batch)
+            shown.update(finished / total, f"{finished:,}/{total:,} sequences")
+
+        return evaluate(
+            model,
+            windows(row, model.length, measure.batch, measure.sequences or None),
+            draws=measure.draws,
+            rng=measure.seed,
+            name=folder.path.name,
+            unit=unit,
+            units_per_token=1.0 if unit == tokenizer.unit else counts[unit] / len(row),
+            data=f"{corpus.name} {measure.split}",
+            tokenizer=tokenizer.fingerprint,
+            weights=measure.weights,
+            watch=watch,
+        )

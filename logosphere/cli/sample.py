@@ -1,0 +1,184 @@
+"""logosphere sample"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from logosphere.cli.console import messages, parse, print_json
+from logosphere.cli.gaps import Given, parse_gaps, prompt
+from logosphere.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from logosphere.data.tokenizers import Tokenizer
+    from logosphere.model import Model
+    from logosphere.runs.folder import RunFolder
+    from logosphere.sampling.walk import Frame, Generation
+
+Sampler = Literal["ancestral", "cached", "first-hitting", "confidence", "entropy"]
+FRAMES_PER_SECOND = 30
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Generate text with a trained model; without RUN, with the one trained last."""
+
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Folder of the run."""
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
+    """How many texts."""
+    steps: int = 64
+    """Steps of the sampler; more steps, truer text."""
+    prompt: str = ""
+    """Begin with this text."""
+    infill: str = ""
+    """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
+    watch: bool = False
+    """Show the text condensing."""
+    sampler: Sampler = "ancestral"
+    """For masked models also: cached (same draws, fewer evaluations), first-hitting (one token at a time, exact),
+    confidence or entropy (the surest first)."""
+    grid: Literal["uniform", "cosine"] = "uniform"
+    """Spacing of the steps."""
+    temperature: float = 1.0
+    """Below 1: likelier, less varied."""
+    top_p: float = 1.0
+    """Draw only from the likeliest tokens with this much probability together."""
+    weights: Literal["ema", "best", "model"] = "ema"
+    """Averaged weights, the best of them, or the plain ones."""
+    seed: int = 0
+    """Fixes the texts."""
+    json: bool = False
+    """Print as JSON."""
+
+
+def run(words: list[str]) -> int:
+    arguments = parse(Arguments, words, "sample")
+    if arguments.prompt and arguments.infill:
+        raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+
+    from logosphere.runs.folder import RunFolder, newest
+    from logosphere.runs.train import device_of
+
+    folder = RunFolder(arguments.run or newest())
+    tokenizer = folder.tokenizer
+    model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
+    given: Given | None = None
+    if arguments.prompt:
+        given = prompt(arguments.prompt, tokenizer, model.length)
+    elif arguments.infill:
+        given = parse_gaps(arguments.infill, tokenizer, model.length)
+    if given is not None:
+        model.check_known(given.known)
+    drawn = _draw(folder, model, given, tokenizer, arguments)
+    rows = drawn.tokens.cpu().numpy()
+    if arguments.json:
+        texts = [{"text": tokenizer.decode(row), "tokens": row.tolist()} for row in rows]
+        print_json({"samples": texts, "nfe": _plain(drawn.nfe), "seconds": round(drawn.seconds, 4)})
+    elif not (arguments.watch and messages.is_terminal):
+        print("\n\n".join(tokenizer.decode(row) for row in rows))
+    if not arguments.json:
+        messages.print(f"[dim]{_plain(drawn.nfe)} network evaluations each, {drawn.seconds:.2f} s[/]")
+    return 0
+
+
+def _draw(
+    folder: "RunFolder", model: "Model", given: Given | None, tokenizer: "Tokenizer", arguments: Arguments
+) -> "Generation":
+    import torch
+
+    from logosphere.sampling.plan import GRIDS
+    from logosphere.sampling.steppers import Ordered, Stepper, ancestral, entropy_order, first_hitting, likelihood_order
+    from logosphere.sampling.walk import generate
+
+    steppers: dict[str, Stepper] = {
+        "ancestral": ancestral,
+        "cached": ancestral,
+        "first-hitting": first_hitting,
+        "confidence": Ordered(likelihood_order),
+        "entropy": Ordered(entropy_order),
+    }
+    # A network that reads the time and never met clean positions among noisy ones is shown known text as noisy as
+    # the rest; the result is then an approximation.
+    renoise = given is not None and model.process.needs_time and folder.recipe.task == "unconditional"
+    if renoise:
+        messages.print(
+            "This model was trained without known positions, so the text around them is approximate; "
+            "train with --task infilling for exact conditioning."
+        )
+    shown = Condensing(tokenizer, given) if arguments.watch and messages.is_terminal else None
+    try:
+        return generate(
+            model,
+            n=arguments.n,
+            steps=arguments.steps,
+            rng=torch.Generator(model.device).manual_seed(arguments.seed),
+            known=None if given is None else given.known,
+            tokens=None if given is None else given.tokens,
+            stepper=steppers[arguments.sampler],
+            grid=GRIDS[arguments.grid],
+            cached=arguments.sampler == "cached",
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            renoise_known=renoise,
+            watch=None if shown is None else shown.show,
+        )
+    finally:
+        if shown is not None:
+            shown.close()
+
+
+def _plain(nfe: float) -> float | int:
+    return int(nfe) if nfe == int(nfe) else round(nfe, 2)
+
+
+class Condensing:
+    """Text on the terminal while it condenses: hidden positions are dots, new tokens are bright, given ones green."""
+
+    def __init__(self, tokenizer: "Tokenizer", given: Given | None):
+        from rich.live import Live
+
+        self.tokenizer = tokenizer
+        self.known = None if given is None else given.known.tolist()
+        self.live = Live(console=messages, auto_refresh=False)
+        self.live.start()
+        self.before: list[list[int]] | None = None
+        self.last = 0.0
+
+    def show(self, frame: "Frame") -> None:
+        """Draw a frame, but no more of them than an eye can follow."""
+        final = frame.step == frame.steps
+        pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        self.last = time.monotonic()
+        rows = frame.tokens.tolist()
+        texts = [
+            self._line(rows[i], None if final or self.before is None else self.before[i]) for i in range(len(rows))
+        ]
+        self.before = rows
+        from rich.console import Group
+        from rich.text import Text
+
+        self.live.update(Group(*(part for text in texts for part in (text, Text()))), refresh=True)
+
+    def _line(self, row: list[int], before: list[int] | None) -> "Text":
+        from rich.text import Text
+
+        line = Text()
+        for i, token in enumerate(row):
+            if token < 0:
+                line.append("·", style="dim")
+            elif self.known is not None and self.known[i]:
+                line.append(self.tokenizer.symbol(token), style="green")
+            else:
+                fresh = before is not None and before[i] != token
+                line.append(self.tokenizer.symbol(token), style="bold yellow" if fresh else "")
+        return line
+
+    def close(self) -> None:
+        self.live.stop()

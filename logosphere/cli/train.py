@@ -1,0 +1,180 @@
+"""logosphere train"""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from logosphere.cli.console import Bar, bar, corpus_with_progress, messages, parse, print_json
+from logosphere.errors import UserError
+from logosphere.recipes.catalogue import RECIPES, recipe
+from logosphere.recipes.recipe import Recipe
+from logosphere.systems import system
+
+if TYPE_CHECKING:
+    from logosphere.data.corpora import Corpus
+    from logosphere.evaluation.report import Report
+    from logosphere.runs.folder import RunFolder
+    from logosphere.runs.train import Event
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train a model. The recipe is demo (default), text8-tiny, text8-small, text8, or a .json/.yaml file.
+
+    Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit.
+    """
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    out: Path | None = None
+    """Folder of the run; default: runs/SYSTEM-DATA."""
+    resume: bool = False
+    """Go on with the run in --out."""
+    tensorboard: bool = False
+    """Also write metrics for tensorboard (extra 'track')."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+def run(words: list[str]) -> int:
+    named = bool(words) and not words[0].startswith("-")
+    name, words = (words[0], words[1:]) if named else ("demo", words)
+    default = Arguments(recipe=recipe(name))
+    arguments = parse(Arguments, words, f"train [{'|'.join(RECIPES)}|FILE]", default=default)
+    chosen = _one_budget(arguments.recipe, words)
+    system(chosen.system)
+    if arguments.resume and arguments.out is None:
+        raise UserError("Say which run to resume: --out FOLDER --resume")
+
+    from logosphere.runs.folder import RunFolder, free_name
+    from logosphere.runs.train import start
+
+    if arguments.resume:
+        assert arguments.out is not None
+        folder = RunFolder(arguments.out)
+        corpus = corpus_with_progress(folder.recipe.data, folder.tokenizer)
+    else:
+        if arguments.out is not None and arguments.out.exists() and any(arguments.out.iterdir()):
+            raise UserError(
+                f"{arguments.out} exists already; choose another --out, or continue the run in it with --resume."
+            )
+        corpus = corpus_with_progress(chosen.data, chosen.tokenizer)
+        folder = start(chosen, corpus, arguments.out or free_name(chosen.system, chosen.data))
+    return _carry_out(folder, corpus, arguments)
+
+
+def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
+    """A budget given on the command line takes the place of the recipe's own."""
+
+    def given(option: str) -> bool:
+        return any(word == option or word.startswith(f"{option}=") for word in words)
+
+    steps, minutes, cpu_minutes = given("--steps"), given("--minutes"), given("--cpu-minutes")
+    if not (steps or minutes or cpu_minutes):
+        return chosen
+    return replace(
+        chosen,
+        steps=chosen.steps if steps else None,
+        minutes=chosen.minutes if minutes else None,
+        cpu_minutes=chosen.cpu_minutes if cpu_minutes else None,
+    )
+
+
+def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> int:
+    from logosphere.runs.interrupts import Interrupts
+    from logosphere.runs.train import Advanced, Saved, Validated, train
+
+    settings = folder.recipe
+    messages.print(f"[bold]{settings.system}[/] on {corpus.name} ({len(corpus.train):,} tokens) in {folder.path}")
+    report: Report | None = None
+    done, step = 0.0, 0
+    interrupts = Interrupts()
+    with interrupts.heard(), folder.lock(), bar(settings.system) as shown, _board(folder, arguments) as board:
+        for event in train(folder, corpus, stop=lambda: interrupts.requested):
+            board.note(event)
+            match event:
+                case Advanced():
+                    done, step = event.done, event.progress.step
+                    _show(shown, event, corpus.tokenizer.unit)
+                case Validated():
+                    report = event.report
+                    messages.print(f"step {event.step:>7,}  validation {report}")
+                case Saved():
+                    step = event.step
+    if interrupts.requested and done < 1:
+        messages.print(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
+        return 130
+    return _finish(folder, corpus, step, report, arguments)
+
+
+def _show(shown: Bar, event: "Event", unit: str) -> None:
+    from logosphere.runs.train import SHORT, Advanced
+
+    assert isinstance(event, Advanced)
+    progress = event.progress
+    step = f"{progress.step:,}" + (f"/{progress.steps:,}" if progress.steps else "")
+    speed = progress.tokens_per_step / progress.seconds
+    bits = f"{progress.nats / math.log(2):.3f} {SHORT[unit]}"
+    shown.update(event.done, f"step {step}  loss {progress.loss:.3f}  {bits}  {speed:,.0f} tokens/s")
+
+
+def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report | None", arguments: Arguments) -> int:
+    """The bound of the finished run, some samples, and what to do next."""
+    from logosphere.atomic import write_whole
+    from logosphere.evaluation.report import Report
+    from logosphere.sampling.walk import generate
+
+    path = folder.path / "eval" / "valid.json"
+    if report is None:
+        report = Report.load(path)  # a finished run was resumed: nothing was left to do
+        messages.print("This run is already finished.")
+    else:
+        report.save(path)
+        drawn = generate(folder.model(), n=4, steps=min(128, folder.recipe.length))
+        texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+        write_whole(folder.path / "samples" / f"step-{step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
+    if arguments.json:
+        content = {key: value for key, value in asdict(report).items() if key != "nats"}
+        print_json({"run": str(folder.path), "step": step, "validation": content})
+    else:
+        print(f"{folder.recipe.system} on {report.data}: {report}")
+        messages.print(f"Run: {folder.path}   Next: logosphere sample {folder.path} --watch")
+    return 0
+
+
+def _board(folder: "RunFolder", arguments: Arguments) -> "Board":
+    return Board(folder.path / "tensorboard" if arguments.tensorboard else None)
+
+
+class Board:
+    """Copies metrics to tensorboard, when asked to."""
+
+    def __init__(self, path: Path | None):
+        self.path = path
+
+    def __enter__(self) -> "Board":
+        self.writer = None
+        if self.path is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UserError("tensorboard is not installed; get it with: pip install 'logosphere[track]'") from None
+            self.writer = SummaryWriter(str(self.path))
+        return self
+
+    def note(self, event: "Event") -> None:
+        from logosphere.runs.train import Advanced, Validated
+
+        if self.writer is None:
+            return
+        match event:
+            case Advanced(progress=progress):
+                self.writer.add_scalar("train/loss", progress.loss, progress.step)
+            case Validated(step=step, report=report):
+                self.writer.add_scalar(f"val/bits per {report.unit}", report.bits, step)
+
+    def __exit__(self, *problem: object) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,44 @@
+"""Models from disk: folders that Model.save or a training run has written."""
+
+from pathlib import Path
+
+from logosphere.errors import UserError
+from logosphere.model import Model, Spec
+from logosphere.systems import build
+from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, fill, read_recipe, read_tensors
+
+
+def load(path: str | Path) -> Model:
+    """The model in a folder, with averaged weights where there are any."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}.")
+    averaged = folder / AVERAGED
+    return load_weights(folder, averaged if averaged.exists() else folder / WEIGHTS)
+
+
+def load_weights(folder: Path, weights: Path) -> Model:
+    """The model in a folder, with the weights of this file."""
+    model = rebuild(folder)
+    fill(model, read_tensors(weights), weights)
+    return model.eval()
+
+
+def rebuild(folder: Path) -> Model:
+    """The model of a folder, freshly built."""
+    place, content = folder / RECIPE, read_recipe(folder / RECIPE).get("model")
+    try:
+        spec = Spec(**content) if isinstance(content, dict) else None
+    except TypeError:
+        spec = None
+    if spec is None or not _sound(spec):
+        raise UserError(f"{place} does not say which model it belongs to; restore it from a copy.")
+    try:
+        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **spec.options)
+    except (TypeError, ValueError) as problem:
+        raise UserError(f"{place} describes no model that can be built ({problem}); restore it from a copy.") from None
+
+
+def _sound(spec: Spec) -> bool:
+    sizes = (spec.vocab_size, spec.length)
+    return isinstance(spec.system, str) and isinstance(spec.options, dict) and all(type(size) is int for size in sizes)

@@ -1,0 +1,30 @@
+"""Set-up shared by all tests: one thread, no network, nobody's cache, and shapes checked where asked for."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+if os.environ.get("LOGOSPHERE_CHECK_SHAPES") == "1":  # annotations of shapes become assertions; before any import
+    from jaxtyping import install_import_hook
+
+    install_import_hook("logosphere", "beartype.beartype")
+
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny tensors gain nothing from threads, and test processes share the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(20)

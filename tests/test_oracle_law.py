@@ -1,0 +1,127 @@
+"""The oracle law: with the exact posterior the bound is the entropy; with anything else it is not below it.
+
+Differences to -log p(x) of the same sequences are tested against their own standard error. Because times are spread
+evenly over draws and sequences, that error is an overestimate and 3 of them are a wide berth; it has to be below half
+a per cent of the entropy, so an error of 2 per cent in any weight or rate would be seen.
+"""
+
+import math
+
+import pytest
+import torch
+from laws import AR, DIFFUSIONS, MASKED, System, alone, excess, mean_and_error, network, skewed, sticky, table
+
+import logosphere as ls
+from logosphere.data.languages import Language, Oracle
+
+LANGUAGES = {"sticky": sticky(3, 6), "skewed": skewed(5, 4), "alone": alone(4, 4), "table": table()}
+
+
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+def test_the_bound_of_an_oracle_is_the_entropy(system: System, language: Language) -> None:
+    mean, error = mean_and_error(excess(system.model(language), language, n=2500, draws=40))
+    assert error < 0.005 * language.entropy()
+    assert abs(mean) < 3 * error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+def test_the_bound_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
+    language = skewed(27, 8)
+    mean, error = mean_and_error(excess(system.model(language), language, n=3000, draws=30))
+    assert error < 0.005 * language.entropy()
+    assert abs(mean) < 3 * error
+
+
+@pytest.mark.parametrize("language", [*LANGUAGES.values(), skewed(27, 8)], ids=[*LANGUAGES, "letters"])
+def test_the_autoregressive_likelihood_is_exact_for_every_sequence(language: Language) -> None:
+    model = AR.model(language)
+    assert excess(model, language, n=200, draws=1).abs().max() < 1e-5
+    tokens = language.sample(2, torch.Generator())
+    assert model.nelbo(tokens, torch.Generator(), denoiser=Oracle(model, language)).kind == "exact"
+
+
+def test_the_sampled_entropy_is_the_entropy() -> None:
+    """What the laws above are measured against: -log p of samples averages to the closed form of H."""
+    for language in LANGUAGES.values():
+        mean, error = mean_and_error(-language.log_prob(language.sample(20_000, torch.Generator().manual_seed(1))))
+        assert abs(mean - language.entropy()) < 3 * error < 0.02 * language.entropy()
+
+
+@pytest.mark.parametrize("name", ["d3pm-absorbing", "d3pm-uniform"])
+def test_few_steps_cost_something_when_tokens_depend_on_each_other(name: str) -> None:
+    """T = 4 moves many tokens at once without knowing of each other; T = 1000 costs 250 times less."""
+    language = sticky(3, 6)
+    costs = []
+    for timesteps in (4, 64):
+        model = System(name, {"timesteps": timesteps}).model(language)
+        mean, error = mean_and_error(excess(model, language, n=2500, draws=40))
+        assert mean > -3 * error
+        costs.append((mean, error))
+    assert costs[0][0] > 3 * costs[0][1]
+    assert costs[0][0] > costs[1][0] + 3 * math.hypot(costs[0][1], costs[1][1])
+
+
+@pytest.mark.parametrize("timesteps", [1, 2, 4])
+@pytest.mark.parametrize("name", ["d3pm-absorbing", "d3pm-uniform"])
+def test_few_steps_cost_nothing_when_tokens_are_independent(name: str, timesteps: int) -> None:
+    language = alone(4, 4)
+    model = System(name, {"timesteps": timesteps}).model(language)
+    mean, error = mean_and_error(excess(model, language, n=2500, draws=40))
+    assert error < 0.005 * language.entropy()
+    assert abs(mean) < 3 * error
+
+
+@pytest.mark.parametrize("system", [AR, *DIFFUSIONS], ids=str)
+def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
+    language = sticky(3, 6)
+    model = network(system.name, language, seed=5, **system.options)
+    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
+    assert math.isfinite(mean)
+    assert mean > 10 * error  # a denoiser that knows nothing loses much more than chance
+
+
+@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+def test_the_oracle_of_another_language_is_not_below_the_entropy(system: System) -> None:
+    language, other = skewed(3, 6, seed=3), skewed(3, 6, seed=8)
+    model = system.model(language)
+    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=Oracle(model, other)))
+    assert mean > 3 * error
+
+
+@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+def test_an_oracle_that_is_slightly_too_sure_is_not_below_the_entropy(system: System) -> None:
+    """A bound with a wrong weight can be fooled by sharper logits; a true one cannot."""
+    language = sticky(3, 6)
+    model = system.model(language)
+    oracle = Oracle(model, language)
+    for sharpness in (0.8, 1.25):
+
+        def predict(z, t, context, where=None, sharpness=sharpness):
+            return sharpness * oracle(z, t, context, where)
+
+        mean, error = mean_and_error(excess(model, language, n=1500, draws=16, denoiser=predict))
+        assert mean > -3 * error
+
+
+@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+def test_relabelling_the_vocabulary_changes_nothing(system: System) -> None:
+    """Masks do not ask for names: with the same noise the bound is the same. Random tokens agree on average."""
+    language, new = skewed(3, 4), torch.tensor([2, 0, 1])
+    old = new.argsort()
+    renamed = ls.languages.markov(language.transition[old][:, old], language.initial[old], language.length)
+    rng = torch.Generator().manual_seed(2)
+    tokens = language.sample(3000, rng)
+    state = rng.get_state()
+
+    def bound(language: Language, tokens: torch.Tensor) -> torch.Tensor:
+        model = system.model(language)
+        return model.nelbo(tokens, rng.set_state(state), denoiser=Oracle(model, language), draws=16).total
+
+    before, after = bound(language, tokens), bound(renamed, new[tokens])
+    if system in MASKED:
+        torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)
+    else:
+        mean, error = mean_and_error(before - after)
+        assert abs(mean) < 3 * error < 0.02 * language.entropy()
