@@ -16,6 +16,7 @@ _LAZY = {
     "Model": "logosphere.model:Model",
     "Plan": "logosphere.sampling.plan:Plan",
     "walk": "logosphere.sampling.walk:walk",
+    "Frame": "logosphere.sampling.walk:Frame",
     "sample": "logosphere.sampling.walk:sample",
     "generate": "logosphere.sampling.walk:generate",
     "fit": "logosphere.training.fit:fit",

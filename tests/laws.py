@@ -124,7 +124,7 @@ def fits(counts: Tensor | np.ndarray, p: Tensor | np.ndarray) -> float:
         pooled.append((counts[rare].sum(keepdims=True), expected[rare].sum(keepdims=True)))
     seen, wanted = (np.concatenate(part) for part in zip(*pooled, strict=True))
     wanted = wanted * seen.sum() / wanted.sum()
-    return float(stats.chisquare(seen, wanted).pvalue)
+    return float(stats.chisquare(seen, wanted).pvalue) if len(seen) > 1 else 1.0
 
 
 def same_law(tokens: Tensor, language: Language, p: Tensor | None = None) -> float:

@@ -1,7 +1,7 @@
 """The oracle law for samples: what an oracle writes has the law of the language, also around known tokens.
 
-20 000 samples on at most 81 sequences, with 256 steps: a chi-square test sees errors of a few per cent in a cell, and
-the error of the steps themselves (about 1/256 of the correlation) stays below that.
+5000 samples on at most 81 sequences, with 128 steps: a chi-square test sees errors of a few per cent in a cell, and
+the error of the steps themselves (about 1/128 of the correlation) stays below that.
 """
 
 import pytest
@@ -25,7 +25,7 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.sampling.plan import cosine_grid
 from logosphere.sampling.steppers import first_hitting
 
-N = 20_000
+N = 5000
 CASES = {"chain": skewed(3, 4), "table": table()}
 KNOWN = torch.tensor([True, False, True, False])
 
@@ -33,7 +33,7 @@ KNOWN = torch.tensor([True, False, True, False])
 def drawn(system: System, language: Language, n: int = N, **how) -> torch.Tensor:
     model = system.model(language)
     rng = torch.Generator().manual_seed(31)
-    return ls.sample(model, n=n, rng=rng, denoiser=Oracle(model, language), **{"steps": 256} | how)
+    return ls.sample(model, n=n, rng=rng, denoiser=Oracle(model, language), **{"steps": 128} | how)
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
@@ -46,13 +46,13 @@ def test_samples_have_the_law_of_the_language(system: System, language: Language
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_samples_of_every_variant_have_the_law_of_the_language(system: System, language: Language) -> None:
-    assert same_law(drawn(system, language), language) > CHANCE
+    assert same_law(drawn(system, language, 20_000, steps=256), language) > CHANCE
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"block": 2})], ids=str)
 def test_first_hitting_is_exact(system: System, language: Language) -> None:
-    assert same_law(drawn(system, language, stepper=first_hitting), language) > CHANCE
+    assert same_law(drawn(system, language, 20_000, stepper=first_hitting), language) > CHANCE
 
 
 @pytest.mark.parametrize("system", [AR, System("mdlm"), System("mdlm", {"block": 2})], ids=str)
@@ -73,7 +73,7 @@ def test_the_cosine_grid_has_the_same_limit(system: System) -> None:
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("system", [System("mdlm"), *UNIFORM[:3]], ids=str)
+@pytest.mark.parametrize("system", [System("mdlm"), System("d3pm-uniform", {"timesteps": None})], ids=str)
 def test_infilling_reproduces_the_law_given_what_is_known(system: System, language: Language) -> None:
     tokens = language.sample(1, torch.Generator().manual_seed(6))[0]
     written = drawn(system, language, known=KNOWN, tokens=tokens)
@@ -92,9 +92,9 @@ def test_a_prompt_is_continued_by_its_own_law(system: System) -> None:
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"exact_count": False}), *UNIFORM[:3]], ids=str)
+@pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"exact_count": False}), *UNIFORM[:2]], ids=str)
 def test_the_bound_of_an_infilling_oracle_is_the_conditional_entropy(system: System, language: Language) -> None:
-    difference = excess(system.model(language), language, n=3000, draws=40, known=KNOWN)
+    difference = excess(system.model(language), language, n=2000, draws=64, known=KNOWN)
     mean, error = mean_and_error(difference)
     assert error < 0.01 * language.entropy()  # half of the positions: less to measure, the same error
     assert abs(mean) < 3 * error

@@ -22,27 +22,37 @@ from logosphere.weights import fill, read_tensors, write_tensors
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save_checkpoint(folder: Path, training: Training, extra: dict[str, object]) -> None:
+def save_checkpoint(folder: Path, training: Training, extra: dict[str, object]) -> Path:
     """Save a training under `folder`, name it the latest and drop the one before."""
-    model, averaged = training.model, training.averaged
     final = folder / f"step-{training.step:08d}"
+    if latest(folder) == final:
+        return final  # saved already; to replace it would leave a moment without any
     draft = folder / f".draft-{training.step:08d}"
     shutil.rmtree(draft, ignore_errors=True)
-    write_tensors(draft / "model.safetensors", model.state_dict())
-    if averaged is not None:
-        write_tensors(draft / "ema.safetensors", averaged.tensors(model))
-    write_tensors(draft / "optimizer.safetensors", _moments(training))
-    updates = None if averaged is None else averaged.updates
-    state = {"step": training.step, "tokens": training.tokens, "ema_updates": updates, **extra}
-    write_json(draft / "state.json", state)
-    sync_folder(draft)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(draft, final)
+    try:
+        _write(draft, training, extra)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(draft, final)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
     sync_folder(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
     for old in folder.glob("step-*"):
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
+    model, averaged = training.model, training.averaged
+    write_tensors(draft / "model.safetensors", model.state_dict())
+    if averaged is not None:
+        write_tensors(draft / "ema.safetensors", averaged.tensors(model))
+    write_tensors(draft / "optimizer.safetensors", _moments(training))
+    updates = None if averaged is None else averaged.updates
+    write_json(draft / "state.json", {"step": training.step, "tokens": training.tokens, "ema_updates": updates, **extra})
+    sync_folder(draft)
 
 
 def latest(folder: Path) -> Path | None:

@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+BIN    := $(VENV)/bin
+PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test fast lint types laws bench clean
+
+demo: $(VENV)/demo.stamp  ## train a small model for two minutes, print its bound, watch it write
+	$(BIN)/logosphere train demo
+	$(BIN)/logosphere sample --watch -n 3 --steps 64
+
+test: lint types laws  ## everything CI runs
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+# One torch thread per test process: two processes with two threads each would only wait for one another.
+laws: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+
+fast: $(VENV)/dev.stamp  ## the suite without its slow part
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow"
+
+bench: $(VENV)/dev.stamp  ## the figures of docs/results.md that take minutes, not hours
+	for script in step_overhead bound_variance sampling_overhead oracle; do $(PYTHON) benchmarks/$$script.py || exit 1; done
+
+$(PYTHON):
+	python3 -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(PYTHON)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(PYTHON)
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,59 @@
+"""How much a training step costs beyond the bare network: its forward and backward pass and the optimiser's step.
+
+Ours adds: crops, times, noise, masks, the bound, gradient clipping, the running average and the checks for NaN.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from harness import paired_ratio, present
+
+import logosphere as ls
+from logosphere.data.batches import Crops
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.transformer import Head, Trunk
+from logosphere.training.fit import Training
+
+LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15
+NETWORK = Network(width=256, depth=4, heads=4)
+
+
+class Bare(torch.nn.Module):
+    """Embedding, blocks, head and cross-entropy at every position: nothing that knows of diffusion."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCABULARY + 1, NETWORK.width)
+        self.trunk, self.head = Trunk(NETWORK, LENGTH, reads_time=False), Head(NETWORK.width, VOCABULARY)
+        self.causal = causal
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.trunk(self.embedding(tokens), causal=self.causal))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+def main() -> None:
+    text = np.random.default_rng(0).integers(0, VOCABULARY, 1_000_000).astype(np.uint8)
+    crops = Crops(text, LENGTH, BATCH, seed=0)
+    tokens = crops.at(0).tokens
+    rows = {}
+    for system in ("mdlm", "ar"):
+        model = ls.build(system, vocab_size=VOCABULARY, length=LENGTH, **vars(NETWORK))
+        training = Training(model, ema=0.999)
+        bare = Bare(causal=system == "ar")
+        optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
+
+        def our_step(training: Training = training) -> None:
+            training.advance(crops.at(training.step), 1000, 0.0)
+
+        def bare_step(bare: Bare = bare, optimizer: torch.optim.AdamW = optimizer) -> None:
+            optimizer.zero_grad()
+            bare(tokens).backward()
+            optimizer.step()
+
+        rows[system] = paired_ratio(our_step, bare_step, ROUNDS)
+    present(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", rows)
+
+
+if __name__ == "__main__":
+    main()

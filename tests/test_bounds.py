@@ -1,0 +1,194 @@
+"""Laws of the bound: continuous time is the limit of steps, published formulas agree, and estimators of one number agree."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import System, excess, generator, mean_and_error, network, skewed, sticky
+from torch import Tensor
+
+from logosphere.data.languages import Oracle
+from logosphere.noise import Drawn, Keyed
+from logosphere.processes.interpolating import Interpolating
+from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
+from logosphere.types import Batch
+
+V, N = 5, 400
+curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
+
+
+def situations(process: Interpolating, low: float = 0.1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random tokens, times, states and posterior logits, all in float64."""
+    rng = generator(1)
+    x = torch.randint(V, (N,), generator=rng)
+    t = (low + (0.95 - low) * torch.rand(N, generator=rng)).double()
+    z = process.corrupt(x[:, None], t[:, None], Drawn(rng, N))[:, 0]
+    out = process.inform(torch.randn(N, V, generator=rng).double(), z, t)
+    keep = torch.ones(N).bool() if process.mask is None else z == process.mask
+    return out[keep], x[keep], z[keep], t[keep]
+
+
+@curves
+@pytest.mark.parametrize("mask", [True, False], ids=["masked", "uniform"])
+def test_continuous_time_is_the_limit_of_many_steps(schedule: Schedule, mask: bool) -> None:
+    """T · KL = rate + O(1/T): at T = 20 000 within a per mille, at T = 200 not."""
+    limit = Interpolating(V, schedule, mask=mask)
+    out, x, z, t = situations(limit)
+    apart = []
+    for timesteps in (200, 20_000):
+        steps = Interpolating(V, schedule, mask=mask, timesteps=timesteps)
+        middle = (t * timesteps).round() / timesteps
+        wanted = limit.nats(out, x, z, middle)
+        apart.append(float(((steps.nats(out, x, z, middle) - wanted).abs() / (wanted + 0.01)).max()))
+    assert apart[1] < 2e-3
+    assert apart[1] < 0.05 * apart[0] + 1e-9  # the linear masked step has no error to begin with
+
+
+@curves
+def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Schedule) -> None:
+    process = Interpolating(V, schedule, mask=True, timesteps=10)
+    out, x, z, t = situations(process)
+    t = (t * 10).ceil() / 10
+    reveal = (schedule.signal(t - 0.1) - schedule.signal(t)) / (1 - schedule.signal(t))
+    cost = F.cross_entropy(out, x, reduction="none")
+    torch.testing.assert_close(process.nats(out, x, z, t), 10 * reveal * cost, rtol=1e-6, atol=1e-9)
+
+
+@curves
+def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -> None:
+    """T · KL(q(z_s | z_t, x) || Σ_x̂ q(z_s | z_t, x̂) p(x̂ | z)), the sum written out as D3PM has it."""
+    process = Interpolating(V, schedule, mask=False, timesteps=10)
+    out, x, z, t = situations(process, low=0.15)
+    t = (t * 10).ceil() / 10
+    s = t - 0.1
+    each = torch.stack([process._log_step(F.one_hot(torch.full_like(x, k), V), z, t, s) for k in range(V)], 1).exp()
+    model = (out.softmax(-1)[..., None] * each).sum(1)
+    true = each[torch.arange(len(x)), x]
+    divergence = (true * (true.log() - model.log())).sum(-1)
+    torch.testing.assert_close(process.nats(out, x, z, t), 10 * divergence, rtol=1e-4, atol=1e-7)
+
+
+@curves
+def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) -> None:
+    """UDLM (Schiff et al. 2024), with x̄ = V a x + 1 - a and i = z."""
+    process = Interpolating(V, schedule, mask=False)
+    out, x, z, t = situations(process)
+    a, slope = schedule.signal(t)[:, None], -schedule.slope(t)
+    bar = V * a * F.one_hot(x, V) + 1 - a
+    model = V * a * process._context(out, z, t) + 1 - a
+    at, model_at = bar.gather(1, z[:, None]), model.gather(1, z[:, None])
+    inner = V / at - V / model_at - (bar / at * ((model_at * bar) / (model * at)).log()).sum(1, keepdim=True)
+    published = slope / (V * a[:, 0]) * inner[:, 0]
+    torch.testing.assert_close(process.nats(out, x, z, t), published, rtol=1e-5, atol=1e-7)
+    assert published.min() >= 0
+
+
+@pytest.mark.parametrize("timesteps", [None, 50])
+@pytest.mark.parametrize("mask", [True, False], ids=["masked", "uniform"])
+def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: int | None) -> None:
+    plain = Interpolating(V, Cosine(), mask=mask, timesteps=timesteps)
+    hybrid = Interpolating(V, Cosine(), mask=mask, timesteps=timesteps, hybrid=0.3)
+    out, x, z, t = situations(plain)
+    nats = plain.nats(out, x, z, t)
+    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x), nats)
+    torch.testing.assert_close(hybrid.loss(nats, out, x), nats + 0.3 * F.cross_entropy(out, x, reduction="none"))
+
+
+def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor, Tensor]:
+    process = Interpolating(V, schedule, mask=True, exact_count=True)
+    noised = process.noised(torch.zeros_like(free).long(), w, free, Drawn(generator(2), len(free)))
+    return noised.z == V, noised.t, noised.weight
+
+
+@curves
+def test_exact_counts_are_exact(schedule: Schedule) -> None:
+    """ceil(w n) of the n free positions of each block, at least one; never a known one; n/l is the weight of each."""
+    rng = generator(3)
+    free = torch.rand(300, 12, generator=rng) < 0.7
+    free[:20] = False
+    w = torch.rand(300, 3, generator=rng).double()
+    hidden, t, weight = counted(w, free, schedule)
+    n = free.view(300, 3, 4).sum(2)
+    assert torch.equal(hidden.view(300, 3, 4).sum(2), (w * n).ceil().long())
+    assert not (hidden & ~free).any()
+    assert t[~free].eq(0).all()
+    rate = (schedule.slope(t) / schedule.noise(t) * weight).view(300, 3, 4)
+    share = (n / (w * n).ceil()).float()[..., None].expand_as(rate)
+    torch.testing.assert_close(rate[free.view(300, 3, 4)], share[free.view(300, 3, 4)], rtol=1e-4, atol=1e-5)
+
+
+def test_every_free_position_is_hidden_equally_often() -> None:
+    hidden, _, _ = counted(torch.rand(8000, 1, generator=generator(4)).double(), torch.ones(8000, 6).bool(), Cosine())
+    share = hidden.double().mean(0)
+    assert (share - (1 + 1 / 6) / 2).abs().max() < 3.5 * (0.25 / 8000) ** 0.5
+
+
+def test_counted_masks_and_masks_by_chance_estimate_one_number() -> None:
+    """Any network that does not read the time, far from the optimum; the counted estimate has the smaller error."""
+    language = skewed(5, 6)
+    model = network("mdlm", language, seed=1)
+    chance = System("mdlm", {"exact_count": False}).model(language)
+    counts = excess(model, language, n=3000, draws=6)
+    by_chance = excess(chance, language, n=3000, draws=6, denoiser=model.denoiser)
+    by_count = excess(model, language, n=3000, draws=6, denoiser=model.denoiser)
+    mean, error = mean_and_error(by_chance - by_count)
+    assert abs(mean) < 3 * error < 0.05 * language.entropy()
+    assert by_count.std() < 0.8 * by_chance.std()
+    assert counts.std() < 0.8 * excess(chance, language, n=3000, draws=6).std()
+
+
+@pytest.mark.parametrize("name, options", [("mdlm", {"exact_count": False}), ("d3pm-uniform", {"timesteps": None})])
+def test_the_bound_does_not_depend_on_the_schedule(name: str, options: dict) -> None:
+    """Denoisers that are wrong in the same way at the same level of noise: the oracle of another language."""
+    language, other = sticky(3, 4), skewed(3, 4)
+    results = []
+    for schedule in SCHEDULES:
+        model = System(name, options | {"schedule": schedule}).model(language)
+        results.append(mean_and_error(excess(model, language, n=3000, draws=32, denoiser=Oracle(model, other))))
+    for mean, error in results[1:]:
+        assert abs(mean - results[0][0]) < 3 * (error**2 + results[0][1] ** 2) ** 0.5
+        assert error < 0.02 * results[0][0]
+
+
+def test_exact_counts_do_not_see_the_schedule_at_all() -> None:
+    language = sticky(3, 4)
+    linear, cosine = (System("mdlm", {"schedule": name}).model(language) for name in ("linear", "cosine"))
+    apart = excess(linear, language, n=50, draws=4) - excess(cosine, language, n=50, draws=4)
+    assert apart.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform"])
+def test_one_block_of_the_whole_length_is_no_block(name: str) -> None:
+    language = skewed(3, 4)
+    whole, blocked = System(name).model(language), System(name, {"block": 4}).model(language)
+    assert torch.equal(excess(whole, language, n=50, draws=2), excess(blocked, language, n=50, draws=2))
+
+
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform", "ar"])
+def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
+    language = skewed(3, 4)
+    model = network(name, language).eval()
+    batch = Batch.of(language.sample(10, generator(5)))
+
+    def total(part: Batch) -> Tensor:
+        with torch.no_grad():
+            return model.bound(part, Keyed(1, 2, part.ids, part.place, part.total), draws=2).total
+
+    parts = [total(batch.part(slice(0, 3))), total(batch.part(slice(3, 10)))]
+    torch.testing.assert_close(torch.cat(parts), total(batch), rtol=1e-5, atol=1e-5)
+
+
+def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> None:
+    language = sticky(3, 4)
+    for name, options in (("mdlm", {}), ("d3pm-uniform", {"timesteps": 2}), ("d3pm-uniform", {"timesteps": 1})):
+        model = System(name, options).model(language)
+        bound = model.nelbo(language.sample(50, generator(6)), generator(7), denoiser=Oracle(model, language), draws=4)
+        torch.testing.assert_close(bound.total, bound.recon + bound.diffusion + bound.prior)
+        assert bool(bound.recon.any()) == (name != "mdlm")
+        assert bool(bound.diffusion.any()) == (options.get("timesteps") != 1)
+
+
+def test_polynomials_of_any_power_are_allowed() -> None:
+    """Half a power has an infinite slope at 0; the masked rate p/t stays what it is."""
+    process = Interpolating(V, Polynomial(0.5), mask=True)
+    out, x, z, t = situations(process)
+    torch.testing.assert_close(process.nats(out, x, z, t), 0.5 / t * F.cross_entropy(out, x, reduction="none"))

@@ -1,0 +1,147 @@
+"""The command line keeps its promises: the verbs work, results can be read by programs, a run can be stopped and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from logosphere.cli import main
+
+SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+SMALL += ["--validation-sequences", "8", "--validations", "2"]
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
+    """An empty working folder; tokenised corpora are shared by the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(cache))
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def train(*more: str, steps: int = 4, out: str = "run") -> int:
+    return main(["train", "--steps", str(steps), "--out", out, *SMALL, *more])
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--json") == 0
+    result = said(capsys)
+    assert result["step"] == 4 and result["validation"]["kind"] == "bound"
+    run = Path("run")
+    for name in ("recipe.json", "env.json", "tokenizer.json", "model.safetensors", "ema.safetensors", "best.safetensors"):
+        assert (run / name).is_file(), name
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4]
+    assert sum("val/bpc" in line for line in lines) == 2
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert recipe["recipe"]["network"]["width"] == 16 and recipe["model"]["vocab_size"] == 27
+    assert list((run / "samples").glob("*.txt")) and (run / "eval" / "valid.json").is_file()
+
+
+@pytest.mark.parametrize("system", ["ar", "mdlm", "d3pm-absorbing", "d3pm-uniform"])
+def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--system", system) == 0
+    assert main(["evaluate", "run", "--sequences", "8", "--draws", "2", "--json"]) == 0
+    assert said(capsys)["bits"] > 0
+    assert main(["sample", "run", "-n", "2", "--steps", "4", "--prompt", "the ", "--json"]) == 0
+    result = said(capsys)
+    assert [sample["text"][:4] for sample in result["samples"]] == ["the ", "the "]
+    assert all(len(sample["tokens"]) == 16 for sample in result["samples"])
+    assert result["nfe"] == (12 if system == "ar" else 4) and result["seconds"] > 0
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "cached", "first-hitting", "confidence", "entropy"])
+def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    capsys.readouterr()
+    words = ["--infill", "the [...] of[2]", "--sampler", sampler, "--grid", "cosine", "--top-p", "0.9", "--json"]
+    assert main(["sample", "run", "-n", "3", "--steps", "8", *words]) == 0
+    for sample in said(capsys)["samples"]:
+        assert sample["text"][:4] == "the " and sample["text"][7:10] == " of"
+
+
+def test_the_same_seed_gives_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    texts = []
+    for seed in ("1", "1", "2"):
+        capsys.readouterr()
+        main(["sample", "run", "--steps", "4", "--seed", seed])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_compare_trains_what_is_missing_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path("small.yaml")
+    network = "{width: 16, depth: 1, heads: 2}"
+    recipe.write_text(f"length: 16\nbatch: 4\nvalidations: 1\nvalidation_sequences: 8\nnetwork: {network}\n")
+    words = ["compare", "--systems", "ar,mdlm", "--recipe", str(recipe), "--steps", "3", "--out", "both"]
+    assert main([*words, "--sequences", "16", "--json"]) == 0
+    rows = said(capsys)["rows"]
+    assert {row["name"] for row in rows} == {"ar", "mdlm"} and rows[0]["bits"] <= rows[1]["bits"]
+    assert rows[0]["above_best"] == 0 and rows[1]["above_best"] == pytest.approx(rows[1]["bits"] - rows[0]["bits"])
+    assert main(["compare", "both/ar", "both/mdlm", "--sequences", "16"]) == 0
+    assert "= " in (table := capsys.readouterr().out) and "≤ " in table
+
+
+def test_a_finished_run_can_be_resumed_without_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    before = Path("run/model.safetensors").read_bytes()
+    assert main(["train", "--out", "run", "--resume"]) == 0
+    assert Path("run/model.safetensors").read_bytes() == before
+
+
+def test_data_of_every_kind_can_be_trained_on() -> None:
+    text = "Grüße aus dem Wald, sagte der Igel. " * 60
+    Path("tale.txt").write_text(text, encoding="utf-8")
+    Path("tale.jsonl").write_text("\n".join(json.dumps({"text": text}) for _ in range(3)), encoding="utf-8")
+    for number, words in enumerate((["tale.txt"], ["tale.jsonl", "--tokenizer", "byte"], ["tale.txt", "--tokenizer", "bpe:300"])):
+        assert train("--data", *words, steps=1, out=f"run{number}") == 0
+        assert main(["sample", f"run{number}", "-n", "1", "--steps", "2"]) == 0
+    assert main(["evaluate", "run2", "--per", "character", "--sequences", "4"]) == 0
+
+
+def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -> None:
+    """Ctrl-C in a real process, at whatever step it may hit; then the same metrics as a run left alone."""
+    command = [sys.executable, "-m", "logosphere"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = ["train", "--steps", "60", *SMALL, "--network.dropout", "0.1"]
+    subprocess.run([*command, *words, "--out", "alone"], env=environment, check=True, capture_output=True)
+    process = subprocess.Popen([*command, *words, "--out", "stopped"], env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = workplace / "stopped" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, remark = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume" in remark and "Traceback" not in remark
+    subprocess.run([*command, "train", "--out", "stopped", "--resume"], env=environment, check=True, capture_output=True)
+
+    def without_clocks(folder: str) -> list[dict[str, object]]:
+        lines = [json.loads(line) for line in (workplace / folder / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
+
+    assert without_clocks("stopped") == without_clocks("alone")
+    for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
+        assert (workplace / "stopped" / name).read_bytes() == (workplace / "alone" / name).read_bytes()
+
+
+def test_help_comes_without_torch() -> None:
+    """`--help` is instant because it never loads torch."""
+    for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems"], ["data", "list"]):
+        program = f"import sys; from logosphere.cli import main; main({words!r}); print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert done.stdout.strip().endswith("False"), words

@@ -1,0 +1,174 @@
+"""Mistakes at the command line: one sentence that says what to do, a non-zero exit code, no traceback, nothing lost."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from test_cli import cache, train, workplace  # noqa: F401
+
+from logosphere.cli import main
+
+
+def sentence(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 1) -> str:
+    """Run a command that must fail, and return the one line it says."""
+    capsys.readouterr()
+    assert main(words) == code
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if line.startswith("logosphere: ")]
+    assert len(lines) == 1 and "Traceback" not in captured.err and captured.out == ""
+    return lines[0]
+
+
+def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'train'" in sentence(capsys, ["trian"], code=2)
+    assert "'mdlm'" in sentence(capsys, ["train", "--system", "mdml"])
+    assert "'text8-tiny'" in sentence(capsys, ["train", "text8-tyni"])
+    assert "'schedule'" in sentence(capsys, ["train", "--options", "shedule=cosine"])
+    assert "'cosine'" in sentence(capsys, ["train", "--options", "schedule=cosin"])
+    assert "'text8'" in sentence(capsys, ["train", "--data", "tex8"])
+    assert "'infilling'" in sentence(capsys, ["train", "--task", "infiling"])
+    assert main(["train", "--stepz", "3"]) == 2 and "--steps" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "hint"),
+    [
+        (None, [], "no"),
+        (b"", [], "empty"),
+        (b"short", [], "longer text"),
+        (b"still too short " * 20, [], "--length"),
+        (b"\x00\x01\x02" * 100, [], "not a text file"),
+        (b"caf\xe9 " * 300, [], "UTF-8"),
+        (b"Capital letters" * 50, ["--tokenizer", "text8"], "alphabet"),
+        (b"fine text " * 100, ["--tokenizer", "bpe"], "size"),
+    ],
+)
+def test_files_that_cannot_be_read(
+    content: bytes | None, words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        Path("text.txt").write_bytes(content)
+    assert hint in sentence(capsys, ["train", "--data", "text.txt", "--out", "run", *words])
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps", "0"],
+        ["--minutes", "-1"],
+        ["--length", "0"],
+        ["--batch", "0"],
+        ["--ema", "2"],
+        ["--network.width", "10"],
+        ["--network.dropout", "1"],
+        ["--optim.lr", "0"],
+        ["--precision", "float8"],
+        ["--device", "quantum"],
+        ["--options", "block"],
+        ["--options", "block=7"],
+        ["--options", "width=7"],
+        ["--validations", "0"],
+    ],
+)
+def test_impossible_settings(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    budget = [] if words[0] in ("--steps", "--minutes") else ["--steps", "1"]
+    sentence(capsys, ["train", "--out", "run", *budget, *words])
+    assert not any(Path("run").glob("*.safetensors"))
+
+
+def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("full").mkdir()
+    Path("full/thesis.txt").write_text("ten years of work")
+    assert "--resume" in sentence(capsys, ["train", "--steps", "1", "--out", "full"])
+    assert Path("full/thesis.txt").read_text() == "ten years of work"
+    assert "recipe.json" in sentence(capsys, ["train", "--out", "full", "--resume"])
+    assert "no run" in sentence(capsys, ["train", "--out", "absent", "--resume"])
+    assert "--out" in sentence(capsys, ["train", "--resume"])
+    assert "train" in sentence(capsys, ["sample"])
+
+
+def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    assert "16" in sentence(capsys, ["sample", "run", "--prompt", "far too long for this model"])
+    assert "'H'" in sentence(capsys, ["sample", "run", "--prompt", "Hello"])
+    assert "shorten" in sentence(capsys, ["sample", "run", "--infill", "abc[20]"])
+    assert "either" in sentence(capsys, ["sample", "run", "--prompt", "a", "--infill", "b[.]"])
+    assert "temperature" in sentence(capsys, ["sample", "run", "--temperature", "0"])
+    assert "top_p" in sentence(capsys, ["sample", "run", "--top-p", "1.5"])
+    assert "step" in sentence(capsys, ["sample", "run", "--steps", "0"])
+    assert "samples" in sentence(capsys, ["sample", "run", "-n", "0"])
+    assert "draws" in sentence(capsys, ["evaluate", "run", "--draws", "0"])
+
+
+def test_autoregressive_models_say_that_they_cannot_see_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--system", "ar")
+    assert "left to right" in sentence(capsys, ["sample", "run", "--infill", "the [...] of"])
+
+
+def test_samplers_say_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--system", "d3pm-uniform")
+    assert "masked" in sentence(capsys, ["sample", "run", "--sampler", "confidence"])
+    assert "time" in sentence(capsys, ["sample", "run", "--sampler", "cached"])
+
+
+def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    weights, recipe = Path("run/ema.safetensors"), Path("run/recipe.json")
+    good, plan = weights.read_bytes(), json.loads(recipe.read_text())
+    for bad in (b"", good[: len(good) // 2], b"\xff" * 64, b"PK\x03\x04" + good):
+        weights.unlink()  # it is a link to the checkpoint, which must stay whole
+        weights.write_bytes(bad)
+        assert "damaged" in sentence(capsys, ["sample", "run"])
+    weights.write_bytes(good)
+    recipe.write_text(json.dumps(plan | {"version": 99}))
+    assert "newer" in sentence(capsys, ["sample", "run"])
+    recipe.write_text(json.dumps({"format": "something else"}))
+    assert "Logosphere" in sentence(capsys, ["evaluate", "run"])
+    recipe.write_text("{ half a reci")
+    assert "damaged" in sentence(capsys, ["sample", "run"])
+    changed = plan["model"] | {"options": plan["model"]["options"] | {"width": 32}}
+    recipe.write_text(json.dumps(plan | {"model": changed}))
+    assert "does not belong" in sentence(capsys, ["sample", "run"])
+    recipe.write_text(json.dumps(plan | {"recipe": plan["recipe"] | {"batch": "many"}}))
+    assert "'batch'" in sentence(capsys, ["evaluate", "run"])
+
+
+def test_a_text_that_changed_is_noticed_when_a_run_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tale.txt").write_text("once upon a time there was a mouse " * 60)
+    train("--data", "tale.txt")
+    Path("tale.txt").write_text("once upon a time there was a whale " * 60)
+    assert "changed" in sentence(capsys, ["train", "--out", "run", "--resume"])
+
+
+def test_a_full_disk_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up after the first checkpoint; what was saved stays whole, and the run can go on later."""
+    synced = os.fsync
+
+    def fsync(handle: int) -> None:
+        if Path("run/state/latest.json").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        assert train(steps=8) == 1
+    assert "disk is full" in capsys.readouterr().err
+    assert json.loads(Path("run/state/latest.json").read_text()) == {"checkpoint": "step-00000004"}
+    assert [path for path in Path("run").rglob(".*") if path.name != ".lock"] == []
+    assert main(["train", "--out", "run", "--resume"]) == 0
+
+
+def test_unexpected_failures_are_a_sentence_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(words: list[str]) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("logosphere.cli.systems.run", broken)
+    assert "--debug" in sentence(capsys, ["systems"])
+    with pytest.raises(ZeroDivisionError):
+        main(["systems", "--debug"])

@@ -1,0 +1,242 @@
+"""Networks: what may look at what, caches that change nothing, and a start that claims to know nothing."""
+
+import math
+
+import pytest
+import torch
+from laws import SMALL, System, generator, network, scramble, skewed
+from torch import Tensor, nn
+
+import logosphere as ls
+from logosphere.codecs.tokens import TokenCodec
+from logosphere.denoisers.attention import block_causal_mask
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
+from logosphere.errors import UserError
+
+V, L, B = 7, 8, 3
+SIZE = Network(**SMALL)
+CODEC = TokenCodec(V, mask=True)
+
+
+def made(kind: str, seed: int = 0) -> Denoiser:
+    makers = {
+        "full": lambda: FullTransformer(CODEC, L, SIZE, reads_time=False),
+        "full-time": lambda: FullTransformer(CODEC, L, SIZE, reads_time=True),
+        "causal": lambda: CausalTransformer(V, L, SIZE),
+        "block": lambda: BlockTransformer(CODEC, L, 2, SIZE, reads_time=False),
+        "block-time": lambda: BlockTransformer(CODEC, L, 2, SIZE, reads_time=True),
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        denoiser = makers[kind]()
+        scramble(denoiser)
+    return denoiser.eval().requires_grad_(False)
+
+
+KINDS = ["full", "full-time", "causal", "block", "block-time"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    rng = generator(1)
+    z = torch.randint(V + 1, (B, L), generator=rng)
+    return z, torch.rand(B, 1, generator=rng).expand(B, L), torch.randint(V, (B, L), generator=rng)
+
+
+def changed(values: Tensor, position: int) -> Tensor:
+    values = values.clone()
+    values[:, position] = (values[:, position] + 1) % V
+    return values
+
+
+def influence(denoiser: Denoiser, which: str) -> Tensor:
+    """seen[q, k]: does the answer at q change when the state (or the context) at k changes? Bit by bit."""
+    z, t, context = inputs()
+    before = denoiser(z, t, context)
+    rows = []
+    for k in range(L):
+        after = denoiser(changed(z, k), t, context) if which == "z" else denoiser(z, t, changed(context, k))
+        rows.append((after != before).any(-1).any(0))
+    return torch.stack(rows, 1)
+
+
+def test_a_causal_network_sees_the_clean_past_and_nothing_else() -> None:
+    denoiser = made("causal")
+    assert not influence(denoiser, "z").any()
+    assert torch.equal(influence(denoiser, "context"), torch.ones(L, L).tril(-1).bool())
+
+
+@pytest.mark.parametrize("kind", ["full", "full-time"])
+def test_a_full_network_sees_every_state_and_no_context(kind: str) -> None:
+    denoiser = made(kind)
+    assert influence(denoiser, "z").all()
+    assert not influence(denoiser, "context").any()
+
+
+@pytest.mark.parametrize("kind", ["block", "block-time"])
+def test_a_block_sees_itself_noisy_and_earlier_blocks_clean(kind: str) -> None:
+    denoiser, block = made(kind), torch.arange(L) // 2
+    assert torch.equal(influence(denoiser, "z"), block[:, None] == block)
+    assert torch.equal(influence(denoiser, "context"), block[:, None] > block)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_the_block_mask_is_written_out_right(block: int) -> None:
+    mask = block_causal_mask(4, block)
+    for q in range(8):
+        for k in range(8):
+            mine, its, noisy_query, noisy_key = q % 4 // block, k % 4 // block, q < 4, k < 4
+            seen = (mine == its if noisy_query else False) if noisy_key else (mine > its if noisy_query else mine >= its)
+            assert bool(mask[q, k]) == seen
+
+
+@kinds
+def test_packed_answers_are_the_wanted_rows(kind: str) -> None:
+    denoiser, (z, t, context) = made(kind), inputs()
+    where = torch.rand(B, L, generator=generator(2)) < 0.5
+    torch.testing.assert_close(denoiser(z, t, context, where), denoiser(z, t, context)[where], rtol=1e-5, atol=1e-5)
+
+
+@kinds
+def test_sequences_do_not_see_each_other(kind: str) -> None:
+    denoiser, (z, t, context) = made(kind), inputs()
+    alone = torch.cat([denoiser(z[i : i + 1], t[i : i + 1], context[i : i + 1]) for i in range(B)])
+    torch.testing.assert_close(denoiser(z, t, context), alone, rtol=1e-5, atol=1e-5)
+
+
+@kinds
+def test_a_position_is_known_by_its_place(kind: str) -> None:
+    """Equal states at every position must not get equal answers."""
+    denoiser = made(kind)
+    same = torch.full((1, L), 2)
+    out = denoiser(same, torch.full((1, L), 0.5), same)[0]
+    assert (out[-1] - out[0]).abs().max() > 1e-3
+
+
+@kinds
+def test_a_session_answers_as_the_whole_network(kind: str) -> None:
+    """Step by step along a left-to-right walk, whatever a session remembers."""
+    denoiser, (z, t, context) = made(kind), inputs()
+    session, whole = denoiser.session(), denoiser(z, t, context)
+    for i in range(L):
+        where = torch.zeros(B, L).bool()
+        where[:, i] = True
+        torch.testing.assert_close(session(z, t, context, where), whole[:, i], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [1, 5, L - 1])
+def test_a_session_reads_a_prompt_at_once_and_hides_what_is_to_come(prompt: int) -> None:
+    denoiser, (z, t, context) = made("causal"), inputs()
+    session, whole = denoiser.session(), denoiser(z, t, context)
+    for i in range(prompt, L):
+        where = (torch.arange(L) == i).expand(B, L)
+        sofar = torch.where(torch.arange(L) < i, context, V)  # the sampler has hidden states there
+        torch.testing.assert_close(session(z, t, sofar, where), whole[:, i], rtol=1e-5, atol=1e-5)
+
+
+def test_a_session_does_not_outlive_its_walk() -> None:
+    denoiser, (z, t, context) = made("causal"), inputs()
+    denoiser.session()(z, t, context)
+    torch.testing.assert_close(denoiser.session()(z, t, changed(context, 0)), denoiser(z, t, changed(context, 0)))
+
+
+@pytest.mark.parametrize("name", ls.systems())
+def test_a_fresh_network_knows_nothing(name: str) -> None:
+    """A head of zeros predicts every token equally often: the bound of masked systems is log V for each token."""
+    model = ls.build(name, vocab_size=V, length=L, **SMALL)
+    tokens = torch.randint(V, (20, L), generator=generator(3))
+    bound = model.nelbo(tokens, generator(4))
+    if name == "mdlm":  # without exact counts, or with jumps, it is so on average only
+        assert bound.total.tolist() == pytest.approx([L * math.log(V)] * 20, rel=1e-5)
+    if name == "ar":
+        assert bound.total.tolist() == pytest.approx([L * math.log(V)] * 20, rel=1e-6)
+    flat = model.denoiser(torch.full((1, L), V - 1), torch.ones(1, L), torch.zeros(1, L).long()).softmax(-1)
+    if name in ("ar", "d3pm-uniform"):
+        assert (flat - 1 / V).abs().max() < 1e-6
+    hidden = torch.full((1, L), V)
+    if name != "d3pm-uniform":
+        assert (model.denoiser(hidden, torch.ones(1, L), hidden).softmax(-1) - 1 / V).abs().max() < 1e-6
+
+
+@kinds
+def test_logits_are_float32_under_autocast(kind: str) -> None:
+    denoiser, (z, t, context) = made(kind), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = denoiser(z, t, context)
+    assert out.dtype == torch.float32
+    assert (out - denoiser(z, t, context)).abs().max() < 0.3
+
+
+@kinds
+def test_time_matters_where_it_is_read_and_nowhere_else(kind: str) -> None:
+    denoiser, (z, t, context) = made(kind), inputs()
+    moved = (denoiser(z, t, context) - denoiser(z, t / 2, context)).abs().max() > 1e-4
+    assert bool(moved) == denoiser.reads_time == kind.endswith("time")
+
+
+@pytest.mark.parametrize("kind", ["full-time", "block-time"])
+def test_a_shared_time_is_a_field_that_happens_to_be_constant(kind: str) -> None:
+    """A field that differs in one sequence takes the long way; the other sequences must not notice."""
+    denoiser, (z, t, context) = made(kind), inputs()
+    uneven = t.clone()
+    uneven[-1, 3:] = 0.0
+    long_way, short_way = denoiser(z, uneven, context), denoiser(z, t, context)
+    torch.testing.assert_close(long_way[:-1], short_way[:-1], rtol=1e-5, atol=1e-5)
+    assert (long_way[-1] - short_way[-1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ls.systems())
+def test_every_weight_learns(name: str) -> None:
+    """Each parameter gets a gradient that is finite and not zero everywhere."""
+    language = skewed(V, L)
+    model = network(name, language)
+    model.bound(*batch_and_noise(language)).loss.sum().backward()
+    for weight_name, weight in model.named_parameters():
+        assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any(), weight_name
+
+
+def batch_and_noise(language):
+    from logosphere.noise import Drawn
+    from logosphere.types import Batch
+
+    return Batch.of(language.sample(64, generator(5))), Drawn(generator(6), 64)
+
+
+@pytest.mark.parametrize(
+    "size, says",
+    [
+        ({"width": 30, "heads": 4}, "does not split"),
+        ({"width": 12, "heads": 4}, "even size"),
+        ({"depth": 0}, "at least 1"),
+        ({"heads": 0}, "at least 1"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": -0.1}, "dropout"),
+    ],
+)
+def test_impossible_sizes_are_refused(size: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        ls.build("mdlm", vocab_size=V, length=L, **size)
+
+
+@pytest.mark.parametrize("denoiser", [{}, {"denoiser": None}], ids=["network", "without"])
+@pytest.mark.parametrize("block", [3, 0, -2, 16])
+def test_a_block_that_does_not_divide_the_length_is_refused(block: int, denoiser: dict) -> None:
+    with pytest.raises(UserError, match="block"):
+        ls.build("mdlm", vocab_size=V, length=L, block=block, **denoiser)
+
+
+def test_a_model_without_a_network_says_so() -> None:
+    language = skewed(V, L)
+    model = System("mdlm").model(language)
+    assert model.denoiser is None and not list(model.parameters())
+    with pytest.raises(UserError, match="no denoiser"):
+        model.nelbo(language.sample(2, generator(1)), generator(1))
+
+
+def test_the_pattern_of_names_is_the_networks_own() -> None:
+    """Saved files name weights; a denoiser inside a model keeps them apart from the process."""
+    model = network("mdlm", skewed(V, L))
+    assert isinstance(model.denoiser, nn.Module)
+    assert all(name.startswith("denoiser.") for name in model.state_dict())

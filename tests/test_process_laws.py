@@ -1,0 +1,207 @@
+"""Laws of the path: its ends, its marginals, its backward steps, and closed forms against plain matrix products."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import CHANCE, fits, generator, mean_and_error
+from torch import Tensor
+
+from logosphere.noise import Drawn
+from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.oneshot import OneShot
+from logosphere.schedules import SCHEDULES, Cosine, Polynomial
+
+V = 4
+N = 20_000
+DIFFUSIONS = [
+    Interpolating(V, schedule, mask=mask, timesteps=timesteps)
+    for schedule in SCHEDULES.values()
+    for mask in (True, False)
+    for timesteps in (None, 1000)
+]
+PROCESSES = [*DIFFUSIONS, OneShot(V)]
+
+
+def named(process) -> str:
+    if isinstance(process, OneShot):
+        return "oneshot"
+    return f"{'masked' if process.mask else 'uniform'}-{process.schedule}-{process.timesteps}"
+
+
+def field(value: float) -> Tensor:
+    return torch.full((N, 1), value)
+
+
+def states(process) -> int:
+    return process.codec.states
+
+
+def counts(z: Tensor, process) -> Tensor:
+    return z.flatten().bincount(minlength=states(process))
+
+
+def marginal(process: Interpolating, x: Tensor, t: float) -> Tensor:
+    """q(z_t | x) as a vector over all states, for x a distribution over tokens, in float64."""
+    at = torch.tensor(t, dtype=torch.float64)
+    noise = torch.zeros(states(process), dtype=torch.float64)
+    if process.mask is None:
+        noise += 1 / V
+    else:
+        noise[process.mask] = 1
+    signal = F.pad(x.double(), (0, states(process) - V))
+    return process.schedule.signal(at) * signal + process.schedule.noise(at) * noise
+
+
+def truth(x: Tensor) -> Tensor:
+    """Logits that leave no doubt about the clean token, but finite ones."""
+    return 200.0 * F.one_hot(x, V)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=named)
+def test_nothing_happens_at_time_zero(process) -> None:
+    x = torch.randint(V, (50, 6), generator=generator(1))
+    assert torch.equal(process.corrupt(x, torch.zeros(50, 6), Drawn(generator(2), 50)), x)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=named)
+def test_nothing_is_left_at_time_one(process) -> None:
+    """Whatever the token was, z_1 has the law of the prior."""
+    noise = Drawn(generator(3), N)
+    prior = counts(process.prior(N, 1, noise), process)
+    law = torch.full((V,), 1 / V) if states(process) == V else F.one_hot(torch.tensor(V), V + 1).float()
+    assert fits(prior, law) > CHANCE
+    assert fits(counts(process.corrupt(torch.ones(N, 1).long(), field(1.0), noise), process), law) > CHANCE
+    assert process.prior_nats(torch.zeros(2, 3).long()).eq(0).all()
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
+def test_the_marginal_keeps_the_signal_and_spreads_the_rest(process, t: float) -> None:
+    z = process.corrupt(torch.full((N, 1), 2), field(t), Drawn(generator(4), N))
+    assert fits(counts(z, process), marginal(process, F.one_hot(torch.tensor(2), V), t)) > CHANCE
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("process", PROCESSES, ids=named)
+def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
+    noise = Drawn(generator(5), N)
+    z = process.corrupt(torch.full((N, 1), 2), field(t), noise)
+    out = torch.randn(N, 1, V, generator=generator(6))
+    if isinstance(process, OneShot) and t == 0:
+        out = truth(torch.full((N, 1), 2))
+    assert torch.equal(process.step(out, z, field(t), field(t), noise), z)
+
+
+@pytest.mark.parametrize("t", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize("process", PROCESSES, ids=named)
+def test_a_step_to_time_zero_is_clean(process, t: float) -> None:
+    noise = Drawn(generator(7), N)
+    x = torch.randint(V, (N, 1), generator=generator(8))
+    z = process.corrupt(x, field(t), noise)
+    clean = process.step(torch.randn(N, 1, V, generator=generator(9)), z, field(t), field(0.0), noise)
+    assert clean.max() < V
+    assert torch.equal(process.step(truth(x), z, field(t), field(0.0), noise), x)
+
+
+@pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (1.0, 0.02), (0.3, 0.0)])
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
+def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: float, s: float) -> None:
+    noise, x = Drawn(generator(10), N), torch.full((N, 1), 1)
+    z = process.corrupt(x, field(t), noise)
+    stepped = process.step(truth(x), z, field(t), field(s), noise)
+    assert fits(counts(stepped, process), marginal(process, F.one_hot(torch.tensor(1), V), s)) > CHANCE
+
+
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
+def test_two_steps_are_one(process) -> None:
+    """From one state, 0.8 -> 0.5 -> 0.2 has the law of 0.8 -> 0.2: both against the exact posterior."""
+    x, start = torch.full((N, 1), 1), states(process) - 1
+    z, noise = torch.full((N, 1), start), Drawn(generator(11), N)
+    half_way = process.step(truth(x), z, field(0.8), field(0.5), noise)
+    by_two = process.step(truth(x), half_way, field(0.5), field(0.2), noise)
+    by_one = process.step(truth(x), z, field(0.8), field(0.2), noise)
+    law = posterior(process, F.one_hot(torch.tensor(1), V).double(), start, 0.8, 0.2)
+    assert fits(counts(by_one, process), law) > CHANCE
+    assert fits(counts(by_two, process), law) > CHANCE
+
+
+def transition(process: Interpolating, s: float, t: float) -> Tensor:
+    """The K × K matrix q(z_t | z_s), as a product of 7 smaller ones: (1 - β) I + β · noise."""
+    product = torch.eye(states(process), dtype=torch.float64)
+    noise = marginal(process, torch.zeros(V), 1.0)
+    for low, high in zip(torch.linspace(s, t, 8).double()[:-1], torch.linspace(s, t, 8).double()[1:], strict=True):
+        stay = process.schedule.signal(high) / process.schedule.signal(low)
+        product = product @ (stay * torch.eye(states(process), dtype=torch.float64) + (1 - stay) * noise)
+    return product
+
+
+def posterior(process: Interpolating, x: Tensor, z: int, t: float, s: float) -> Tensor:
+    """q(z_s | z_t = z, x) by Bayes' rule with matrices."""
+    joint = marginal(process, x, s) * transition(process, s, t)[:, z]
+    return joint / joint.sum()
+
+
+@pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
+def test_the_closed_form_of_a_uniform_step_is_the_product_of_matrices(schedule, t: float, s: float) -> None:
+    process = Interpolating(V, schedule, mask=False)
+    one_hot = torch.eye(V, dtype=torch.float64)
+    mixed = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    for x in (*one_hot, mixed):
+        for z in range(V):
+            times = torch.tensor([t], dtype=torch.float64), torch.tensor([s], dtype=torch.float64)
+            closed = process._log_step(x[None], torch.tensor([z]), *times).exp()[0]
+            torch.testing.assert_close(closed, posterior(process, x, z, t, s), rtol=1e-5, atol=1e-9)
+            assert float(closed.sum()) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
+def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float) -> None:
+    process = Interpolating(V, schedule, mask=True)
+    z, noise = torch.full((N, 1), V), Drawn(generator(12), N)
+    out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
+    law = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
+    assert fits(counts(process.step(out, z, field(t), field(s), noise), process), law) > CHANCE
+
+
+@pytest.mark.parametrize("t", [0.05, 0.4, 0.95])
+def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
+    """`inform` against frequencies: draw x from a prior, corrupt it, and look which x produced z = 3."""
+    process = Interpolating(V, Cosine(), mask=False)
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
+    z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), Drawn(generator(14), 4 * N))
+    law = process.inform(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
+    assert fits(x[z == 3].bincount(minlength=V), law) > CHANCE
+    evidence = process.evidence(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
+    likelihood = torch.stack([marginal(process, row, t)[3] for row in torch.eye(V)]).log()
+    torch.testing.assert_close(evidence - evidence[0], (likelihood - likelihood[0]).float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=named)
+def test_evidence_is_certain_at_time_zero_and_silent_at_time_one(process) -> None:
+    x = torch.arange(V)[None]
+    assert torch.equal(process.evidence(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
+    hidden = process.prior(1, V, Drawn(generator(1), 1))
+    assert process.evidence(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("t", [0.2, 0.7])
+def test_evidence_taken_out_leaves_the_context(t: float) -> None:
+    process = Interpolating(V, Polynomial(1), mask=False)
+    context, z = torch.randn(9, V, generator=generator(15)), torch.randint(V, (9,), generator=generator(16))
+    times = torch.full((9,), t)
+    torch.testing.assert_close(process._context(process.inform(context, z, times), z, times), context.softmax(-1))
+
+
+def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:
+    """Masks by chance come in the right number: the mean share over times is one half."""
+    process = Interpolating(V, Polynomial(1), mask=True)
+    noise, x = Drawn(generator(17), 2000), torch.zeros(2000, 8).long()
+    z, t, weight = process.noised(x, noise.quantiles(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)
+    mean, error = mean_and_error((z == V).double().mean(1))
+    assert abs(mean - 0.5) < 3 * error < 0.03
+    assert math.isclose(float(weight.mean()), 1) and t.max() <= 1
