@@ -25,9 +25,7 @@ def main() -> None:
     batches = (language.sample(32, rng) for _ in range(10**6))
     for _ in ls.fit(by_count, batches, steps=300, optim=Optim(lr=3e-3)):
         pass
-    by_chance = ls.build(
-        "mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False
-    )
+    by_chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
     batch = Batch.of(language.sample(BATCH, rng))
 
     @torch.no_grad()

@@ -6,8 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 
+import torch
 
-def paired_ratio(ours: Callable[[], object], bare: Callable[[], object], rounds: int, warmup: int = 3) -> dict[str, float]:
+torch.set_num_threads(1)  # CPU seconds of one thread mean work; with more, also waiting
+
+
+def paired_ratio(
+    ours: Callable[[], object], bare: Callable[[], object], rounds: int, warmup: int = 3
+) -> dict[str, float]:
     """How much longer `ours` takes than `bare`, in CPU seconds, as the median of ratios of neighbouring runs.
 
     Neighbours see the same load of the machine, and the median forgets the rounds that were disturbed.

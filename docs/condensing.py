@@ -1,6 +1,6 @@
 """Draws docs/condensing.svg: a text condensing out of masks, as an animation that plays in any browser.
 
-    python docs/condensing.py RUN > docs/condensing.svg
+python docs/condensing.py RUN > docs/condensing.svg
 """
 
 import sys
@@ -54,7 +54,9 @@ def _style(moments: list[int]) -> str:
         lines.append(f"@keyframes d{moment}{{0%,{at:.1f}%{{opacity:1}}{at + 0.1:.1f}%,100%{{opacity:0}}}}")
         bright = f"{at + 0.1:.1f}%{{opacity:1;fill:#ffd166}}{at + 8:.1f}%,100%{{opacity:1;fill:#e8ebf2}}"
         lines.append(f"@keyframes c{moment}{{0%,{at:.1f}%{{opacity:0}}{bright}}}")
-        lines.append(f".d{moment}{{animation:d{moment} {total}s infinite}}.c{moment}{{animation:c{moment} {total}s infinite}}")
+        lines.append(
+            f".d{moment}{{animation:d{moment} {total}s infinite}}.c{moment}{{animation:c{moment} {total}s infinite}}"
+        )
     return "\n".join(lines) + "</style>"
 
 

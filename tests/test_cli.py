@@ -1,4 +1,4 @@
-"""The command line keeps its promises: the verbs work, results can be read by programs, a run can be stopped and resumed."""
+"""The command line keeps its promises: the verbs work, programs can read results, runs can be stopped and resumed."""
 
 import json
 import os
@@ -42,7 +42,14 @@ def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str])
     result = said(capsys)
     assert result["step"] == 4 and result["validation"]["kind"] == "bound"
     run = Path("run")
-    for name in ("recipe.json", "env.json", "tokenizer.json", "model.safetensors", "ema.safetensors", "best.safetensors"):
+    for name in (
+        "recipe.json",
+        "env.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "ema.safetensors",
+        "best.safetensors",
+    ):
         assert (run / name).is_file(), name
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4]
@@ -108,7 +115,9 @@ def test_data_of_every_kind_can_be_trained_on() -> None:
     text = "Grüße aus dem Wald, sagte der Igel. " * 60
     Path("tale.txt").write_text(text, encoding="utf-8")
     Path("tale.jsonl").write_text("\n".join(json.dumps({"text": text}) for _ in range(3)), encoding="utf-8")
-    for number, words in enumerate((["tale.txt"], ["tale.jsonl", "--tokenizer", "byte"], ["tale.txt", "--tokenizer", "bpe:300"])):
+    for number, words in enumerate(
+        (["tale.txt"], ["tale.jsonl", "--tokenizer", "byte"], ["tale.txt", "--tokenizer", "bpe:300"])
+    ):
         assert train("--data", *words, steps=1, out=f"run{number}") == 0
         assert main(["sample", f"run{number}", "-n", "1", "--steps", "2"]) == 0
     assert main(["evaluate", "run2", "--per", "character", "--sequences", "4"]) == 0
@@ -120,7 +129,9 @@ def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = ["train", "--steps", "60", *SMALL, "--network.dropout", "0.1"]
     subprocess.run([*command, *words, "--out", "alone"], env=environment, check=True, capture_output=True)
-    process = subprocess.Popen([*command, *words, "--out", "stopped"], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *words, "--out", "stopped"], env=environment, stderr=subprocess.PIPE, text=True
+    )
     metrics = workplace / "stopped" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 5:
         assert process.poll() is None, process.communicate()[1]
@@ -128,7 +139,9 @@ def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -
     process.send_signal(signal.SIGINT)
     _, remark = process.communicate(timeout=120)
     assert process.returncode == 130 and "--resume" in remark and "Traceback" not in remark
-    subprocess.run([*command, "train", "--out", "stopped", "--resume"], env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [*command, "train", "--out", "stopped", "--resume"], env=environment, check=True, capture_output=True
+    )
 
     def without_clocks(folder: str) -> list[dict[str, object]]:
         lines = [json.loads(line) for line in (workplace / folder / "metrics.jsonl").read_text().splitlines()]

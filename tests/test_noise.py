@@ -66,7 +66,11 @@ def test_the_extreme_words_stay_inside_the_interval() -> None:
 def test_neighbours_are_uncorrelated(source) -> None:
     """99 500 pairs each: a correlation has a standard error of 0.0032."""
     numbers = source(200).uniform(200, 500) - 0.5
-    for one, other in ((numbers[1:], numbers[:-1]), (numbers[:, 1:], numbers[:, :-1]), (numbers[1:], -numbers[:-1].abs())):
+    for one, other in (
+        (numbers[1:], numbers[:-1]),
+        (numbers[:, 1:], numbers[:, :-1]),
+        (numbers[1:], -numbers[:-1].abs()),
+    ):
         pairs = torch.stack([one.flatten(), other.flatten()])
         assert abs(float(torch.corrcoef(pairs)[0, 1])) < 3.5 / math.sqrt(pairs.shape[1])
 

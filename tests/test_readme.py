@@ -31,7 +31,9 @@ def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_shown_commands_have_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = [line for block in blocks("README.md", "bash") for line in block.splitlines() if line.startswith("logosphere")]
+    shown = [
+        line for block in blocks("README.md", "bash") for line in block.splitlines() if line.startswith("logosphere")
+    ]
     assert len(shown) >= 5
     for line in shown:
         command, *words = shlex.split(line, comments=True)[1:]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from logosphere.cli.console import messages, parse, print_json
+from logosphere.cli.console import parse, print_json, say
 from logosphere.cli.evaluate import Measure, measured
 from logosphere.cli.train import run as train
 from logosphere.errors import UserError
@@ -61,7 +61,7 @@ def run(words: list[str]) -> int:
     else:
         first = comparison.rows[0].report
         print(comparison)
-        messages.print(f"{first.data}, {first.sequences:,} sequences of {first.length}, {first.draws} draws each")
+        say(f"{first.data}, {first.sequences:,} sequences of {first.length}, {first.draws} draws each")
     return 0
 
 

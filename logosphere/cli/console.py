@@ -21,6 +21,11 @@ messages = Console(stderr=True, highlight=False)
 """Progress and remarks go here, so that results on standard output can be piped."""
 
 
+def say(remark: str) -> None:
+    """A remark on one line, however long."""
+    messages.print(remark, soft_wrap=True)
+
+
 def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
     """Options of a command out of its words; --help and mistakes are answered here."""
     prog, config = f"logosphere {command}", (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
@@ -77,7 +82,7 @@ def corpus_with_progress(source: str, tokenizer: "str | Tokenizer") -> "Corpus":
 def _shown(shown: Bar) -> Callable[[str, int, int], None]:
     def report(stage: str, done: int, total: int) -> None:
         if stage == "rebuilding a damaged cache":
-            messages.print("The cached tokens of this text were damaged; they are built again.")
+            say("The cached tokens of this text were damaged; they are built again.")
         shown.update(done / total if total else 0.0, stage)
 
     return report

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from logosphere.cli.console import bar, corpus_with_progress, messages, parse, print_json
+from logosphere.cli.console import bar, corpus_with_progress, parse, print_json, say
 from logosphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(words: list[str]) -> int:
         print(f"{report.name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
         print(f"  {terms}; {report.tokens:,} tokens counted")
-        messages.print(f"Saved as {path}")
+        say(f"Saved as {path}")
     return 0
 
 

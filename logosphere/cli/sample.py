@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from logosphere.cli.console import messages, parse, print_json
+from logosphere.cli.console import messages, parse, print_json, say
 from logosphere.cli.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
 
@@ -82,7 +82,7 @@ def run(words: list[str]) -> int:
     elif not (arguments.watch and messages.is_terminal):
         print("\n\n".join(tokenizer.decode(row) for row in rows))
     if not arguments.json:
-        messages.print(f"[dim]{_plain(drawn.nfe)} network evaluations each, {drawn.seconds:.2f} s[/]")
+        say(f"[dim]{_plain(drawn.nfe)} network evaluations each, {drawn.seconds:.2f} s[/]")
     return 0
 
 
@@ -106,7 +106,7 @@ def _draw(
     # the rest; the result is then an approximation.
     renoise = given is not None and model.process.needs_time and folder.recipe.task == "unconditional"
     if renoise:
-        messages.print(
+        say(
             "This model was trained without known positions, so the text around them is approximate; "
             "train with --task infilling for exact conditioning."
         )

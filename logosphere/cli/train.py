@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from logosphere.cli.console import Bar, bar, corpus_with_progress, messages, parse, print_json
+from logosphere.cli.console import Bar, bar, corpus_with_progress, parse, print_json, say
 from logosphere.errors import UserError
 from logosphere.recipes.catalogue import RECIPES, recipe
 from logosphere.recipes.recipe import Recipe
@@ -87,7 +87,7 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> i
     from logosphere.runs.train import Advanced, Saved, Validated, train
 
     settings = folder.recipe
-    messages.print(f"[bold]{settings.system}[/] on {corpus.name} ({len(corpus.train):,} tokens) in {folder.path}")
+    say(f"[bold]{settings.system}[/] on {corpus.name} ({len(corpus.train):,} tokens) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
     interrupts = Interrupts()
@@ -100,11 +100,11 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> i
                     _show(shown, event, corpus.tokenizer.unit)
                 case Validated():
                     report = event.report
-                    messages.print(f"step {event.step:>7,}  validation {report}")
+                    say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
     if interrupts.requested and done < 1:
-        messages.print(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
+        say(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
         return 130
     return _finish(folder, corpus, step, report, arguments)
 
@@ -129,7 +129,7 @@ def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report | 
     path = folder.path / "eval" / "valid.json"
     if report is None:
         report = Report.load(path)  # a finished run was resumed: nothing was left to do
-        messages.print("This run is already finished.")
+        say("This run is already finished.")
     else:
         report.save(path)
         drawn = generate(folder.model(), n=4, steps=min(128, folder.recipe.length))
@@ -140,7 +140,7 @@ def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report | 
         print_json({"run": str(folder.path), "step": step, "validation": content})
     else:
         print(f"{folder.recipe.system} on {report.data}: {report}")
-        messages.print(f"Run: {folder.path}   Next: logosphere sample {folder.path} --watch")
+        say(f"Run: {folder.path}   Next: logosphere sample {folder.path} --watch")
     return 0
 
 

@@ -31,4 +31,11 @@ class TokenCodec(Codec):
         return positions
 
     def stem(self, width: int) -> nn.Module:
-        return nn.Embedding(self.states, width)
+        return embedding(self.states, width)
+
+
+def embedding(states: int, width: int) -> nn.Embedding:
+    """A table of small vectors: small, so that the first blocks are heard beside them from the start."""
+    table = nn.Embedding(states, width)
+    nn.init.normal_(table.weight, std=0.2)
+    return table

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
+from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import Attention, KeyValues, block_causal_mask, rotary_table
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
@@ -151,7 +152,7 @@ class CausalTransformer(Denoiser):
     def __init__(self, vocab_size: int, length: int, network: Network):
         super().__init__()
         self.block, self.reads_time, self.start = 1, False, vocab_size
-        self.stem = nn.Embedding(vocab_size + 1, network.width)
+        self.stem = embedding(vocab_size + 1, network.width)
         self.trunk = Trunk(network, length, reads_time=False)
         self.head = Head(network.width, vocab_size)
 

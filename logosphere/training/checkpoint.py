@@ -51,7 +51,9 @@ def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
         write_tensors(draft / "ema.safetensors", averaged.tensors(model))
     write_tensors(draft / "optimizer.safetensors", _moments(training))
     updates = None if averaged is None else averaged.updates
-    write_json(draft / "state.json", {"step": training.step, "tokens": training.tokens, "ema_updates": updates, **extra})
+    write_json(
+        draft / "state.json", {"step": training.step, "tokens": training.tokens, "ema_updates": updates, **extra}
+    )
     sync_folder(draft)
 
 

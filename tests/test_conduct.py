@@ -1,0 +1,138 @@
+"""Conduct: who may import whom, what may not be used at all, and how mistakes in names are met."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logosphere as ls
+
+PACKAGE = Path(ls.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+LAYERS = [
+    ["errors", "shapes", "atomic", "types"],
+    ["noise", "schedules"],
+    ["codecs"],
+    ["processes"],
+    ["denoisers"],
+    ["weights", "model"],
+    ["sampling", "likelihood"],
+    ["data", "tasks", "training", "evaluation"],
+    ["systems", "recipes", "loading"],
+    ["runs"],
+    ["cli", "__init__", "__main__"],
+]
+"""From the ground up: a part may import parts of its own layer and of layers before it."""
+LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
+
+SETTINGS = {"logosphere.denoisers.network", "logosphere.training.optim"}
+"""Plain settings without torch, which recipes hold; they import nothing but errors."""
+
+
+def part_of(path: Path) -> str:
+    """'denoisers' for logosphere/denoisers/network.py, 'noise' for logosphere/noise.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every logosphere module that a file imports anywhere, also inside functions or for type checking."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            yield from [node.module] if node.module != "logosphere" else [f"logosphere.{n.name}" for n in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path: Path) -> None:
+    for module in imports(path):
+        if module.startswith("logosphere.") and module.split(".")[1] in LEVEL:
+            assert LEVEL[module.split(".")[1]] <= LEVEL[part_of(path)], f"{path.name} must not import {module}"
+
+
+def test_every_part_has_its_layer() -> None:
+    assert {part_of(path) for path in FILES} == set(LEVEL)
+
+
+def test_settings_import_nothing() -> None:
+    for module in SETTINGS:
+        path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        assert {name for name in imports(path) if "logosphere" in name or "torch" in name} == {"logosphere.errors"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_file_is_one_thought(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text)), "a module says what it is"
+
+
+FORBIDDEN_MODULES = {"pickle", "dill", "joblib", "shelve", "marshal"}
+FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "hasattr", "print"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_unpickled_evaluated_or_printed(path: Path) -> None:
+    """Files of strangers stay data; and what is shown is the command line's business."""
+    used = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    allowed = {"print"} if part_of(path) in ("cli", "__main__") else set()
+    assert not used & (FORBIDDEN_CALLS - allowed)
+    assert not {module.split(".")[0] for module in imports(path)} & FORBIDDEN_MODULES
+
+
+@pytest.mark.parametrize("statement", ["import logosphere", "import logosphere; logosphere.systems()"])
+def test_names_and_systems_need_no_torch(statement: str) -> None:
+    code = f"import sys; {statement}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ls.__all__:
+        assert getattr(ls, name) is not None
+    assert set(dir(ls)) == set(ls.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = ls.nonsense
+
+
+def test_every_system_has_a_card_and_can_be_built() -> None:
+    assert ls.systems() == sorted(ls.systems())
+    for name in ls.systems():
+        card = ls.system(name)
+        assert card.name == name and all(vars(card).values())
+        model = ls.build(name, vocab_size=3, length=4, width=8, depth=1, heads=1)
+        assert model.process.kind == card.kind
+        assert {"width", "depth", "heads", "dropout"} <= ls.options(name).keys()
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: ls.system("mdml"), "Did you mean 'mdlm'"),
+        (lambda: ls.build("d3pm-unifrom", vocab_size=3, length=4), "Did you mean 'd3pm-uniform'"),
+        (lambda: ls.build("zzz", vocab_size=3, length=4), "Choose from: ar, "),
+        (lambda: ls.build("mdlm", vocab_size=3, length=4, schedul="cosine"), "Did you mean 'schedule'"),
+        (lambda: ls.build("mdlm", vocab_size=3, length=4, schedule="cosinus"), "Did you mean 'cosine'"),
+        (lambda: ls.build("mdlm", vocab_size=1, length=4), "at least 2 tokens"),
+        (lambda: ls.build("mdlm", vocab_size=3, length=0), "at least 1"),
+        (lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=0), "timesteps"),
+    ],
+)
+def test_a_mistake_is_met_with_the_nearest_right_thing(call, says: str) -> None:
+    with pytest.raises(ls.UserError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("tokens", [[[0, 1, 2, 3]], [[0, 1, -1]], [[0, 1]]])
+def test_tokens_that_do_not_fit_are_refused(tokens: list) -> None:
+    import torch
+
+    model = ls.build("mdlm", vocab_size=3, length=3, width=8, depth=1, heads=1)
+    with pytest.raises(ls.UserError):
+        model.nelbo(torch.tensor(tokens), torch.Generator())
+    with pytest.raises(ls.UserError, match="between 0"):
+        model.corrupt(torch.zeros(1, 3).long(), torch.tensor(1.5), torch.Generator())

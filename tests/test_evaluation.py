@@ -1,0 +1,189 @@
+"""Reports: bits with their error and their kind, the same however data is batched; comparisons only of like with like."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from laws import generator, network, skewed
+
+import logosphere as ls
+from logosphere.data.batches import windows
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.evaluation.compare import compare
+from logosphere.evaluation.report import Report, evaluate
+from logosphere.likelihood import Estimate, joined, ratio
+from logosphere.types import Batch
+
+LANGUAGE = skewed(5, 6)
+TEXT = LANGUAGE.sample(64, generator(1)).flatten().numpy().astype(np.uint16)
+REPORT = Report(
+    name="a", kind="bound", unit="character", bits=1.5, error=0.01, recon=0.0, diffusion=1.5, prior=0.0, draws=2,
+    sequences=3, tokens=18, length=6, seed=0, data="d valid", data_sha256="00", tokenizer="ff", weights="ema",
+    seconds=1.0, nats=[1.0, 2.0, 3.0],
+)  # fmt: skip
+
+
+def measured(name: str = "mdlm", batch: int = 16, **how) -> Report:
+    return evaluate(network(name, LANGUAGE), windows(TEXT, 6, batch), rng=7, **how)
+
+
+def test_bits_and_their_error_are_those_of_a_ratio() -> None:
+    """R = Σ total / Σ count, and the error of a ratio by its residuals, all by hand."""
+    model = network("mdlm", LANGUAGE)
+    tokens, known = torch.from_numpy(TEXT.astype(np.int64)).view(-1, 6), torch.zeros(64, 6).bool()
+    known[:20, :3] = True
+    report = evaluate(model, [Batch.of(tokens, known)], rng=7, draws=2, units_per_token=4.0)
+    nats, count = np.array(report.nats), (~known).sum(1).numpy()
+    rate = nats.sum() / count.sum()
+    error = math.sqrt(((nats - rate * count) ** 2).sum() * 64 / 63) / count.sum()
+    assert report.bits == pytest.approx(rate / math.log(2) / 4)
+    assert report.error == pytest.approx(error / math.log(2) / 4)
+    assert report.recon + report.diffusion + report.prior == pytest.approx(report.bits)
+    assert (report.tokens, report.sequences, report.length) == (count.sum(), 64, 6)
+
+
+def test_the_error_is_the_spread_of_repeated_measurements() -> None:
+    """200 samples of 100 pairs: their ratios scatter as one sample says, to 10 per cent (the error of an error)."""
+    rng = generator(2)
+    count = torch.randint(1, 9, (200, 100), generator=rng)
+    values = (2 * count + torch.randn(200, 100, generator=rng)).double()
+    estimates = torch.tensor([ratio(v, c) for v, c in zip(values, count, strict=True)]).double()
+    assert float(estimates[:, 1].mean()) == pytest.approx(float(estimates[:, 0].std()), rel=0.15)
+
+
+def test_one_sequence_has_no_error() -> None:
+    assert math.isnan(ratio(torch.tensor([3.0]), torch.tensor([2]))[1])
+
+
+@pytest.mark.parametrize("kind, sign", [("exact", "= 1.5"), ("bound", "≤ 1.5"), ("surrogate", "~ 1.5")])
+def test_a_report_shows_its_kind(kind, sign: str) -> None:
+    report = replace(REPORT, kind=kind)
+    assert str(report).startswith(sign) and kind in str(report) and "± 0.0100 bits per character" in str(report)
+    assert sign in str(compare([report]))
+
+
+def test_sums_are_kept_in_float64() -> None:
+    """A million float32 terms would lose three digits."""
+    parts = [Estimate(*[torch.full((100_000,), 0.1).double()] * 3, torch.ones(100_000).long(), "bound")] * 10
+    assert joined(parts).per_token()[0] == pytest.approx(3 * float(torch.tensor(0.1)), rel=1e-12)
+    report = measured()
+    assert report.bits == pytest.approx(sum(report.nats) / report.tokens / math.log(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ls.systems())
+def test_numbers_do_not_depend_on_the_batch(name: str) -> None:
+    large, small, odd = (measured(name, batch, draws=2) for batch in (16, 4, 7))
+    assert small.nats == pytest.approx(large.nats, abs=1e-5) and odd.nats == pytest.approx(large.nats, abs=1e-5)
+    assert small.bits == pytest.approx(large.bits, abs=1e-6)
+
+
+def test_what_was_evaluated_is_known_by_its_tokens_alone() -> None:
+    """The same sequences in other batches are the same text, and can be compared; other tokens are not."""
+    assert measured(batch=16).data_sha256 == measured(batch=5).data_sha256
+    other = evaluate(network("mdlm", LANGUAGE), windows(TEXT[::-1].copy(), 6, 16), rng=7)
+    assert other.data_sha256 != measured().data_sha256
+
+
+def test_the_seed_decides_the_numbers() -> None:
+    model = network("mdlm", LANGUAGE)
+    by_int, again, by_generator, same = (
+        evaluate(model, windows(TEXT, 6, 16), rng=rng).nats for rng in (7, 7, generator(3), generator(3))
+    )
+    assert by_int == again != by_generator == same
+
+
+def test_an_oracle_reports_the_entropy() -> None:
+    model = ls.build("ar", vocab_size=5, length=6, denoiser=None)
+    report = evaluate(model, [LANGUAGE.sample(2000, generator(4))], denoiser=Oracle(model, LANGUAGE), rng=1)
+    assert report.kind == "exact"
+    assert abs(report.bits - LANGUAGE.entropy() / 6 / math.log(2)) < 3 * report.error
+
+
+def test_evaluation_leaves_the_model_as_it_was() -> None:
+    model = network("mdlm", LANGUAGE, dropout=0.5).train()
+    one = evaluate(model, windows(TEXT, 6, 16), rng=7)
+    assert model.training and one.nats == evaluate(model, windows(TEXT, 6, 16), rng=7).nats
+
+
+def test_every_batch_is_watched() -> None:
+    seen: list[Estimate] = []
+    report = measured(watch=seen.append)
+    assert torch.cat([part.total for part in seen]).tolist() == report.nats
+
+
+@pytest.mark.parametrize("wrong", [{"draws": 0}, {"batches": []}])
+def test_impossible_measurements_are_refused(wrong: dict) -> None:
+    with pytest.raises(UserError):
+        evaluate(network("mdlm", LANGUAGE), **{"batches": windows(TEXT, 6, 4)} | wrong)
+
+
+def test_a_report_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    report = measured()
+    report.save(tmp_path / "eval" / "report.json")
+    assert Report.load(tmp_path / "eval" / "report.json") == report
+    assert json.loads((tmp_path / "eval" / "report.json").read_text())["kind"] == "bound"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}'])
+def test_what_is_no_report_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(UserError, match="not a report"):
+        Report.load(tmp_path / "report.json")
+
+
+def reports(*nats: torch.Tensor) -> list[Report]:
+    """Reports over the same sequences of 6 tokens."""
+    made = []
+    for name, values in zip("abc", nats, strict=False):
+        bits, error = (value / math.log(2) for value in ratio(values.double(), torch.full((len(values),), 6)))
+        made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist()))
+    return made
+
+
+def test_pairing_takes_out_what_is_hard_for_every_model() -> None:
+    rng = generator(5)
+    hard = 10 + 3 * torch.randn(500, generator=rng)
+    better, worse = hard, hard + 0.2 + 0.1 * torch.randn(500, generator=rng)
+    comparison = compare(reports(worse, better))
+    best, row = comparison.rows
+    assert [best.report.name, row.report.name] == ["b", "a"] and best.difference == 0
+    by_hand = (worse - better).double() / 6 / math.log(2)
+    assert row.difference == pytest.approx(float(by_hand.mean()), rel=1e-6)
+    assert row.error == pytest.approx(float(by_hand.std()) / 500**0.5, rel=1e-5)
+    assert row.error < 0.1 * math.hypot(best.report.error, row.report.error)
+    assert row.z > 10 and "+0.0" in str(comparison)
+
+
+def test_independent_noise_is_not_paired_away() -> None:
+    one, other = 10 + torch.randn(2, 500, generator=generator(6))
+    row = compare(reports(one, other)).rows[1]
+    assert row.error == pytest.approx(math.hypot(*[report.error for report in reports(one, other)]), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"unit": "token"}, "unit"),
+        ({"tokenizer": "ee"}, "tokenizer"),
+        ({"length": 12}, "length"),
+        ({"data_sha256": "11"}, "text"),
+        ({"data": "d test"}, "text"),
+        ({"kind": "surrogate"}, "surrogate"),
+    ],
+)
+def test_unlike_numbers_are_not_compared(change: dict, says: str) -> None:
+    for pair in ([REPORT, replace(REPORT, **change)], [replace(REPORT, **change), REPORT]):
+        with pytest.raises(UserError, match=says):
+            compare(pair)
+
+
+def test_an_exact_number_may_be_compared_with_bounds() -> None:
+    rows = compare([REPORT, replace(REPORT, name="b", kind="exact", bits=1.2, nats=[0.8, 1.6, 2.4])]).rows
+    assert [row.report.name for row in rows] == ["b", "a"]
+    with pytest.raises(UserError, match="nothing"):
+        compare([])

@@ -1,0 +1,222 @@
+"""Sampling: plans fall from noise to data, network evaluations are counted to the last one, what is known stays."""
+
+import pytest
+import torch
+from laws import System, generator, network, skewed
+
+import logosphere as ls
+from logosphere.codecs.base import HIDDEN
+from logosphere.errors import UserError
+from logosphere.sampling.plan import GRIDS, Plan, cosine_grid, uniform_grid
+from logosphere.sampling.steppers import Ordered, ancestral, entropy_order, first_hitting, likelihood_order
+from logosphere.sampling.walk import Frame, generate, model_plan
+
+LANGUAGE = skewed(5, 6)
+ORDERS = {"confidence": Ordered(likelihood_order), "entropy": Ordered(entropy_order)}
+orders = pytest.mark.parametrize("stepper", ORDERS.values(), ids=ORDERS)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("steps", [1, 2, 7, 64, 1000])
+def test_a_grid_falls_from_one_to_zero_exactly(grid, steps: int) -> None:
+    times = grid(steps)
+    assert len(times) == steps + 1
+    assert times[0] == 1 and times[-1] == 0
+    assert times.diff().lt(0).all()
+
+
+def test_the_cosine_grid_begins_with_small_steps() -> None:
+    sizes = -cosine_grid(16).diff()
+    assert sizes.diff().gt(0).all()
+    assert sizes[0] < 0.1 * uniform_grid(16)[-2]
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("length, block, steps", [(6, 6, 4), (6, 3, 2), (6, 1, 1), (6, 2, 5), (1, 1, 1)])
+def test_a_plan_falls_from_all_noise_to_all_data_block_by_block(grid, length: int, block: int, steps: int) -> None:
+    times = Plan.blocks(length, block, steps, grid).times
+    assert times.shape == (steps * length // block + 1, length)
+    assert times[0].eq(1).all() and times[-1].eq(0).all()
+    assert times.diff(dim=0).le(0).all() and times.diff(dim=0).lt(0).any(1).all()
+    started = (times < 1).view(-1, length // block, block).any(2)
+    assert torch.equal(started, (times < 1).view(-1, length // block, block).all(2))
+    finished = times.eq(0).view(-1, length // block, block).all(2)
+    assert (finished[:, :-1] | ~started[:, 1:]).all()  # no block starts before the one before it is clean
+
+
+def test_left_to_right_is_blocks_of_one() -> None:
+    assert torch.equal(Plan.left_to_right(5).times, Plan.blocks(5, 1, 1).times)
+    assert torch.equal(Plan.left_to_right(3).times, torch.ones(4, 3).triu())
+
+
+@pytest.mark.parametrize("length, block, steps", [(6, 4, 1), (6, 0, 1), (6, 6, 0), (6, -1, 2)])
+def test_impossible_plans_are_refused(length: int, block: int, steps: int) -> None:
+    with pytest.raises(UserError):
+        Plan.blocks(length, block, steps)
+
+
+def test_a_process_takes_no_more_steps_than_it_has() -> None:
+    assert len(model_plan(System("d3pm-uniform", {"timesteps": 10}).model(LANGUAGE), 500).times) == 11
+    assert len(model_plan(System("ar").model(LANGUAGE), 500).times) == 7
+    assert len(model_plan(System("mdlm", {"block": 2}).model(LANGUAGE), 12).times) == 13
+
+
+@pytest.mark.parametrize("name", ls.systems())
+@pytest.mark.parametrize("steps", [1, 5, 16])
+def test_every_evaluation_is_counted(name: str, steps: int) -> None:
+    """64 sequences, so that some position is still hidden in the last step."""
+    calls = []
+    model = network(name, LANGUAGE)
+    drawn = generate(model, n=64, steps=steps, rng=generator(1), watch=calls.append)
+    assert drawn.nfe == (6 if name == "ar" else steps)
+    assert len(calls) == drawn.nfe and calls[-1].t.eq(0).all()
+    assert drawn.tokens.shape == (64, 6) and 0 <= drawn.tokens.min() and drawn.tokens.max() < 5
+
+
+@pytest.mark.parametrize("block", [6, 3])
+@pytest.mark.parametrize("free", [6, 4, 1])
+def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -> None:
+    known = torch.arange(6) < 6 - free
+    tokens = LANGUAGE.sample(1, generator(1))[0]
+    drawn = generate(network("mdlm", LANGUAGE, block=block), 8, known=known, tokens=tokens, stepper=first_hitting)
+    assert drawn.nfe == free
+    assert drawn.tokens.max() < 5 and torch.equal(drawn.tokens[:, known], tokens[known].expand(8, -1))
+
+
+@pytest.mark.parametrize("steps", [3, 50, 400])
+def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
+    """Each sequence is asked about at most once for each change of its state, and once at the start."""
+    model = network("mdlm", LANGUAGE)
+    cached = generate(model, 16, steps, generator(2), cached=True)
+    plain = generate(model, 16, steps, generator(2))
+    assert torch.equal(cached.tokens, plain.tokens)
+    assert cached.nfe <= min(steps, 6 + 1)
+
+
+@pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 2})])
+def test_a_cache_changes_nothing_for_models_that_write_from_the_left(name: str, options: dict) -> None:
+    model = network(name, LANGUAGE, **options)
+    cached, plain = (generate(model, 16, 30, generator(2), cached=cached).tokens for cached in (True, False))
+    assert torch.equal(cached, plain)
+
+
+def hidden_counts(stepper, steps: int, length: int = 6, **how) -> torch.Tensor:
+    """How many positions are hidden after each step, [steps, n]."""
+    frames: list[Frame] = []
+    model = network("mdlm", skewed(5, length))
+    generate(model, 8, steps, generator(3), stepper=stepper, watch=frames.append, **how)
+    return torch.stack([frame.tokens.eq(HIDDEN).sum(1) for frame in frames])
+
+
+@orders
+@pytest.mark.parametrize("steps, length", [(6, 6), (3, 6), (2, 6), (1, 6), (12, 6), (13, 13), (21, 21), (25, 25)])
+def test_an_ordered_sampler_reveals_what_the_schedule_asks_for(stepper, steps: int, length: int) -> None:
+    left = [-(-length * (steps - i) // steps) for i in range(1, steps + 1)]
+    assert torch.equal(hidden_counts(stepper, steps, length), torch.tensor(left)[:, None].expand(-1, 8))
+
+
+@orders
+def test_an_ordered_sampler_counts_only_free_positions(stepper) -> None:
+    known = torch.tensor([True, False, True, False, False, False])
+    counts = hidden_counts(stepper, 2, known=known, tokens=torch.zeros(6).long())
+    assert counts[:, 0].tolist() == [2, 0]
+
+
+def test_an_ordered_sampler_takes_the_surest_first() -> None:
+    """Certain tokens at even positions: they appear in the first half of the steps."""
+    model = network("mdlm", LANGUAGE)
+
+    class Sure(type(model.denoiser.inner)):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            self.block, self.reads_time = 6, False
+
+        def forward(self, z, t, context, where=None):
+            out = torch.zeros(*z.shape, 5)
+            out[:, ::2, 3] = 9.0
+            return out if where is None else out[where]
+
+    for stepper in ORDERS.values():
+        frames: list[Frame] = []
+        generate(model, 4, 2, generator(4), Sure(), stepper=stepper, watch=frames.append)
+        assert torch.equal(frames[0].tokens != HIDDEN, (torch.arange(6) % 2 == 0).expand(4, 6))
+
+
+@pytest.mark.parametrize("name", ls.systems())
+def test_the_seed_decides_the_samples(name: str) -> None:
+    model = network(name, LANGUAGE)
+    one, same, other = (ls.sample(model, 8, 6, generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("stepper", [ancestral, first_hitting, *ORDERS.values()])
+def test_known_tokens_stay_in_every_frame(stepper) -> None:
+    known = torch.rand(10, 6, generator=generator(5)) < 0.4
+    tokens = LANGUAGE.sample(10, generator(6))
+    frames: list[Frame] = []
+    model = network("mdlm", LANGUAGE)
+    generate(model, 10, 4, generator(7), known=known, tokens=tokens, stepper=stepper, watch=frames.append)
+    for frame in frames:
+        assert torch.equal(frame.tokens[known], tokens[known]) and frame.t[known].eq(0).all()
+    assert frames[-1].tokens.ne(HIDDEN).all()
+
+
+def test_known_tokens_stay_when_the_network_sees_them_noisy() -> None:
+    known, tokens = torch.arange(6) < 3, LANGUAGE.sample(1, generator(6))[0]
+    model = network("d3pm-uniform", LANGUAGE)
+    drawn = generate(model, 10, 8, generator(7), known=known, tokens=tokens, renoise_known=True)
+    assert torch.equal(drawn.tokens[:, :3], tokens[:3].expand(10, 3))
+
+
+def test_autoregression_takes_a_prompt_but_refuses_to_infill() -> None:
+    model, tokens = network("ar", LANGUAGE), LANGUAGE.sample(1, generator(1))[0]
+    drawn = generate(model, 5, known=torch.arange(6) < 4, tokens=tokens)
+    assert drawn.nfe == 2 and torch.equal(drawn.tokens[:, :4], tokens[:4].expand(5, 4))
+    with pytest.raises(UserError, match="left to right"):
+        ls.sample(model, known=torch.arange(6) > 2, tokens=tokens)
+
+
+def test_a_likelihood_given_what_cannot_be_seen_is_refused() -> None:
+    """-log p(x | later tokens) is not what a causal network computes, so it must not be called exact."""
+    model, tokens = network("ar", LANGUAGE), LANGUAGE.sample(3, generator(1))
+    with pytest.raises(UserError, match="left to right"):
+        model.nelbo(tokens, generator(1), known=(torch.arange(6) > 2).expand(3, 6))
+
+
+@pytest.mark.parametrize("stepper", [first_hitting, *ORDERS.values()])
+def test_samplers_that_reveal_masks_refuse_uniform_diffusion(stepper) -> None:
+    with pytest.raises(UserError, match="ancestral"):
+        ls.sample(network("d3pm-uniform", LANGUAGE), stepper=stepper)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"n": 0}, "at least 1"),
+        ({"steps": 0}, "at least 1"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"known": torch.ones(6).bool()}, "both"),
+        ({"known": torch.ones(5).bool(), "tokens": torch.zeros(5).long()}, "length"),
+        ({"known": torch.ones(6).bool(), "tokens": torch.full((6,), 5)}, "0 to 4"),
+    ],
+)
+def test_impossible_requests_are_refused(wrong: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        ls.sample(network("mdlm", LANGUAGE), **wrong)
+
+
+def test_networks_that_read_the_time_are_not_cached() -> None:
+    for how in ({"cached": True}, {"stepper": first_hitting}):
+        with pytest.raises(UserError, match="time"):
+            ls.sample(network("d3pm-absorbing", LANGUAGE), **how)
+
+
+def test_sampling_leaves_the_network_in_its_mode() -> None:
+    model = network("d3pm-uniform", LANGUAGE).train()
+    ls.sample(model, 2, 2)
+    assert model.denoiser.training
+    with pytest.raises(UserError):
+        ls.sample(model, stepper=ORDERS["entropy"])
+    assert model.denoiser.training

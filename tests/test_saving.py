@@ -1,0 +1,235 @@
+"""Files: a model comes back as it was saved, foreign or damaged files are refused in a sentence, crashes lose nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from laws import generator, network, skewed
+
+import logosphere as ls
+from logosphere.atomic import write_json, write_whole
+from logosphere.errors import UserError
+from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
+from logosphere.training.fit import Training
+from logosphere.types import Batch
+from logosphere.weights import fill, read_recipe, read_tensors, write_tensors
+
+LANGUAGE = skewed(5, 6)
+TOKENS = LANGUAGE.sample(8, generator(1))
+
+
+def answers(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval().denoiser(TOKENS, torch.full(TOKENS.shape, 0.5), TOKENS)
+
+
+@pytest.mark.parametrize(
+    "name, options", [*[(name, {}) for name in ls.systems()], ("mdlm", {"block": 3, "schedule": "cosine"})]
+)
+def test_a_saved_model_gives_the_same_answers(name: str, options: dict, tmp_path: Path) -> None:
+    model = network(name, LANGUAGE, **options)
+    model.save(tmp_path / "model")
+    loaded = ls.load(tmp_path / "model")
+    assert torch.equal(answers(loaded), answers(model))
+    assert loaded.spec == model.spec and not loaded.training
+    assert torch.equal(ls.sample(loaded, 4, 6, generator(2)), ls.sample(model, 4, 6, generator(2)))
+
+
+def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
+    plain, averaged = network("mdlm", LANGUAGE, seed=1), network("mdlm", LANGUAGE, seed=2)
+    plain.save(tmp_path)
+    write_tensors(tmp_path / "ema.safetensors", averaged.state_dict())
+    assert torch.equal(answers(ls.load(tmp_path)), answers(averaged))
+
+
+def spoilt(kind: str) -> dict[str, torch.Tensor]:
+    tensors = dict(network("mdlm", LANGUAGE).state_dict())
+    name = next(iter(tensors))
+    if kind == "lacks":
+        del tensors[name]
+    elif kind == "has not":
+        tensors["stranger"] = torch.zeros(1)
+    elif kind == "shape":
+        tensors[name] = tensors[name][:-1]
+    else:
+        tensors[name] = tensors[name] * float(kind.removeprefix("not finite "))
+    return tensors
+
+
+@pytest.mark.parametrize("kind", ["lacks", "has not", "shape", "not finite nan", "not finite inf"])
+def test_tensors_of_another_model_are_refused_and_change_nothing(kind: str) -> None:
+    model = network("mdlm", LANGUAGE)
+    before = answers(model)
+    with pytest.raises(UserError, match=kind.removesuffix(" nan").removesuffix(" inf")):
+        fill(model, spoilt(kind), Path("weights.safetensors"))
+    assert torch.equal(answers(model), before)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 100, None])
+def test_a_damaged_file_of_weights_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    network("mdlm", LANGUAGE).save(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(UserError, match="damaged"):
+        ls.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "recipe, says",
+    [
+        ("{", "damaged"),
+        ("[]", "not written by Logosphere"),
+        ('{"format": "other"}', "not written by Logosphere"),
+        ('{"format": "logosphere-model", "version": 99}', "newer version"),
+        ('{"format": "logosphere-model", "version": "1"}', "version"),
+        ('{"format": "logosphere-model", "version": 1}', "which model"),
+        ('{"format": "logosphere-model", "version": 1, "model": {"system": "mdlm"}}', "which model"),
+    ],
+)
+def test_a_damaged_or_foreign_recipe_is_refused(recipe: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(recipe)
+    with pytest.raises(UserError, match=says):
+        ls.load(tmp_path)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "nowhere", "no folder"), (tmp_path, "recipe.json is missing")):
+        with pytest.raises(UserError, match=says):
+            ls.load(path)
+    network("mdlm", LANGUAGE).save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="missing"):
+        ls.load(tmp_path)
+    with pytest.raises(UserError, match="missing"):
+        read_tensors(tmp_path / "ema.safetensors")
+
+
+def test_a_recipe_says_which_version_wrote_it(tmp_path: Path) -> None:
+    network("mdlm", LANGUAGE).save(tmp_path)
+    assert (
+        read_recipe(tmp_path / "recipe.json")["version"]
+        == json.loads((tmp_path / "recipe.json").read_text())["version"]
+    )
+
+
+def test_a_model_that_was_not_built_by_name_cannot_be_saved(tmp_path: Path) -> None:
+    model = network("mdlm", LANGUAGE)
+    model.spec = None
+    with pytest.raises(UserError, match="cannot be saved"):
+        model.save(tmp_path)
+
+
+# ---- whole files ------------------------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    """A process that dies here."""
+
+
+def crash_after(renames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the given rename on, the process dies instead of renaming."""
+    replace, left = os.replace, [renames]
+
+    def rename(source, target) -> None:
+        if left[0] == 0:
+            raise Crash
+        left[0] -= 1
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", rename)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_whole(tmp_path / "file", b"old")
+    crash_after(0, monkeypatch)
+    with pytest.raises(Crash):
+        write_whole(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def training(steps: int = 0) -> Training:
+    made = Training(network("mdlm", LANGUAGE), ema=0.9)
+    advance(made, steps)
+    return made
+
+
+def advance(made: Training, steps: int) -> None:
+    for _ in range(steps):
+        made.advance(Batch.of(TOKENS), 10, 0.0)
+
+
+def same(one: Training, other: Training) -> bool:
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    averages = zip(one.averaged.shadow, other.averaged.shadow, strict=True)
+    return all(torch.equal(a, b) for a, b in (*pairs, *averages)) and one.step == other.step
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
+    one = training(3)
+    save_checkpoint(tmp_path, one, {"note": 1})
+    other = training()
+    assert load_checkpoint(latest(tmp_path), other) == {"note": 1}
+    assert same(one, other) and other.tokens == one.tokens
+    advance(one, 3)
+    advance(other, 3)
+    assert same(one, other)
+
+
+def test_only_the_latest_checkpoint_is_kept(tmp_path: Path) -> None:
+    made = training(1)
+    assert latest(tmp_path) is None
+    for _ in range(3):
+        save_checkpoint(tmp_path, made, {})
+        advance(made, 1)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["later", "same-step"])
+@pytest.mark.parametrize("renames", range(7))
+def test_a_crash_while_saving_loses_nothing(renames: int, again: bool, tmp_path: Path, monkeypatch) -> None:
+    """Saving renames six times: three files of weights, the state, the folder and the pointer to it."""
+    made, old = training(2), training(2)
+    save_checkpoint(tmp_path, made, {})
+    advance(made, 0 if again else 1)
+    with monkeypatch.context() as patch:
+        crash_after(renames, patch)
+        try:
+            save_checkpoint(tmp_path, made, {})
+        except Crash:
+            assert renames < 6
+    read = training()
+    load_checkpoint(latest(tmp_path), read)
+    assert same(read, made if renames == 6 else old)
+    save_checkpoint(tmp_path, made, {})
+    load_checkpoint(latest(tmp_path), read)
+    assert same(read, made)
+
+
+@pytest.mark.parametrize("file", ["model", "ema", "optimizer", "state"])
+def test_a_damaged_checkpoint_is_refused(file: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, training(1), {})
+    (path,) = latest(tmp_path).glob(f"{file}.*")
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match="damaged"):
+        load_checkpoint(latest(tmp_path), training())
+
+
+@pytest.mark.parametrize("spoil", ["exp_avg", "shape"])
+def test_moments_of_another_model_are_refused(spoil: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, training(1), {})
+    path = latest(tmp_path) / "optimizer.safetensors"
+    tensors = read_tensors(path)
+    write_tensors(path, {n: t for n, t in tensors.items() if n != "0.exp_avg"} if spoil == "exp_avg" else
+                  tensors | {"0.exp_avg": torch.zeros(3)})  # fmt: skip
+    with pytest.raises(UserError, match="belong"):
+        load_checkpoint(latest(tmp_path), training())
+
+
+def test_a_pointer_to_nowhere_is_refused(tmp_path: Path) -> None:
+    for content, says in (({"checkpoint": "step-00000009"}, "missing"), ([], "damaged")):
+        write_json(tmp_path / "latest.json", content)
+        with pytest.raises(UserError, match=says):
+            latest(tmp_path)

@@ -1,0 +1,128 @@
+"""Batches and tasks: functions of seed and sample number, the same however the work is divided."""
+
+import numpy as np
+import pytest
+import torch
+from laws import CHANCE, fits
+
+from logosphere.data.batches import Crops, windows
+from logosphere.errors import UserError
+from logosphere.tasks import Continuation, Infilling, Unconditional, task
+from logosphere.types import Batch
+
+TEXT = np.arange(1000, dtype=np.uint16)
+TASKS = {"unconditional": Unconditional(), "continuation": Continuation(1.0), "infilling": Infilling(1.0)}
+
+
+def test_a_crop_is_a_piece_of_the_text() -> None:
+    batch = Crops(TEXT, length=10, batch=8, seed=1).at(3)
+    assert batch.tokens.shape == (8, 10) and batch.tokens.diff(dim=1).eq(1).all()
+    assert batch.free.all() and batch.total == 8
+
+
+def test_crops_are_a_function_of_seed_and_step() -> None:
+    crops, again = (Crops(TEXT, 10, 8, seed=1) for _ in range(2))
+    assert torch.equal(crops.at(5).tokens, again.at(5).tokens)
+    different = [crops.at(5).tokens, crops.at(6).tokens, Crops(TEXT, 10, 8, seed=2).at(5).tokens]
+    assert len(torch.cat(different)[:, 0].unique()) > 20
+
+
+def test_a_sample_has_one_crop_whatever_the_batch() -> None:
+    """Sample 24 … 31 as one batch of 8 or two of 4."""
+    large, small = Crops(TEXT, 10, 8, seed=1), Crops(TEXT, 10, 4, seed=1)
+    assert torch.equal(large.at(3).tokens, torch.cat([small.at(6).tokens, small.at(7).tokens]))
+    assert torch.equal(large.at(3).ids, torch.arange(24, 32))
+
+
+def test_crops_start_everywhere_equally_often() -> None:
+    starts = torch.cat([Crops(TEXT[:20], 13, 500, seed=3).at(step).tokens[:, 0] for step in range(16)])
+    assert fits(starts.bincount(minlength=8), torch.ones(8)) > CHANCE
+
+
+def test_windows_cover_the_text_once() -> None:
+    batches = list(windows(TEXT[:104], length=10, batch=4))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert torch.equal(torch.cat([batch.tokens for batch in batches]).flatten(), torch.arange(100))
+    assert torch.equal(torch.cat([batch.place for batch in batches]), torch.arange(10))
+    assert all(batch.total == 10 for batch in batches)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 99, 100, 500])
+def test_a_limited_number_of_windows_is_spread_over_the_text(limit: int) -> None:
+    starts = torch.cat([batch.tokens[:, 0] for batch in windows(TEXT, 10, batch=4, limit=limit)])
+    assert len(starts) == min(limit, 100) and starts.remainder(10).eq(0).all()
+    gaps = starts.diff()
+    assert gaps.ge(10).all() and (not len(gaps) or gaps.max() - gaps.min() <= 10)
+    assert starts[-1] >= 1000 * (1 - 1.5 / len(starts)) - 20
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_windows_are_the_same_however_they_are_batched(batch: int) -> None:
+    whole = next(windows(TEXT, 10, batch=1000, limit=30))
+    parts = list(windows(TEXT, 10, batch=batch, limit=30))
+    for name in ("tokens", "ids", "place"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+
+
+@pytest.mark.parametrize("length, says", [(11, "fewer than one sequence"), (0, "at least 1")])
+def test_text_that_is_too_short_is_refused(length: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Crops(TEXT[:10], length, 2, seed=0)
+    with pytest.raises(UserError, match=says):
+        list(windows(TEXT[:10], length, 2))
+
+
+def test_text_of_exactly_one_sequence_is_enough() -> None:
+    assert torch.equal(Crops(TEXT[:10], 10, 2, seed=0).at(0).tokens, torch.arange(10).expand(2, 10))
+
+
+def test_a_batch_must_hold_something() -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        Crops(TEXT, 10, 0, seed=0)
+
+
+def posed(name: str, length: int, n: int = 2000) -> Batch:
+    batch = Batch.of(torch.zeros(n, length).long())
+    return TASKS[name].pose(batch, seed=4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_leaves_something_to_do(name: str, length: int) -> None:
+    batch = posed(name, length)
+    assert batch.known.shape == (2000, length)
+    assert batch.free.any(1).all()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_a_function_of_seed_and_sample(name: str) -> None:
+    batch = Batch.of(torch.zeros(20, 9).long())
+    whole, part = TASKS[name].pose(batch, 4), TASKS[name].pose(batch.part(slice(5, 12)), 4)
+    assert torch.equal(whole.known[5:12], part.known) and torch.equal(part.ids, torch.arange(5, 12))
+    if name != "unconditional":
+        assert not torch.equal(whole.known, TASKS[name].pose(batch, 5).known)
+
+
+def test_a_continuation_knows_a_start_of_any_length() -> None:
+    known = posed("continuation", 5).known
+    assert known.long().diff(dim=1).le(0).all()
+    assert fits(known.sum(1).bincount(minlength=5), torch.ones(5)) > CHANCE
+
+
+def test_infilling_hides_one_span() -> None:
+    known = posed("infilling", 9).known
+    edges = torch.nn.functional.pad((~known).long(), (1, 1)).diff(dim=1)
+    assert edges.eq(1).sum(1).eq(1).all()
+    assert (~known).any(0).all() and known.any(0).all()
+
+
+def test_a_share_of_the_sequences_is_posed() -> None:
+    batch = Batch.of(torch.zeros(4000, 50).long())
+    for some in (Continuation(0.25), Infilling(0.25)):
+        share = float(some.pose(batch, 1).known.any(1).double().mean())
+        assert abs(share - 0.25) < 3 * (0.19 / 4000) ** 0.5 + 0.02  # one in 50 has a start of no length
+
+
+def test_a_misspelt_task_is_met_with_the_right_name() -> None:
+    with pytest.raises(UserError, match="Did you mean 'infilling'"):
+        task("infiling")
