@@ -45,7 +45,6 @@ def ratio(values: Float[Tensor, "N"], count: Tensor) -> tuple[float, float]:
     return mean, float((residuals.square().sum() * n / (n - 1)).sqrt() / count.sum())
 
 
-@torch.no_grad()
 def bounds(
     model: Model, batches: Iterable[Batch], *, draws: int, seed: int, predict: Predict | None = None
 ) -> Iterator[Estimate]:
@@ -56,7 +55,8 @@ def bounds(
         for batch in batches:
             batch = batch.to(model.device)
             noise = Keyed(seed, 0, batch.ids, batch.place, batch.total)
-            bound = model.bound(batch, noise, draws, predict)
+            with torch.no_grad():
+                bound = model.bound(batch, noise, draws, predict)
             yield Estimate(
                 bound.recon.double().cpu(),
                 bound.diffusion.double().cpu(),

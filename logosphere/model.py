@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
-from logosphere.types import Batch, Bound, Positions, Predict, State, Times, Tokens
+from logosphere.shapes import Bool, Float
+from logosphere.types import Batch, Bound, Positions, Predict, State, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 
@@ -32,6 +33,7 @@ class Model(nn.Module):
         self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None
     ):
         super().__init__()
+        check_block(length, block)
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
@@ -74,10 +76,12 @@ class Model(nn.Module):
     ) -> Bound:
         """An unbiased estimate of the bound on -log p(tokens | known tokens), nats per sequence."""
         self._check_tokens(tokens)
+        if known is not None:
+            self.check_known(known)
         with torch.no_grad():
             return self.bound(Batch.of(tokens, known), Drawn(rng, len(tokens)), draws, denoiser)
 
-    def corrupt(self, tokens: Tokens, t: Times, rng: torch.Generator) -> State:
+    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."], rng: torch.Generator) -> State:
         """A draw of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
         t = torch.as_tensor(t, dtype=torch.float32, device=tokens.device).expand(tokens.shape)
@@ -86,7 +90,7 @@ class Model(nn.Module):
         u = self.process.codec.encode(tokens)
         return self.process.corrupt(u, t, Drawn(rng, len(tokens)))
 
-    def sees(self, known: Positions) -> bool:
+    def sees(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
         known = torch.atleast_2d(known)
         blocks = torch.arange(self.length, device=known.device) // self.block
@@ -94,7 +98,7 @@ class Model(nn.Module):
         last_known = torch.where(known, blocks, -1).amax(1)
         return self.process.codec.local and bool((last_known <= first_free).all())
 
-    def check_known(self, known: Positions) -> None:
+    def check_known(self, known: Bool[Tensor, "... L"]) -> None:
         if not self.process.codec.local:
             raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
         if not self.sees(known):

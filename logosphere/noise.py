@@ -91,8 +91,8 @@ class Keyed(Noise):
 
 
 def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The upper 53 bits as a number in (0, 1)."""
-    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+    """The upper 52 bits as a number in (0, 1); with 53 the largest would round to 1."""
+    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
 
 
 def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clocks"]) -> Float[Tensor, "B draws clocks"]:

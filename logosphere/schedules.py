@@ -19,6 +19,14 @@ Number = Float[Tensor, "..."]
 class Schedule(ABC):
     """The signal level a_t, which falls from 1 to 0."""
 
+    @property
+    @abstractmethod
+    def warp(self) -> float:
+        """Times drawn as w^warp with w uniform have noise levels that fall like w² or faster near 0.
+
+        Bounds in continuous time grow like 1/noise there, and this is what keeps their variance finite.
+        """
+
     def signal(self, t: Number) -> Number:
         """a_t."""
         return 1 - self.noise(t)
@@ -46,6 +54,10 @@ class Polynomial(Schedule):
         if self.power <= 0:
             raise UserError(f"The power of a polynomial schedule must be positive, not {self.power}.")
 
+    @property
+    def warp(self) -> float:
+        return max(1.0, 2 / self.power)
+
     def noise(self, t: Number) -> Number:
         return t**self.power
 
@@ -60,11 +72,16 @@ class Polynomial(Schedule):
 class Cosine(Schedule):
     """a_t = cos(π t / 2) (D3PM, appendix A.3, with its offset taken to 0)."""
 
+    @property
+    def warp(self) -> float:
+        return 1.0
+
     def signal(self, t: Number) -> Number:
         return torch.sin(math.pi / 2 * (1 - t))  # exactly 0 at t = 1, which the cosine of a rounded π/2 is not
 
     def noise(self, t: Number) -> Number:
-        return 2 * torch.sin(math.pi / 4 * t) ** 2
+        # Each form is exact at its own end.
+        return torch.where(t < 0.5, 2 * torch.sin(math.pi / 4 * t) ** 2, 1 - self.signal(t))
 
     def slope(self, t: Number) -> Number:
         return math.pi / 2 * torch.sin(math.pi / 2 * t)

@@ -6,7 +6,7 @@ Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ Kind = Literal["exact", "bound", "surrogate"]
 SIGN: dict[Kind, str] = {"exact": "=", "bound": "≤", "surrogate": "~"}
 
 
+@runtime_checkable
 class Predict(Protocol):
     """The denoiser contract: (noisy states, times, clean states of earlier blocks) -> logits of p(x | z).
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-if os.environ.get("LOGOSPHERE_CHECK_SHAPES") == "1":  # annotations of shapes become assertions; before any import
+if os.environ.get("LOGOSPHERE_CHECK_SHAPES", "1") == "1":  # annotations of shapes become assertions; before any import
     from jaxtyping import install_import_hook
 
     install_import_hook("logosphere", "beartype.beartype")

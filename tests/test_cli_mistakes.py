@@ -87,7 +87,7 @@ def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert Path("full/thesis.txt").read_text() == "ten years of work"
     assert "recipe.json" in sentence(capsys, ["train", "--out", "full", "--resume"])
     assert "no run" in sentence(capsys, ["train", "--out", "absent", "--resume"])
-    assert "--out" in sentence(capsys, ["train", "--resume"])
+    assert "no run yet" in sentence(capsys, ["train", "--resume"])
     assert "train" in sentence(capsys, ["sample"])
 
 

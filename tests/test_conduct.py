@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     ["errors", "shapes", "atomic", "types"],
-    ["noise", "schedules"],
+    ["noise", "schedules", "geometry"],
     ["codecs"],
     ["processes"],
     ["denoisers"],

@@ -1,4 +1,4 @@
-"""Reports: bits with their error and their kind, the same however data is batched; comparisons only of like with like."""
+"""Reports: bits with error and kind, the same however data is batched; comparisons only of like with like."""
 
 import json
 import math

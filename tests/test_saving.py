@@ -1,4 +1,4 @@
-"""Files: a model comes back as it was saved, foreign or damaged files are refused in a sentence, crashes lose nothing."""
+"""Files: a model comes back as it was saved, damaged files are refused in a sentence, crashes lose nothing."""
 
 import json
 import os

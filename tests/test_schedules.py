@@ -1,4 +1,4 @@
-"""Schedules: signal and noise add up, ends are exact, time runs one way, and derivative and inverse are what they say."""
+"""Schedules: signal and noise add up, ends are exact, time runs one way, and slope and inverse are what they say."""
 
 import pytest
 import torch

@@ -41,7 +41,7 @@ def test_temperature_raises_probabilities_to_a_power(temperature: float) -> None
 
 
 @pytest.mark.parametrize(
-    "top_p, kept", [(0.01, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.94, 4), (0.96, 5), (1, 5)]
+    "top_p, kept", [(0.01, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.94, 4), (0.96, 5), (1.0, 5)]
 )
 def test_the_nucleus_is_the_smallest_set_that_weighs_enough(top_p: float, kept: int) -> None:
     order = torch.tensor([3, 0, 4, 1, 2])  # the law of nature knows no order of names

@@ -1,6 +1,6 @@
 """logosphere compare"""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +51,10 @@ def run(words: list[str]) -> int:
     from logosphere.evaluation.compare import compare
     from logosphere.runs.folder import RunFolder
 
-    comparison = compare([measured(RunFolder(folder), arguments.measure) for folder in folders])
+    reports = [measured(RunFolder(folder), arguments.measure) for folder in folders]
+    if len({report.name for report in reports}) < len(reports):
+        reports = [replace(report, name=str(folder)) for report, folder in zip(reports, folders, strict=True)]
+    comparison = compare(reports)
     if arguments.json:
         rows = []
         for row in comparison.rows:

@@ -31,7 +31,7 @@ class Arguments:
     out: Path | None = None
     """Folder of the run; default: runs/SYSTEM-DATA."""
     resume: bool = False
-    """Go on with the run in --out."""
+    """Go on with the run in --out, or with the one trained last."""
     tensorboard: bool = False
     """Also write metrics for tensorboard (extra 'track')."""
     json: bool = False
@@ -45,15 +45,12 @@ def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, f"train [{'|'.join(RECIPES)}|FILE]", default=default)
     chosen = _one_budget(arguments.recipe, words)
     system(chosen.system)
-    if arguments.resume and arguments.out is None:
-        raise UserError("Say which run to resume: --out FOLDER --resume")
 
-    from logosphere.runs.folder import RunFolder, free_name
+    from logosphere.runs.folder import RunFolder, free_name, newest
     from logosphere.runs.train import start
 
     if arguments.resume:
-        assert arguments.out is not None
-        folder = RunFolder(arguments.out)
+        folder = RunFolder(arguments.out or newest())
         corpus = corpus_with_progress(folder.recipe.data, folder.tokenizer)
     else:
         if arguments.out is not None and arguments.out.exists() and any(arguments.out.iterdir()):

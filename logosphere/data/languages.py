@@ -4,6 +4,8 @@ With an oracle a bound can be held against the entropy and samples against the l
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from logosphere.model import Model
 from logosphere.noise import categorical
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times, Tokens
+
+Numbers = Tensor | Sequence[Any]
+"""A tensor, or nested lists of numbers."""
 
 
 class Language(ABC):
@@ -42,7 +47,7 @@ class Language(ABC):
 class Markov(Language):
     """p(x) = initial(x_1) Π transition(x_i, x_{i+1})."""
 
-    def __init__(self, transition: Float[Tensor, "V V"], initial: Float[Tensor, "V"], length: int):
+    def __init__(self, transition: Numbers, initial: Numbers, length: int):
         transition, initial = torch.as_tensor(transition).double(), torch.as_tensor(initial).double()
         if transition.shape != (len(initial), len(initial)):
             raise UserError(
@@ -95,7 +100,7 @@ class Markov(Language):
 class Joint(Language):
     """Any distribution at all over V^L sequences, given as a table with L axes of size V."""
 
-    def __init__(self, table: Tensor):
+    def __init__(self, table: Numbers):
         table = torch.as_tensor(table).double()
         if len(set(table.shape)) != 1 or bool((table < 0).any()) or float(table.sum()) <= 0:
             raise UserError("A joint table needs equal axes, one for each position, and weights that are not negative.")
@@ -130,18 +135,18 @@ def _normalised(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def markov(transition: Tensor, initial: Tensor, length: int) -> Markov:
+def markov(transition: Numbers, initial: Numbers, length: int) -> Markov:
     """A Markov chain."""
     return Markov(transition, initial, length)
 
 
-def independent(p: Tensor, length: int) -> Markov:
+def independent(p: Numbers, length: int) -> Markov:
     """Each token drawn on its own from p."""
     p = torch.as_tensor(p).double()
     return Markov(p.expand(len(p), -1), p, length)
 
 
-def joint(table: Tensor) -> Joint:
+def joint(table: Numbers) -> Joint:
     """Any small table of probabilities, one axis for each position."""
     return Joint(table)
 

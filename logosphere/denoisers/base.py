@@ -4,7 +4,14 @@ from abc import ABC, abstractmethod
 
 from torch import nn
 
+from logosphere.errors import UserError
 from logosphere.types import Logits, Positions, State, Times
+
+
+def check_block(length: int, block: int) -> None:
+    """Blocks must fill the length."""
+    if block < 1 or length % block:
+        raise UserError(f"A length of {length} does not split into blocks of {block}; choose a block that divides it.")
 
 
 class Denoiser(nn.Module, ABC):

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import Attention, KeyValues, block_causal_mask, rotary_table
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.denoisers.network import Network
-from logosphere.errors import UserError
 from logosphere.shapes import Bool, Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -99,7 +98,7 @@ class Trunk(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B M D"],
-        t: Float[Tensor, "B M"] | None = None,
+        t: Float[Tensor, "B #M"] | None = None,
         *,
         positions: Int64[Tensor, "M"] | None = None,
         mask: Bool[Tensor, "M N"] | None = None,
@@ -208,10 +207,7 @@ class BlockTransformer(Denoiser):
 
     def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
         super().__init__()
-        if block < 1 or length % block:
-            raise UserError(
-                f"A length of {length} does not split into blocks of {block}; choose a block that divides it."
-            )
+        check_block(length, block)
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)
         self.trunk = Trunk(network, length, reads_time=reads_time)

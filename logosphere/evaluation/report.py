@@ -138,8 +138,9 @@ def _batches(given: Iterable[Batch | Tokens]) -> Iterator[Batch]:
 
 def _digested(batches: Iterable[Batch], update: Callable[[bytes], None]) -> Iterator[Batch]:
     for batch in batches:
-        update(batch.tokens.cpu().numpy().tobytes())
-        update(batch.free.cpu().numpy().tobytes())
+        for tokens, free in zip(batch.tokens.cpu().numpy(), batch.free.cpu().numpy(), strict=True):
+            update(tokens.tobytes())  # row by row, so that the digest does not depend on how batches are cut
+            update(free.tobytes())
         yield batch
 
 

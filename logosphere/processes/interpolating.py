@@ -28,7 +28,7 @@ class Interpolating(Process):
 
     `hybrid` adds that share of cross-entropy to the training loss (D3PM's L_λ). `exact_count` masks exactly
     ceil(w·n) of n positions instead of each by chance: the same bound with less variance, for models that do not
-    read the time. `warp` draws t = w^warp, which keeps the variance of uniform diffusion finite near t = 0.
+    read the time.
     """
 
     kind: Kind = "bound"
@@ -42,7 +42,6 @@ class Interpolating(Process):
         timesteps: int | None = None,
         hybrid: float = 0.0,
         exact_count: bool = False,
-        warp: float = 1.0,
     ):
         super().__init__()
         if vocab_size < 2:
@@ -53,7 +52,7 @@ class Interpolating(Process):
             raise UserError("exact_count needs masked diffusion in continuous time (mask=True, timesteps=None).")
         self.codec: TokenCodec = TokenCodec(vocab_size, mask=mask)
         self.vocab_size, self.schedule, self.timesteps = vocab_size, schedule, timesteps
-        self.hybrid, self.exact_count, self.warp = hybrid, exact_count, warp
+        self.hybrid, self.exact_count = hybrid, exact_count
         self.mask, self.most_steps, self.needs_time = self.codec.mask, timesteps, not mask
         self.first = 0.0 if timesteps is None else 1.5 / timesteps  # halfway from the first time to the second
 
@@ -74,7 +73,8 @@ class Interpolating(Process):
         if self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
         else:
-            t, weight = w**self.warp, self.warp * w ** (self.warp - 1)
+            warp = self.schedule.warp
+            t, weight = w**warp, warp * w ** (warp - 1)
         block = u.shape[1] // w.shape[1]
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)

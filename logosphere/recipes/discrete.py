@@ -60,12 +60,7 @@ def d3pm_uniform(
     block: int | None = None,
 ) -> Model:
     """D3PM, uniform: cosine signal, plain bound (λ = 0, which the paper found better for text)."""
-    # In continuous time the integrand grows like 1/noise near t = 0. Drawing the noise level as the square of a
-    # uniform number keeps its variance finite; the cosine schedule does that by itself.
-    warp = 2.0 if schedule == "linear" else 1.0
-    process = Interpolating(
-        vocab_size, schedule_by_name(schedule), mask=False, timesteps=timesteps, hybrid=hybrid, warp=warp
-    )
+    process = Interpolating(vocab_size, schedule_by_name(schedule), mask=False, timesteps=timesteps, hybrid=hybrid)
     return _diffusion(process, length, block, network, reads_time=True)
 
 

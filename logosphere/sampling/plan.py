@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from logosphere.denoisers.base import check_block
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 
@@ -42,8 +43,7 @@ class Plan:
         """One block after another, each in `steps` steps."""
         if steps < 1:
             raise UserError(f"Sampling needs at least 1 step, not {steps}.")
-        if block < 1 or length % block:
-            raise UserError(f"A length of {length} does not split into blocks of {block}.")
+        check_block(length, block)
         falling = grid(steps)[1:]
         rows = [torch.ones(1, length)]
         for start in range(0, length, block):

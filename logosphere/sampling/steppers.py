@@ -68,7 +68,8 @@ class Ordered:
         scores = worst.masked_scatter(where, self.score(out, drawn))
         moving = t > s
         level = schedule.noise(torch.where(moving, s, 0.0).amax(1, keepdim=True))
-        stay_hidden = (level * moving.sum(1, keepdim=True)).ceil().long()
+        # Times are rounded to float32, so 7/13 of 13 may come out a little above 7 and must not become 8.
+        stay_hidden = (level.double() * moving.sum(1, keepdim=True) - 1e-4).ceil().long()
         reveal = (where.sum(1, keepdim=True) - stay_hidden).clamp_min(0)
         rank = scores.argsort(1, descending=True).argsort(1)
         return torch.where(where & (rank < reveal), torch.zeros_like(z).masked_scatter(where, drawn), z)

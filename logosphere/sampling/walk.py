@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.wrappers import Counting, Remembering, Sharpened
@@ -18,7 +19,8 @@ from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Grid, Plan, uniform_grid
 from logosphere.sampling.steppers import Stepper, ancestral, first_hitting
-from logosphere.types import Batch, Positions, Predict, State, Times, Tokens
+from logosphere.shapes import Bool, Int64
+from logosphere.types import Batch, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,6 @@ class Frame:
     """Tokens spelt so far; codecs.base.HIDDEN where there is none yet."""
 
 
-@torch.no_grad()
 def walk(
     process: Process,
     predict: Predict,
@@ -63,8 +64,9 @@ def walk(
             seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, noise))
         where = process.wanted(z, t > s)
         if where.any():
-            out = predict(seen, seen_t, context=z, where=where)
-            z = stepper(process, out, z, t, s, where, noise)
+            with torch.no_grad():
+                out = predict(seen, seen_t, context=z, where=where)
+                z = stepper(process, out, z, t, s, where, noise)
         yield Frame(step, len(rows) - 1, s, z, codec.read(z))
 
 
@@ -84,8 +86,8 @@ def generate(
     steps: int = 64,
     rng: torch.Generator | None = None,
     denoiser: Denoiser | None = None,
-    known: Positions | None = None,
-    tokens: Tokens | None = None,
+    known: Bool[Tensor, "... L"] | None = None,
+    tokens: Int64[Tensor, "... L"] | None = None,
     *,
     stepper: Stepper = ancestral,
     grid: Grid = uniform_grid,
@@ -107,7 +109,7 @@ def generate(
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
     given = _given(model, n, known, tokens, device)
-    counter = Counting(network.session())
+    counter = Counting(network if cached else network.session())  # two memories would confuse each other
     predict: Denoiser = counter
     if temperature != 1 or top_p != 1:
         predict = Sharpened(predict, temperature, top_p)
@@ -116,12 +118,14 @@ def generate(
     steps = model.length if stepper is first_hitting else steps
     plan = model_plan(model, steps, grid)
     was_training = network.training
-    network.eval()
     started = time.perf_counter()
-    for frame in walk(model.process, predict, plan, given, Drawn(rng, n), stepper, renoise_known=renoise_known):
-        if watch is not None:
-            watch(frame)
-    network.train(was_training)
+    try:
+        network.eval()
+        for frame in walk(model.process, predict, plan, given, Drawn(rng, n), stepper, renoise_known=renoise_known):
+            if watch is not None:
+                watch(frame)
+    finally:
+        network.train(was_training)
     drawn = model.process.codec.decode(frame.z)
     return Generation(drawn, counter.sequences / n, time.perf_counter() - started)
 
@@ -132,8 +136,8 @@ def sample(
     steps: int = 64,
     rng: torch.Generator | None = None,
     denoiser: Denoiser | None = None,
-    known: Positions | None = None,
-    tokens: Tokens | None = None,
+    known: Bool[Tensor, "... L"] | None = None,
+    tokens: Int64[Tensor, "... L"] | None = None,
     *,
     stepper: Stepper = ancestral,
     grid: Grid = uniform_grid,
@@ -159,7 +163,7 @@ def model_plan(model: Model, steps: int, grid: Grid = uniform_grid) -> Plan:
     return Plan.blocks(model.length, model.block, per_block, grid)
 
 
-def _given(model: Model, n: int, known: Positions | None, tokens: Tokens | None, device: torch.device) -> Batch:
+def _given(model: Model, n: int, known: Tensor | None, tokens: Tensor | None, device: torch.device) -> Batch:
     if n < 1:
         raise UserError(f"The number of samples must be at least 1, not {n}.")
     shape = (n, model.length)

@@ -99,7 +99,13 @@ def _moments(training: Training) -> dict[str, Tensor]:
 def _restore_moments(training: Training, tensors: dict[str, Tensor], path: Path) -> None:
     saved = training.optimizer.state_dict()
     places = [place for group in saved["param_groups"] for place in group["params"]]
-    if tensors and {key.split(".")[0] for key in tensors} != {str(place) for place in places}:
+    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
+    shapes = {
+        f"{place}.{name}": torch.Size() if name == "step" else parameter.shape
+        for place, parameter in zip(places, parameters, strict=True)
+        for name in MOMENTS
+    }
+    if tensors and {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise UserError(f"{path / 'optimizer.safetensors'} does not belong to this model; restore it from a copy.")
     saved["state"] = (
         {place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in places}

@@ -1,0 +1,1 @@
+"""Geometry of the sphere: maps, kernels and the laws of bridges on it."""

@@ -1,0 +1,157 @@
+"""Bridges on the sphere: diffusions that lead to a vertex.
+
+Both have the form dX = pull_s(<X, e>) · (e - <X, e> X) ds + √V dB in the clock s from 0 (start) to 1 (vertex e), where
+V is the total noise; any schedule σ_t is this bridge in another clock.
+
+    log bridge    pull = (θ / sin θ) / (1 - s),  so that the drift is log_X(e) / (1 - s)   (Jo and Hwang 2025, RDLM)
+    heat bridge   pull = V · d log p_{V(1-s)} / d cos θ,  the true Brownian bridge, p the heat kernel
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.geometry.heat import HeatKernel, heat_kernel
+from logosphere.geometry.sphere import angle_over_sine
+from logosphere.shapes import Float
+
+LATEST = 0.98
+"""No bridge is followed further than this: the vertex is long certain, and the pull grows like 1/(1 - s)."""
+
+
+class Bridge(ABC):
+    """A diffusion to a vertex, by the strength with which it pulls."""
+
+    name: str
+    total_noise: float
+
+    @abstractmethod
+    def pull(self, cosine: Float[Tensor, "... K"], s: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """How strongly vertices at these cosines pull at time s."""
+
+
+@dataclass(frozen=True)
+class LogBridge(Bridge):
+    """Along the geodesic, as fast as the time left demands."""
+
+    total_noise: float
+    name: str = "log"
+
+    def __post_init__(self) -> None:
+        _check(self.total_noise)
+
+    def pull(self, cosine: Tensor, s: Tensor) -> Tensor:
+        return angle_over_sine(cosine) / (1 - s)[..., None].to(cosine.dtype)
+
+
+@dataclass(frozen=True)
+class HeatBridge(Bridge):
+    """Brownian motion on the condition that it ends in the vertex."""
+
+    total_noise: float
+    kernel: HeatKernel
+    name: str = "heat"
+
+    @staticmethod
+    def on(d: int, total_noise: float) -> "HeatBridge":
+        """The bridge on the unit sphere of R^d."""
+        _check(total_noise)
+        return HeatBridge(total_noise, heat_kernel(d - 1, total_noise * (1 - LATEST), total_noise))
+
+    def pull(self, cosine: Tensor, s: Tensor) -> Tensor:
+        return self.total_noise * self.kernel.pull(cosine, self.total_noise * (1 - s))
+
+    def log_p(self, cosine: Float[Tensor, "... K"], s: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """log p_{V(1-s)}: what X_s says of each vertex, exactly, up to a constant."""
+        return self.kernel.log_p(cosine, self.total_noise * (1 - s))
+
+
+def _check(total_noise: float) -> None:
+    if not total_noise > 0:
+        raise UserError(f"total_noise must be above 0, not {total_noise}.")
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of X at times s_0 … s_N, for a start at the angle φ from the vertex.
+
+    By symmetry X = a e + b u + c ν, with u the direction of the start across e and ν uniform on the unit sphere across
+    both, so that the pairs (a, b) are all there is to know. They are kept as P equally likely pairs for each time.
+    """
+
+    times: Float[Tensor, "N"]
+    a: Float[Tensor, "N P"]
+    b: Float[Tensor, "N P"]
+
+
+def simulate(bridge: Bridge, d: int, start_cosine: float, times: Tensor, particles: int, seed: int = 0) -> Law:
+    """Take the pairs (a, b) through the geodesic random walk over `times`, which d-dimensional states would take.
+
+    A step of the walk moves along v = drift + √(V ds) z with z normal in the tangent space. Of z only its parts along
+    e, u and ν matter singly; the other d - 3 enter through their length, whose square is χ². The particles share
+    their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC, L'Ecuyer et al.
+    2008), so that a few thousand of them carry the law to three digits.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    points = torch.quasirandom.SobolEngine(6, scramble=True, seed=seed).draw(particles, dtype=torch.float64)
+    points = points[_order(points[:, 0], points[:, 1])][:, 2:]
+    chi_square = _chi_square_quantiles(d - 3)
+    a = torch.full((particles,), start_cosine, dtype=torch.float64)
+    b = (1 - a.square()).sqrt()
+    rows = [(a, b)]
+    for s, ds in zip(times[:-1].tolist(), times.diff().tolist(), strict=True):
+        order = _order(a, b)
+        a, b = a[order], b[order]
+        u = (points + torch.rand(4, generator=rng, dtype=torch.float64)) % 1.0
+        z = torch.special.ndtri(u[:, :3].clamp(1e-12, 1 - 1e-12)).unbind(1)
+        a, b = _walk(bridge, a, b, s, ds, z, chi_square(u[:, 3]))
+        rows.append((a, b))
+    return Law(times, torch.stack([a for a, _ in rows]).float(), torch.stack([b for _, b in rows]).float())
+
+
+def _walk(
+    bridge: Bridge, a: Tensor, b: Tensor, s: float, ds: float, z: tuple[Tensor, ...], rest: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of the walk in the frame (e, u, ν); `rest` is the χ² length of the other noises."""
+    c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
+    time = torch.full_like(a, s)
+    pull = bridge.pull(a[:, None], time)[:, 0] * ds
+    h = (bridge.total_noise * ds) ** 0.5
+    along = h * (a * z[0] + b * z[1] + c * z[2])  # the part of the noise along X, which is not tangent
+    v_a = pull * (1 - a.square()) + h * z[0] - along * a
+    v_b = -pull * a * b + h * z[1] - along * b
+    v_c = -pull * a * c + h * z[2] - along * c
+    length = (v_a.square() + v_b.square() + v_c.square() + h * h * rest).sqrt().clamp_min(1e-30)
+    cos, sinc = length.cos(), length.sin() / length
+    return cos * a + sinc * v_a, cos * b + sinc * v_b
+
+
+def _order(first: Tensor, second: Tensor) -> Tensor:
+    """Sort by the first coordinate into √P groups, and each of them by the second."""
+    groups = max(1, round(len(first) ** 0.5))
+    order = first.argsort()
+    size = -(-len(first) // groups)
+    group = torch.empty_like(order)
+    group[order] = torch.arange(len(first)) // size
+    span = second.max() - second.min() + 1
+    return (group * span + (second - second.min())).argsort()
+
+
+def _chi_square_quantiles(degrees: int):  # type: ignore[no-untyped-def]
+    """The inverse distribution function of χ² by a table; χ² with no degrees of freedom is 0."""
+    if degrees < 1:
+        return torch.zeros_like
+    spread = (2.0 * degrees) ** 0.5
+    x = torch.linspace(max(0.0, degrees - 9 * spread), degrees + 12 * spread + 20, 20_001, dtype=torch.float64)
+    cumulative = torch.special.gammainc(torch.tensor(degrees / 2.0).double(), x / 2)
+
+    def quantile(u: Tensor) -> Tensor:
+        right = torch.searchsorted(cumulative, u).clamp(1, len(x) - 1)
+        low, high = cumulative[right - 1], cumulative[right]
+        share = ((u - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
+        return torch.lerp(x[right - 1], x[right], share)
+
+    return quantile
