@@ -96,13 +96,14 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> i
                     done, step = event.done, event.progress.step
                     _show(shown, event, corpus.tokenizer.unit)
                 case Validated():
-                    report = event.report
+                    report, step = event.report, event.step
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
     if interrupts.requested and done < 1:
         say(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
         return 130
+    assert report is not None  # the last step of a run is always validated
     return _finish(folder, corpus, step, report, arguments)
 
 
@@ -117,21 +118,15 @@ def _show(shown: Bar, event: "Event", unit: str) -> None:
     shown.update(event.done, f"step {step}  loss {progress.loss:.3f}  {bits}  {speed:,.0f} tokens/s")
 
 
-def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report | None", arguments: Arguments) -> int:
+def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report", arguments: Arguments) -> int:
     """The bound of the finished run, some samples, and what to do next."""
     from logosphere.atomic import write_whole
-    from logosphere.evaluation.report import Report
     from logosphere.sampling.walk import generate
 
-    path = folder.path / "eval" / "valid.json"
-    if report is None:
-        report = Report.load(path)  # a finished run was resumed: nothing was left to do
-        say("This run is already finished.")
-    else:
-        report.save(path)
-        drawn = generate(folder.model(), n=4, steps=min(128, folder.recipe.length))
-        texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
-        write_whole(folder.path / "samples" / f"step-{step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
+    report.save(folder.path / "eval" / "valid.json")
+    drawn = generate(folder.model(), n=4, steps=min(128, folder.recipe.length))
+    texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+    write_whole(folder.path / "samples" / f"step-{step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     if arguments.json:
         content = {key: value for key, value in asdict(report).items() if key != "nats"}
         print_json({"run": str(folder.path), "step": step, "validation": content})

@@ -65,8 +65,8 @@ class Process(nn.Module, ABC):
         """How far the model's step is from the true one, in nats per unit time; `out` are posterior logits."""
 
     @abstractmethod
-    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State) -> Float[Tensor, "..."]:
-        """What training minimises at a position whose bound costs `nats`."""
+    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State, weight: Tensor) -> Float[Tensor, "..."]:
+        """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
 
     @abstractmethod
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
@@ -75,6 +75,9 @@ class Process(nn.Module, ABC):
     @abstractmethod
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
+
+    def settle(self) -> None:  # noqa: B027 (most processes learn nothing by themselves)
+        """Called after every step of training: take into account what was observed during it."""
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
@@ -104,7 +107,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
         diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.loss(nats, out, u[where]) * weight[where]),
+        loss=per_sequence(process.loss(nats, out, u[where], weight[where])),
         count=batch.free.sum(1),
         kind=process.kind,
     )

@@ -187,9 +187,9 @@ class Interpolating(Process):
         t, s = t[..., None], s[..., None]
         return self.schedule.signal(t), self.schedule.signal(s), self.schedule.noise(t), self.schedule.noise(s)
 
-    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State) -> Float[Tensor, "..."]:
+    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State, weight: Tensor) -> Float[Tensor, "..."]:
         """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5)."""
-        return nats + self.hybrid * _cross_entropy(out, u) if self.hybrid else nats
+        return weight * (nats + self.hybrid * _cross_entropy(out, u) if self.hybrid else nats)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """0: every schedule ends at signal exactly 0, where q(z_1 | x) is the prior."""
