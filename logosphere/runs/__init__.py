@@ -1,0 +1,1 @@
+"""Runs: a recipe carried out in a folder that can be stopped, resumed and opened again."""

@@ -1,0 +1,171 @@
+"""The folder of a run.
+
+    recipe.json        how the run was set up, fully resolved      model.safetensors   weights of the last checkpoint
+    env.json           versions and machine                        ema.safetensors     their running average
+    tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
+    metrics.jsonl      one object a line                           state/              what resuming needs
+    samples/, eval/    texts and reports
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from logosphere.atomic import write_json, write_whole
+from logosphere.data.corpora import Corpus
+from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
+from logosphere.errors import UserError
+from logosphere.loading import load_weights
+from logosphere.model import Model, Spec
+from logosphere.recipes.recipe import Recipe, recipe_from
+from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
+
+BEST = "best.safetensors"
+
+
+class RunFolder:
+    """A folder that holds a run."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
+        self.content = read_recipe(self.path / RECIPE)
+        if "recipe" not in self.content:
+            raise UserError(f"{self.path} holds a model but no training run.")
+
+    @staticmethod
+    def create(path: str | Path, recipe: Recipe, spec: Spec, corpus: Corpus) -> "RunFolder":
+        """Set up a new run; the folder appears whole or not at all."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
+        draft = path.parent / f".{path.name}.draft-{os.getpid()}"
+        try:
+            for part in ("state", "samples", "eval"):
+                (draft / part).mkdir(parents=True)
+            save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
+            write_json(draft / "env.json", environment())
+            source = {"name": corpus.name, "sha256": corpus.sha256, "tokenizer": corpus.tokenizer.fingerprint}
+            write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
+            if path.exists():
+                path.rmdir()
+            os.replace(draft, path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return RunFolder(path)
+
+    @property
+    def recipe(self) -> Recipe:
+        return recipe_from(self.content["recipe"], str(self.path / RECIPE))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    def model(self, weights: str = "ema") -> Model:
+        """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
+        files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
+        if weights not in files:
+            raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
+        if not (self.path / WEIGHTS).exists():
+            raise UserError(f"Nothing has been saved in {self.path} yet; go on with: logosphere train --out {self.path} --resume")
+        return load_weights(self.path, self.path / files[weights])
+
+    def publish(self, checkpoint: Path) -> None:
+        """Show the weights of a checkpoint at the top of the folder, without a second copy of them."""
+        for name in (WEIGHTS, AVERAGED):
+            if (checkpoint / name).exists():
+                link = self.path / f".{name}.link"
+                link.unlink(missing_ok=True)
+                try:
+                    os.link(checkpoint / name, link)
+                except OSError:
+                    shutil.copy2(checkpoint / name, link)  # not every file system has links
+                os.replace(link, self.path / name)
+
+    # ---- metrics ----------------------------------------------------------------------------------------------
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines that are whole; a run killed while writing may leave half a line at the end."""
+        path = self.path / "metrics.jsonl"
+        read: list[dict[str, Any]] = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                read.append(json.loads(line))
+            except ValueError:
+                continue
+        return read
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics of steps that a resumed run will take again."""
+        kept = [line for line in self.metrics() if line.get("step", 0) <= step]
+        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one training at a time; the lock goes with the process, however that ends."""
+        with (self.path / ".lock").open("w") as file:
+            _lock(file, self.path)
+            yield
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(f"Another training is running in {path}; wait for it or choose another --out.") from None
+
+
+def newest(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, for commands that are not told which."""
+    runs = [path.parent for path in parent.glob(f"*/{WEIGHTS}")]
+    if not runs:
+        raise UserError("There is no run yet; train one with: logosphere train")
+    return max(runs, key=lambda path: (path / WEIGHTS).stat().st_mtime)
+
+
+def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:
+    """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
+    base = f"{system}-{Path(data.removeprefix('hf:')).stem}"
+    number, path = 1, parent / base
+    while path.exists():
+        number += 1
+        path = parent / f"{base}-{number}"
+    return path
+
+
+def environment() -> dict[str, Any]:
+    """What else the result depends on."""
+    packages = ("logosphere", "torch", "numpy", "safetensors", "tokenizers")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "command": ["logosphere", *sys.argv[1:]],
+    }
