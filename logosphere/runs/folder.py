@@ -1,10 +1,10 @@
 """The folder of a run.
 
-    recipe.json        how the run was set up, fully resolved      model.safetensors   weights of the last checkpoint
-    env.json           versions and machine                        ema.safetensors     their running average
-    tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
-    metrics.jsonl      one object a line                           state/              what resuming needs
-    samples/, eval/    texts and reports
+recipe.json        how the run was set up, fully resolved      model.safetensors   weights of the last checkpoint
+env.json           versions and machine                        ema.safetensors     their running average
+tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
+metrics.jsonl      one object a line                           state/              what resuming needs
+samples/, eval/    texts and reports
 """
 
 import fcntl
@@ -83,7 +83,8 @@ class RunFolder:
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
-            raise UserError(f"Nothing has been saved in {self.path} yet; go on with: logosphere train --out {self.path} --resume")
+            remedy = f"logosphere train --out {self.path} --resume"
+            raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
         return load_weights(self.path, self.path / files[weights])
 
     def publish(self, checkpoint: Path) -> None:

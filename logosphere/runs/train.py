@@ -213,5 +213,5 @@ def _check_corpus(run: RunFolder, corpus: Corpus) -> None:
     made_with = run.content.get("corpus", {})
     if made_with.get("sha256") != corpus.sha256 or made_with.get("tokenizer") != corpus.tokenizer.fingerprint:
         raise UserError(
-            f"The text has changed since the run in {run.path} began; restore it, or start a new run with another --out."
+            f"The text has changed since the run in {run.path} began; restore it, or start anew with another --out."
         )
