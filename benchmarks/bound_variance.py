@@ -4,12 +4,13 @@ The same 64 sequences are measured again and again with fresh times and masks, b
 little, so that its cross-entropy grows with the mask rate as it does in earnest.
 """
 
+from collections.abc import Callable
+
 import torch
 from harness import present
 
 import logosphere as ls
 from logosphere.noise import Drawn
-from logosphere.processes.base import bound
 from logosphere.training.optim import Optim
 from logosphere.types import Batch
 
@@ -25,24 +26,29 @@ def main() -> None:
     batches = (language.sample(32, rng) for _ in range(10**6))
     for _ in ls.fit(by_count, batches, steps=300, optim=Optim(lr=3e-3)):
         pass
-    by_chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
+    chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
     batch = Batch.of(language.sample(BATCH, rng))
 
+    def textbook(noise: Drawn) -> torch.Tensor:
+        """t ~ U(0, 1) for each sequence, each token masked with probability t, cross-entropy / t."""
+        t = noise.uniform(BATCH, 1).float().expand(BATCH, LENGTH)
+        z = chance.process.corrupt(batch.tokens, t, noise)
+        where = z == VOCABULARY
+        out = by_count.denoiser(z, t, context=z, where=where)
+        return chance.process.nats(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
+
+    def ours(model: ls.Model) -> Callable[[Drawn], torch.Tensor]:
+        return lambda noise: model.bound(batch, noise).total.mean()
+
     @torch.no_grad()
-    def scatter(model: ls.Model, stratified: bool) -> dict[str, float]:
-        means = []
-        for _ in range(REPEATS):
-            noise = Drawn(rng, BATCH)
-            w = noise.quantiles(1, 1)[:, 0] if stratified else noise.uniform(BATCH, 1)
-            means.append(bound(model.process, model.denoiser, batch, w, noise).total.mean() / LENGTH)
-        values = torch.stack(means).double()
+    def scatter(estimate: Callable[[Drawn], torch.Tensor]) -> dict[str, float]:
+        values = torch.stack([estimate(Drawn(rng, BATCH)) for _ in range(REPEATS)]).double() / LENGTH
         return {"mean": float(values.mean()), "deviation": float(values.std())}
 
     rows = {
-        "independent times, masks by chance": scatter(by_chance, stratified=False),
-        "stratified times, masks by chance": scatter(by_chance, stratified=True),
-        "independent times, masks by count": scatter(by_count, stratified=False),
-        "stratified times, masks by count": scatter(by_count, stratified=True),
+        "independent times, masks by chance": scatter(textbook),
+        "stratified times, masks by chance": scatter(ours(chance)),
+        "stratified times, masks by count": scatter(ours(by_count)),
     }
     plain = rows["independent times, masks by chance"]["deviation"]
     for row in rows.values():

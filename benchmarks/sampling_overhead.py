@@ -6,7 +6,7 @@ from harness import paired_ratio, present
 import logosphere as ls
 from logosphere.sampling.steppers import Ordered, ancestral, first_hitting
 
-LENGTH, BATCH, VOCABULARY, STEPS, ROUNDS = 128, 16, 27, 32, 5
+LENGTH, BATCH, VOCABULARY, STEPS, ROUNDS = 64, 16, 27, 32, 5
 
 
 def main() -> None:

@@ -66,8 +66,26 @@ CARDS = [
         paper="Sahoo et al. 2024, arXiv:2406.07524",
         family="discrete",
         kind="bound",
-        difference="masks in continuous time; revealed tokens are copied; the network does not read the time",
+        difference="masks in continuous time; revealed tokens are copied; trains on cross-entropy (or loss=bound)",
         builder="logosphere.recipes.discrete:mdlm",
+    ),
+    Card(
+        name="rdlm",
+        title="Riemannian diffusion language model",
+        paper="Jo and Hwang 2025, arXiv:2502.11564",
+        family="continuous",
+        kind="bound",
+        difference="tokens are vertices of a sphere and log bridges lead to them; states drawn exactly, learned clock",
+        builder="logosphere.recipes.spherical:rdlm",
+    ),
+    Card(
+        name="rdlm-heat",
+        title="Riemannian diffusion with Brownian bridges",
+        paper="after Jo and Hwang 2025, arXiv:2502.11564",
+        family="continuous",
+        kind="bound",
+        difference="as rdlm, with true Brownian bridges (heat kernel): exact posterior head, bound tight for any noise",
+        builder="logosphere.recipes.spherical:rdlm_heat",
     ),
 ]
 _BY_NAME = {card.name: card for card in CARDS}

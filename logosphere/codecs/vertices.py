@@ -38,4 +38,11 @@ class VertexCodec(Codec):
         return positions
 
     def stem(self, width: int) -> nn.Module:
-        return nn.Linear(self.vocab_size, width)
+        return Coordinates(self.vocab_size, width)
+
+
+class Coordinates(nn.Linear):
+    """Reads the coordinates of the tokens; that of the mask follows from them."""
+
+    def forward(self, z: State) -> State:
+        return super().forward(z[..., : self.in_features])

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from logosphere.atomic import write_whole
+from logosphere.cache import cache_folder
 from logosphere.data.sources import CORPORA, Report, Source, find_source
 from logosphere.data.tokenfile import DamagedCache, build, open_tokens, read_meta
 from logosphere.data.tokenizers import (
@@ -25,7 +25,7 @@ from logosphere.data.tokenizers import (
 )
 from logosphere.errors import UserError, nearest
 
-__all__ = ["CORPORA", "TOKENIZERS", "Corpus", "cache_folder", "get", "open_corpus"]
+__all__ = ["CORPORA", "TOKENIZERS", "Corpus", "get", "open_corpus"]
 
 TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE")
 MOST_CHARACTERS = 128
@@ -89,10 +89,6 @@ def open_corpus(
 def get(name: str, cache: Path | None = None, report: Report | None = None) -> Corpus:
     """Fetch and prepare a corpus now, so that later uses need no network."""
     return open_corpus(name, cache=cache, report=report)
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("LOGOSPHERE_CACHE") or "~/.cache/logosphere").expanduser()
 
 
 def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: Report) -> Corpus:

@@ -20,15 +20,14 @@ from logosphere.types import Logits, Positions, State, Times
 
 
 class TimeEmbedding(nn.Module):
-    """Sines and cosines of t at wavelengths from 1/1000 to 10, through a small network."""
+    """Sines and cosines of t at wavelengths from 1/5 to 200, through a small network; shorter waves would be noise."""
 
     frequencies: Tensor
 
     def __init__(self, features: int, waves: int = 128):
         super().__init__()
-        self.register_buffer(
-            "frequencies", 1000 * 10_000.0 ** (-torch.arange(waves // 2) / (waves // 2)), persistent=False
-        )
+        exponents = torch.arange(waves // 2) / (waves // 2)
+        self.register_buffer("frequencies", 5 * 1000.0**-exponents, persistent=False)
         self.layers = nn.Sequential(nn.Linear(waves, features), nn.SiLU(), nn.Linear(features, features), nn.SiLU())
 
     def forward(self, t: Float[Tensor, "B M"]) -> Float[Tensor, "B M C"]:

@@ -28,6 +28,21 @@ class Informed(Denoiser):
         return Informed(self.inner.session(), self._process[0])
 
 
+class Believing(Denoiser):
+    """Shows the network the belief softmax_k log q(z | x = k) in place of the state: well scaled at every time."""
+
+    def __init__(self, inner: Denoiser, process: Process):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self._process = [process]  # in a list, so that its parameters are not registered twice
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        scale = self._process[0].codec.vocab_size ** 0.5
+        seen = scale * self._process[0].evidence(z, t).softmax(-1)
+        clean = seen if self.block == z.shape[1] else scale * context[..., : seen.shape[-1]]
+        return self.inner(seen, t, clean, where)
+
+
 class Sharpened(Denoiser):
     """Divides logits by a temperature, then keeps the smallest set of tokens with probability `top_p` or more."""
 

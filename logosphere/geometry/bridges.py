@@ -149,7 +149,7 @@ def _chi_square_quantiles(degrees: int):  # type: ignore[no-untyped-def]
     cumulative = torch.special.gammainc(torch.tensor(degrees / 2.0).double(), x / 2)
 
     def quantile(u: Tensor) -> Tensor:
-        right = torch.searchsorted(cumulative, u).clamp(1, len(x) - 1)
+        right = torch.searchsorted(cumulative, u.contiguous()).clamp(1, len(x) - 1)
         low, high = cumulative[right - 1], cumulative[right]
         share = ((u - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
         return torch.lerp(x[right - 1], x[right], share)

@@ -1,7 +1,7 @@
 """A clock that learns where the information is: times are drawn in proportion to the nats measured there.
 
-The bound is a sum over the steps of a chain. Any law of drawing steps leaves it unbiased; drawing each step as often as
-it carries nats makes all draws alike and the estimate calm, and trains the network where there is something to learn.
+The bound is a sum over tabulated times. Any law of drawing them leaves it unbiased; the calmest estimate comes from
+drawing each in proportion to the root mean square of its nats, and training goes where there is something to learn.
 """
 
 import torch
@@ -20,6 +20,7 @@ class InformationClock(nn.Module):
     """Probabilities of steps 0 … T-1, constant within bins of neighbours; the last step has a bin of its own."""
 
     measured: Tensor
+    """Mean squares of the nats in each bin."""
     seen: Tensor
     bin_of: Tensor
     pending: Tensor
@@ -36,7 +37,7 @@ class InformationClock(nn.Module):
 
     def probabilities(self) -> Float[Tensor, "T"]:
         """How likely each step is to be drawn."""
-        p = self.measured[self.bin_of]
+        p = self.measured.sqrt()[self.bin_of]
         return (1 - FLOOR) * p / p.sum() + FLOOR / self.steps
 
     def locate(self, w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
@@ -48,15 +49,15 @@ class InformationClock(nn.Module):
     def observe(self, step: Int64[Tensor, "N"], nats: Float[Tensor, "N"]) -> None:
         """Note what steps cost; it counts from the next `settle` on, however a batch was cut."""
         if self.learns:
-            values = torch.stack([nats.detach().double(), torch.ones_like(nats, dtype=torch.float64)])
+            values = torch.stack([nats.detach().double().square(), torch.ones_like(nats, dtype=torch.float64)])
             self.pending.index_add_(1, self.bin_of[step], values)
 
     def settle(self) -> None:
         """Take what was observed since the last time into account."""
         if not self.learns:
             return
-        nats, count = self.pending
-        fresh = nats / count.clamp_min(1)
+        squares, count = self.pending
+        fresh = squares / count.clamp_min(1)
         # An average over what was seen; the first measurements replace the even start at once.
         weight = torch.where(count > 0, (1 - MEMORY) / (1 - MEMORY ** (self.seen + 1)), 0.0)
         self.measured += weight * (fresh - self.measured)

@@ -1,16 +1,18 @@
 """Diffusion on the sphere (Jo and Hwang 2025, RDLM): a bridge leads from a common start to the vertex of each token.
 
 Inside this file the bridge's own clock s runs from 0 (start) to 1 (vertex); outside, t runs from 0 (data) to 1 (noise).
-The path is followed over N steps to s* < 1, where the token is read off: T = N + 1 steps in all, of which the last is
-the reconstruction. With p_k the posterior and g the bridge's pull, model and bridge move by
+The path is followed to s* < 1, where the token is read off, through N + 1 tabulated times, of which the last is the
+reconstruction. With p_k the posterior and g the bridge's pull, model and bridge move by
 
     η_θ = Σ_k p_k g(<X, e_k>) (e_k - <X, e_k> X)        η_x = g(<X, e_x>) (e_x - <X, e_x> X)
 
-and both share their noise, so that (Girsanov; for the steps of the geodesic random walk by the chain rule)
+and both share their noise, so that by Girsanov's theorem
 
-    -log p(x) ≤ Σ_j E |η_θ - η_x|² Δs_j / 2V + E[-log p_θ(x | X_{s*})]
+    -log p(x) ≤ ∫₀^{s*} E |η_θ - η_x|² / 2V ds + E[-log p_θ(x | X_{s*})]
 
-is a bound for every network, and for the heat bridge it is tight in the limit of small steps.
+is a bound for every network; for the heat bridge it is tight. The integral is a trapezoidal sum over the tabulated
+times. With `chain` it is the sum of left ends instead: the exact divergence of the geodesic random walk over those
+times, a bound for the sampler that takes just these steps.
 """
 
 import torch
@@ -38,22 +40,34 @@ class Spherical(Process):
     a: Tensor
     b: Tensor
     origin: Tensor
+    lengths: Tensor
     moments: Tensor
 
-    def __init__(self, vocab_size: int, bridge: Bridge, origin: Tensor, law: Law, *, loss: str, learns_clock: bool):
+    def __init__(
+        self,
+        vocab_size: int,
+        bridge: Bridge,
+        origin: Tensor,
+        law: Law,
+        *,
+        by_drift: bool = False,
+        learns_clock: bool = True,
+        chain: bool = False,
+    ):
         super().__init__()
         if vocab_size < 2:
             raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
         self.codec: VertexCodec = VertexCodec(vocab_size)
-        self.bridge, self.vocab_size, self.by_drift = bridge, vocab_size, loss == "drift"
+        self.bridge, self.vocab_size, self.by_drift = bridge, vocab_size, by_drift
         self.timesteps = len(law.times)
         self.first = 1.5 / self.timesteps
         self.clock = InformationClock(self.timesteps, learns=learns_clock)
         self.register_buffer("origin", origin.float(), persistent=False)
         self.register_buffer("times", law.times.float(), persistent=False)
+        self.register_buffer("lengths", _lengths(law.times, chain=chain).float(), persistent=False)
         self.register_buffer("a", law.a, persistent=False)
         self.register_buffer("b", law.b, persistent=False)
-        self.register_buffer("moments", _moments(law), persistent=False)
+        self.register_buffer("moments", _moments(law, vocab_size + 1), persistent=False)
 
     # ---- clocks -----------------------------------------------------------------------------------------------
 
@@ -101,19 +115,19 @@ class Spherical(Process):
     def bridge_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
         """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k).
 
-        For the log bridge the pair (a, b) is taken for normal with the table's mean and covariance; the density of X is
-        that of (a, b) over c^(d-4), the volume of the sphere that ν runs over.
+        For the log bridge X is taken for normal in the tangent space at its mean direction μ_k, with one variance along
+        the geodesic to e_k and another across it, both read off the table; log(θ / sin θ) is the change of volume.
         """
         cosine = z[..., : self.vocab_size]
         if isinstance(self.bridge, HeatBridge):
             said = self.bridge.log_p(cosine, self._s(t))
         else:
-            mean_a, mean_b, p_aa, p_ab, p_bb = self.moments[self._node(t)][..., None].unbind(-2)
             start = self.origin[0]
             b = (sphere.dot(z, self.origin) - start * cosine) / (1 - start.square()).sqrt()
-            da, db = cosine - mean_a, b - mean_b
-            rest = (1 - cosine.square() - b.square()).clamp_min(1e-9)
-            said = -0.5 * (p_aa * da * da + 2 * p_ab * da * db + p_bb * db * db) - (z.shape[-1] - 4) / 2 * rest.log()
+            mean_a, mean_b, middle, along, across = self.moments[self._node(t)][..., None].unbind(-2)
+            forward, squared, ratio = _tangent(cosine, b, mean_a, mean_b)
+            bend = (z.shape[-1] - 2) * ratio.log()
+            said = bend - 0.5 * (along * (forward - middle).square() + across * (squared - forward.square()))
         said = said - said.amax(-1, keepdim=True)
         clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.vocab_size) - 1)
         return torch.where(t[..., None] > 0, said, clean.to(said.dtype))
@@ -121,14 +135,13 @@ class Spherical(Process):
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The divergence of one step of the walk; of the last step, that of reading the token off."""
+        """The divergence of the walk around this time; at the last one also that of reading the token off."""
         node = self._node(t)
-        length = F.pad(self.times.diff(), (0, 1))[node]
         target, cosine = u[..., : self.vocab_size], z[..., : self.vocab_size]
         excess = (out.softmax(-1) - target) * self.bridge.pull(cosine, self._s(t))
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
-        walked = apart.clamp_min(0) * length / (2 * self.bridge.total_noise)
-        nats = torch.where(node == self.timesteps - 1, self._cross_entropy(out, u), walked)
+        nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
+        nats = nats + torch.where(node == self.timesteps - 1, self._cross_entropy(out, u), 0.0)
         if self.training:
             self.clock.observe(node, nats)
         return nats
@@ -162,13 +175,29 @@ class Spherical(Process):
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), walked)
 
 
-def _moments(law: Law) -> Float[Tensor, "N 5"]:
-    """Means of a and b and their precision matrix at each time; no precision where the law is a point."""
+def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, "N"]:
+    """How much time each tabulated time stands for: up to the next one, or half of the way to both neighbours."""
+    steps = times.diff()
+    after = F.pad(steps, (0, 1))
+    return after if chain else (after + F.pad(steps, (1, 0))) / 2
+
+
+def _tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log_μ(X) for μ = (mean_a, mean_b): its part towards e, its squared length θ², and θ / sin θ."""
+    cosine = (a * mean_a + b * mean_b).clamp(-1, 1)
+    ratio = sphere.angle_over_sine(cosine)
+    return ratio * (a * mean_b - b * mean_a), ratio.square() * (1 - cosine.square()), ratio
+
+
+def _moments(law: Law, d: int) -> Float[Tensor, "N 5"]:
+    """At each time: the mean direction, how far X is beyond it on average, and one over the variances along and across.
+
+    Where the law is a point the variances are 0, and what a state says there is nothing.
+    """
     a, b = law.a.double(), law.b.double()
-    mean_a, mean_b = a.mean(1), b.mean(1)
-    aa, bb = a.var(1), b.var(1)
-    ab = ((a - mean_a[:, None]) * (b - mean_b[:, None])).mean(1)
-    determinant = aa * bb - ab.square()
-    known = determinant > 1e-20
-    scale = torch.where(known, 1 / determinant.clamp_min(1e-20), 0.0)
-    return torch.stack([mean_a, mean_b, bb * scale, -ab * scale, aa * scale], dim=1).float()
+    mean = torch.stack([a.mean(1), b.mean(1)])
+    mean_a, mean_b = mean / mean.norm(dim=0)
+    forward, squared, _ = _tangent(a, b, mean_a[:, None], mean_b[:, None])
+    along, across = forward.var(1), (squared - forward.square()).clamp_min(0).mean(1) / (d - 2)
+    weights = [torch.where(variance > 1e-12, 1 / variance.clamp_min(1e-12), 0.0) for variance in (along, across)]
+    return torch.stack([mean_a, mean_b, forward.mean(1), *weights], dim=1).float()

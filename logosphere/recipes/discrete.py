@@ -4,11 +4,14 @@ from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.denoisers.wrappers import Informed
+from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.processes.base import Process
 from logosphere.processes.interpolating import Interpolating
 from logosphere.processes.oneshot import OneShot
 from logosphere.schedules import schedule as schedule_by_name
+
+LOSSES = ("bound", "cross-entropy")
 
 
 def ar(vocab_size: int, length: int, network: Network | None) -> Model:
@@ -26,10 +29,20 @@ def mdlm(
     block: int | None = None,
     reads_time: bool = False,
     exact_count: bool = True,
+    loss: str = "cross-entropy",
 ) -> Model:
-    """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count."""
+    """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count.
+
+    Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does.
+    """
+    if loss not in LOSSES:
+        raise UserError(f"There is no loss '{loss}'.{nearest(loss, LOSSES)}")
     process = Interpolating(
-        vocab_size, schedule_by_name(schedule), mask=True, exact_count=exact_count and not reads_time
+        vocab_size,
+        schedule_by_name(schedule),
+        mask=True,
+        exact_count=exact_count and not reads_time,
+        unweighted=loss == "cross-entropy",
     )
     return _diffusion(process, length, block, network, reads_time=reads_time)
 

@@ -1,0 +1,186 @@
+"""Diffusion on the sphere: its bound holds and is tight for Brownian bridges, states and samples follow their laws."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
+
+import logosphere as ls
+from logosphere.data.languages import Language, Oracle
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.noise import Keyed
+from logosphere.recipes.spherical import start_point
+
+
+@pytest.fixture(autouse=True)
+def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of bridges are made once for all tests."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
+
+
+def sphere_model(name: str, language: Language, **options: object) -> Model:
+    """A model without a network whose clock has looked at the language once."""
+    model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
+    model.process.train()
+    model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
+    model.process.settle()
+    model.process.eval()
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"start": "uniform"}, {"total_noise": 0.3}, {"total_noise": 0.01}], ids=str)
+@pytest.mark.parametrize("language", [sticky(3, 4), table(), alone(5, 2)], ids=["sticky", "table", "alone"])
+def test_the_brownian_bound_of_an_oracle_is_the_entropy(language: Language, options: dict[str, object]) -> None:
+    """Within 3 s.e. and 0.3% of H, which the steps of the table may cost."""
+    model = sphere_model("rdlm-heat", language, **options)
+    mean, error = mean_and_error(excess(model, language, n=2000, draws=48))
+    assert error < 0.01 * language.entropy()
+    assert abs(mean) < 3 * error + 0.003 * language.entropy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("total_noise", [0.01, 0.04, 0.15, 0.3])
+@pytest.mark.parametrize("start", ["mask", "uniform", 0.5])
+def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_noise: float) -> None:
+    language = skewed(27, 4)
+    model = sphere_model("rdlm-heat", language, start=start, total_noise=total_noise)
+    mean, error = mean_and_error(excess(model, language, n=2000, draws=100))
+    assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.005 * language.entropy()
+
+
+@pytest.mark.parametrize("total_noise", [0.05, 0.3])
+def test_the_log_bridge_has_a_bound_that_may_be_loose(total_noise: float) -> None:
+    """≥ H whatever the noise; close to it for little noise."""
+    language = sticky(3, 4)
+    mean, error = mean_and_error(
+        excess(sphere_model("rdlm", language, total_noise=total_noise), language, n=2000, draws=48)
+    )
+    assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
+
+
+def test_no_network_comes_below_the_entropy() -> None:
+    language = sticky(3, 4)
+    for name in ("rdlm", "rdlm-heat"):
+        model = sphere_model(name, language)
+        wrong = Oracle(model, alone(3, 4))
+        tokens = language.sample(1000, generator(3))
+        bound = model.nelbo(tokens, generator(4), denoiser=wrong, draws=16)
+        mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
+        assert mean > 3 * error  # and it pays for being wrong
+
+
+def test_even_and_learned_clocks_measure_the_same_bound() -> None:
+    language = sticky(3, 4)
+    figures = []
+    for clock in ("even", "information"):
+        model = sphere_model("rdlm-heat", language, clock=clock)
+        figures.append(mean_and_error(excess(model, language, n=2000, draws=48)))
+    (even, even_error), (learned, learned_error) = figures
+    assert abs(even - learned) < 3 * math.hypot(even_error, learned_error)
+    assert learned_error < even_error
+
+
+@pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
+def test_samples_of_an_oracle_are_the_language(name: str) -> None:
+    """Chi-square over all sequences; 128 steps."""
+    language = table()
+    model = sphere_model(name, language)
+    drawn = ls.sample(model, n=3000, steps=128, rng=generator(5), denoiser=Oracle(model, language))
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000)
+
+
+def test_infilling_keeps_what_is_known() -> None:
+    language = table()
+    model = sphere_model("rdlm-heat", language)
+    known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
+    drawn = ls.sample(
+        model, n=2000, steps=128, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
+    )
+    assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
+    given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
+    assert fits(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000)
+
+
+@pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
+def test_states_begin_at_the_start_and_end_at_the_vertex(name: str) -> None:
+    model = ls.build(name, vocab_size=4, length=5, denoiser=None, start=0.3)
+    tokens = torch.randint(0, 4, (3, 5), generator=generator(7))
+    assert torch.equal(model.corrupt(tokens, torch.tensor(0.0), generator(8)), F.one_hot(tokens, 5).float())
+    start = model.corrupt(tokens, torch.tensor(1.0), generator(8))
+    torch.testing.assert_close(start, start_point(0.3, 4).expand_as(start))
+    middle = model.corrupt(tokens, torch.tensor(0.4), generator(8))
+    torch.testing.assert_close(middle.norm(dim=-1), torch.ones(3, 5))
+
+
+def test_a_state_points_to_its_token_more_and_more() -> None:
+    model = ls.build("rdlm", vocab_size=9, length=1, denoiser=None)
+    tokens = torch.zeros(4000, 1, dtype=torch.long)
+    mean = [float(model.corrupt(tokens, torch.tensor(t), generator(9))[..., 0].mean()) for t in (0.9, 0.6, 0.3, 0.05)]
+    assert mean == sorted(mean) and mean[0] > 0.01 and mean[-1] > 0.3
+
+
+def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
+    """With one position and equal tokens the informed zero network is the exact posterior: its bound is log V."""
+    model = ls.build("rdlm-heat", vocab_size=6, length=1, **SMALL)
+    tokens = torch.arange(6).repeat(400)[:, None]
+    bound = model.nelbo(tokens, generator(10), draws=64).total
+    mean, error = mean_and_error(bound)
+    assert abs(mean - math.log(6)) < 3 * error + 0.003 * math.log(6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"posterior_head": False, "input": "state"}, {"loss": "drift"}, {"start": "uniform"}], ids=str
+)
+def test_it_learns(options: dict[str, object]) -> None:
+    language = sticky(3, 4, stay=0.95)
+    model = ls.build("rdlm", vocab_size=3, length=4, **SMALL, **options)
+    tokens = language.sample(500, generator(11))
+    before = float(model.nelbo(tokens, generator(12), draws=8).total.mean())
+    for _ in ls.fit(
+        model, (language.sample(32, generator(i)) for i in range(200)), steps=200, optim=ls.Optim(lr=5e-3, warmup=20)
+    ):
+        pass
+    mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=8).total)
+    assert language.entropy() - 3 * error < mean < before - 0.1
+
+
+def test_the_clock_learns_the_same_however_a_batch_is_cut() -> None:
+    language = sticky(3, 4)
+    clocks = []
+    for accumulate in (1, 4):
+        torch.manual_seed(0)
+        model = ls.build("rdlm", vocab_size=3, length=4, **SMALL)
+        for _ in ls.fit(model, (language.sample(16, generator(i)) for i in range(5)), steps=5, accumulate=accumulate):
+            pass
+        clocks.append(model.process.clock.probabilities())
+    torch.testing.assert_close(clocks[0], clocks[1])
+    assert clocks[0].std() > 0 and float(clocks[0].sum()) == pytest.approx(1)
+
+
+def test_states_do_not_depend_on_how_a_batch_is_cut() -> None:
+    process = ls.build("rdlm", vocab_size=3, length=4, denoiser=None).process
+    u, t = F.one_hot(torch.randint(0, 3, (6, 4), generator=generator(13)), 4).float(), torch.full((6, 4), 0.5)
+    ids = torch.arange(6)
+    whole = process.corrupt(u, t, Keyed(0, 1, ids, ids, 6))
+    part = process.corrupt(u[2:4], t[2:4], Keyed(0, 1, ids[2:4], ids[2:4], 6))
+    torch.testing.assert_close(whole[2:4], part)
+
+
+def test_impossible_settings_are_refused() -> None:
+    for options, hint in (
+        ({"start": "masc"}, "mask"),
+        ({"start": 1.5}, "0 to 1"),
+        ({"start": -0.1}, "0 to 1"),
+        ({"total_noise": 0.0}, "total_noise"),
+        ({"input": "belif"}, "belief"),
+        ({"loss": "mse"}, "drift"),
+        ({"clock": "fast"}, "information"),
+    ):
+        with pytest.raises(UserError, match=hint):
+            ls.build("rdlm", vocab_size=3, length=4, denoiser=None, **options)
+    with pytest.raises(UserError, match="at least 2"):
+        ls.build("rdlm", vocab_size=1, length=4)
