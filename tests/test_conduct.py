@@ -14,7 +14,7 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types"],
+    ["errors", "shapes", "atomic", "types", "cache"],
     ["noise", "schedules", "geometry"],
     ["codecs"],
     ["processes"],
