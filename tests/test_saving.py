@@ -22,7 +22,8 @@ TOKENS = LANGUAGE.sample(8, generator(1))
 
 def answers(model) -> torch.Tensor:
     with torch.no_grad():
-        return model.eval().denoiser(TOKENS, torch.full(TOKENS.shape, 0.5), TOKENS)
+        u, z = model.process.codec.encode(TOKENS), model.corrupt(TOKENS, torch.tensor(0.5), generator(1))
+        return model.eval().denoiser(z, torch.full(TOKENS.shape, 0.5), u)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     for _ in fit(model, batches(32), steps=150, optim=Optim(lr=1e-2, warmup=10), ema=0.95):
         pass
     mean, error = mean_and_error(excess(model.eval(), LANGUAGE, n=2000, draws=16, denoiser=model.denoiser))
-    assert error < 0.03 * start
+    assert error < 0.04 * start
     assert -3 * error < mean < (0.67 if name in ("ar", "mdlm") else 0.9) * start
 
 
