@@ -1,6 +1,7 @@
 """The command line: finds the command, runs it, and turns whatever goes wrong into one sentence and an exit code."""
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -33,6 +34,9 @@ INTERRUPTED, FAILED, MISUSED = 130, 1, 2
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
+    # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
