@@ -56,6 +56,8 @@ class Model(nn.Module):
         predict = self.denoiser if predict is None else predict
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        if self.process.kind == "exact":
+            draws = 1  # nothing is drawn
         w = noise.quantiles(draws, self.length // self.block)
         parts = [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
         if draws == 1:
