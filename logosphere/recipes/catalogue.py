@@ -14,7 +14,7 @@ def demo() -> Recipe:
     """Two minutes on two cores, on text that every machine has."""
     return Recipe(
         length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
-        network=Network(width=128, depth=3, heads=4), optim=Optim(lr=3e-3, warmup=50), ema=0.995,
+        network=Network(width=128, depth=3, heads=4), optim=Optim(lr=2e-3, warmup=50), ema=0.995,
     )  # fmt: skip
 
 
