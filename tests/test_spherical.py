@@ -74,15 +74,25 @@ def test_no_network_comes_below_the_entropy() -> None:
         assert mean > 3 * error  # and it pays for being wrong
 
 
-def test_even_and_learned_clocks_measure_the_same_bound() -> None:
+def test_a_clock_that_has_measured_gives_the_same_bound_more_calmly() -> None:
     language = sticky(3, 4)
-    figures = []
-    for clock in ("even", "information"):
-        model = sphere_model("rdlm-heat", language, clock=clock)
-        figures.append(mean_and_error(excess(model, language, n=2000, draws=48)))
-    (even, even_error), (learned, learned_error) = figures
+    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None).eval()
+    even, even_error = mean_and_error(excess(fresh, language, n=2000, draws=48))
+    learned, learned_error = mean_and_error(excess(sphere_model("rdlm-heat", language), language, n=2000, draws=48))
     assert abs(even - learned) < 3 * math.hypot(even_error, learned_error)
     assert learned_error < even_error
+
+
+def test_clocks_rule_training() -> None:
+    """Drawn evenly, as told, or where the nats are."""
+    language, laws = sticky(3, 4), {}
+    for clock in ("even", "geometric", "information"):
+        model = sphere_model("rdlm-heat", language, clock=clock)
+        laws[clock] = model.process.clock.train().probabilities()
+        assert float(laws[clock].sum()) == pytest.approx(1)
+    assert float(laws["even"].std()) == 0
+    assert laws["geometric"][0] > laws["geometric"][-2]
+    assert laws["information"][20] > laws["information"][-20]
 
 
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.walk import Frame, Generation
 
-Sampler = Literal["ancestral", "cached", "first-hitting", "confidence", "entropy"]
+Sampler = Literal["ancestral", "cached", "first-hitting", "confidence", "entropy", "geodesic", "matched"]
 FRAMES_PER_SECOND = 30
 
 
@@ -41,9 +41,10 @@ class Arguments:
     """Show the text condensing."""
     sampler: Sampler = "ancestral"
     """For masked models also: cached (same draws, fewer evaluations), first-hitting (one token at a time, exact),
-    confidence or entropy (the surest first)."""
-    grid: Literal["uniform", "cosine"] = "uniform"
-    """Spacing of the steps."""
+    confidence or entropy (the surest first). On the sphere ancestral draws a token and follows its bridge; also:
+    geodesic (the paper's random walk), matched (second order)."""
+    grid: Literal["uniform", "cosine", "information"] = "uniform"
+    """Spacing of the steps; information, on the sphere: equal shares of what there is to know, as training found."""
     temperature: float = 1.0
     """Below 1: likelier, less varied."""
     top_p: float = 1.0
@@ -91,8 +92,17 @@ def _draw(
 ) -> "Generation":
     import torch
 
-    from logosphere.sampling.plan import GRIDS
-    from logosphere.sampling.steppers import Ordered, Stepper, ancestral, entropy_order, first_hitting, likelihood_order
+    from logosphere.processes.moves import MOVES
+    from logosphere.sampling.plan import grid
+    from logosphere.sampling.steppers import (
+        Moved,
+        Ordered,
+        Stepper,
+        ancestral,
+        entropy_order,
+        first_hitting,
+        likelihood_order,
+    )
     from logosphere.sampling.walk import generate
 
     steppers: dict[str, Stepper] = {
@@ -101,6 +111,8 @@ def _draw(
         "first-hitting": first_hitting,
         "confidence": Ordered(likelihood_order),
         "entropy": Ordered(entropy_order),
+        "geodesic": Moved(MOVES["geodesic"]),
+        "matched": Moved(MOVES["matched"]),
     }
     # A network that reads the time and never met clean positions among noisy ones is shown known text as noisy as
     # the rest; the result is then an approximation.
@@ -120,7 +132,7 @@ def _draw(
             known=None if given is None else given.known,
             tokens=None if given is None else given.tokens,
             stepper=steppers[arguments.sampler],
-            grid=GRIDS[arguments.grid],
+            grid=grid(arguments.grid, model.process),
             cached=arguments.sampler == "cached",
             temperature=arguments.temperature,
             top_p=arguments.top_p,

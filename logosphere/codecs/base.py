@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 
-from torch import nn
+from torch import Tensor, nn
 
-from logosphere.types import Positions, State, Tokens
+from logosphere.types import State, Tokens
 
 HIDDEN = -1
 """What `read` shows for a position that does not spell a token yet."""
@@ -17,6 +17,11 @@ class Codec(nn.Module, ABC):
     """Is state i a function of token i alone? Only then can positions be held fixed while others are generated."""
 
     vocab_size: int
+
+    @property
+    def choices(self) -> int:
+        """What a network predicts at a state: one of the tokens, or one of so many digits."""
+        return self.vocab_size
 
     @abstractmethod
     def encode(self, tokens: Tokens) -> State:
@@ -31,8 +36,8 @@ class Codec(nn.Module, ABC):
         """The tokens that noisy states spell so far, HIDDEN where they spell none; for showing."""
 
     @abstractmethod
-    def spread(self, positions: Positions) -> Positions:
-        """A mask over tokens as a mask over states."""
+    def spread(self, field: Tensor) -> Tensor:
+        """A field over tokens [..., L] as a field over states [..., M]."""
 
     @abstractmethod
     def stem(self, width: int) -> nn.Module:

@@ -1,10 +1,10 @@
 """The identity codec: a token is its own state, and one more state may mean 'unknown yet'."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from logosphere.codecs.base import HIDDEN, Codec
-from logosphere.types import Positions, State, Tokens
+from logosphere.types import State, Tokens
 
 
 class TokenCodec(Codec):
@@ -27,8 +27,8 @@ class TokenCodec(Codec):
     def read(self, z: State) -> Tokens:
         return z if self.mask is None else torch.where(z == self.mask, HIDDEN, z)
 
-    def spread(self, positions: Positions) -> Positions:
-        return positions
+    def spread(self, field: Tensor) -> Tensor:
+        return field
 
     def stem(self, width: int) -> nn.Module:
         return embedding(self.states, width)

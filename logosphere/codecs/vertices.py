@@ -6,10 +6,10 @@ Fisher-Rao metric.
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from logosphere.codecs.base import HIDDEN, Codec
-from logosphere.types import Positions, State, Tokens
+from logosphere.types import State, Tokens
 
 CLEAR = 0.5
 """A state spells a token once that token holds more than this share of it (x² > 1/2)."""
@@ -34,8 +34,8 @@ class VertexCodec(Codec):
         share, token = z[..., : self.vocab_size].max(-1)
         return torch.where(share.square() > CLEAR, token, HIDDEN)
 
-    def spread(self, positions: Positions) -> Positions:
-        return positions
+    def spread(self, field: Tensor) -> Tensor:
+        return field
 
     def stem(self, width: int) -> nn.Module:
         return Coordinates(self.vocab_size, width)
@@ -43,6 +43,11 @@ class VertexCodec(Codec):
 
 class Coordinates(nn.Linear):
     """Reads the coordinates of the tokens; that of the mask follows from them."""
+
+    def __init__(self, choices: int, width: int):
+        super().__init__(choices, width)
+        nn.init.normal_(self.weight, std=1.5 * choices**-0.5)
+        nn.init.zeros_(self.bias)
 
     def forward(self, z: State) -> State:
         return super().forward(z[..., : self.in_features])

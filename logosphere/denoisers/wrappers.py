@@ -37,10 +37,13 @@ class Believing(Denoiser):
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        scale = self._process[0].codec.vocab_size ** 0.5
+        scale = self._process[0].codec.choices ** 0.5
         seen = scale * self._process[0].evidence(z, t).softmax(-1)
         clean = seen if self.block == z.shape[1] else scale * context[..., : seen.shape[-1]]
         return self.inner(seen, t, clean, where)
+
+    def session(self) -> Denoiser:
+        return Believing(self.inner.session(), self._process[0])
 
 
 class Sharpened(Denoiser):

@@ -8,6 +8,7 @@ V is the total noise; any schedule σ_t is this bridge in another clock.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,18 +88,28 @@ class Law:
     b: Float[Tensor, "N P"]
 
 
-def simulate(bridge: Bridge, d: int, start_cosine: float, times: Tensor, particles: int, seed: int = 0) -> Law:
-    """Take the pairs (a, b) through the geodesic random walk over `times`, which d-dimensional states would take.
+def simulate(
+    bridge: Bridge,
+    d: int,
+    start_cosine: float,
+    times: Tensor,
+    particles: int,
+    seed: int = 0,
+    *,
+    geodesic_walk: bool = False,
+) -> Law:
+    """Take the pairs (a, b) through the steps that d-dimensional states would take over `times`.
 
-    A step of the walk moves along v = drift + √(V ds) z with z normal in the tangent space. Of z only its parts along
-    e, u and ν matter singly; the other d - 3 enter through their length, whose square is χ². The particles share
-    their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC, L'Ecuyer et al.
-    2008), so that a few thousand of them carry the law to three digits.
+    A step moves along v = drift + h z with z normal in the tangent space. Of z only its parts along e, u and ν matter
+    singly; the other d - 3 enter through their length, whose square is χ². With h² = V ds (1 - s')/(1 - s) from s to
+    s', as in a flat space, only the curvature within a step is neglected; the geodesic random walk has h² = V ds. The
+    particles share their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC,
+    L'Ecuyer et al. 2008), so that a few thousand of them carry the law to three digits.
     """
     rng = torch.Generator().manual_seed(seed)
     points = torch.quasirandom.SobolEngine(6, scramble=True, seed=seed).draw(particles, dtype=torch.float64)
     points = points[_order(points[:, 0], points[:, 1])][:, 2:]
-    chi_square = _chi_square_quantiles(d - 3)
+    chi_square = chi_square_quantiles(d - 3)
     a = torch.full((particles,), start_cosine, dtype=torch.float64)
     b = (1 - a.square()).sqrt()
     rows = [(a, b)]
@@ -107,19 +118,19 @@ def simulate(bridge: Bridge, d: int, start_cosine: float, times: Tensor, particl
         a, b = a[order], b[order]
         u = (points + torch.rand(4, generator=rng, dtype=torch.float64)) % 1.0
         z = torch.special.ndtri(u[:, :3].clamp(1e-12, 1 - 1e-12)).unbind(1)
-        a, b = _walk(bridge, a, b, s, ds, z, chi_square(u[:, 3]))
+        left = 1.0 if geodesic_walk else (1 - s - ds) / (1 - s)
+        a, b = _walk(bridge, a, b, s, ds, (bridge.total_noise * ds * left) ** 0.5, z, chi_square(u[:, 3]))
         rows.append((a, b))
     return Law(times, torch.stack([a for a, _ in rows]).float(), torch.stack([b for _, b in rows]).float())
 
 
 def _walk(
-    bridge: Bridge, a: Tensor, b: Tensor, s: float, ds: float, z: tuple[Tensor, ...], rest: Tensor
+    bridge: Bridge, a: Tensor, b: Tensor, s: float, ds: float, h: float, z: tuple[Tensor, ...], rest: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step of the walk in the frame (e, u, ν); `rest` is the χ² length of the other noises."""
+    """One step in the frame (e, u, ν) with noise h; `rest` is the χ² length of the other noises."""
     c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
     time = torch.full_like(a, s)
     pull = bridge.pull(a[:, None], time)[:, 0] * ds
-    h = (bridge.total_noise * ds) ** 0.5
     along = h * (a * z[0] + b * z[1] + c * z[2])  # the part of the noise along X, which is not tangent
     v_a = pull * (1 - a.square()) + h * z[0] - along * a
     v_b = -pull * a * b + h * z[1] - along * b
@@ -140,7 +151,7 @@ def _order(first: Tensor, second: Tensor) -> Tensor:
     return (group * span + (second - second.min())).argsort()
 
 
-def _chi_square_quantiles(degrees: int):  # type: ignore[no-untyped-def]
+def chi_square_quantiles(degrees: int) -> Callable[[Tensor], Tensor]:
     """The inverse distribution function of χ² by a table; χ² with no degrees of freedom is 0."""
     if degrees < 1:
         return torch.zeros_like

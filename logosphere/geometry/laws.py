@@ -3,40 +3,73 @@
 import hashlib
 import json
 import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same settings would give another table."""
-STEPS, PARTICLES = 512, 4096
+STEPS, PARTICLES = 320, 4096
 CERTAINTY = 3.0
 """The path ends when a token stands out from all others by this many nats on average; the rest is read off."""
 
 
-def bridge_law(bridge: Bridge, d: int, start_cosine: float, steps: int = STEPS, particles: int = PARTICLES) -> Law:
-    """The law of a bridge on the unit sphere of R^d, from disk or made now."""
-    settings = [VERSION, bridge.name, bridge.total_noise, d, start_cosine, steps, particles, CERTAINTY]
-    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
+def bridge_laws(
+    bridge: Bridge,
+    d: int,
+    start_cosines: Sequence[float],
+    steps: int = STEPS,
+    particles: int = PARTICLES,
+    *,
+    geodesic_walk: bool = False,
+) -> list[Law]:
+    """The laws of bridges on the unit sphere of R^d from several starts, at common times, from disk or made now.
+
+    A start is given by its cosine with the vertices. With `geodesic_walk` they are the laws of the geodesic random walk
+    that takes just these steps.
+    """
+    settings = json.dumps(
+        [VERSION, bridge.name, bridge.total_noise, d, list(start_cosines), steps, particles, geodesic_walk, CERTAINTY]
+    )
+    key = hashlib.sha256(settings.encode()).hexdigest()[:24]
     path = cache_folder() / "laws" / f"{bridge.name}-{d}-{key}.safetensors"
+    found = _read(path, settings)
+    if found is not None:
+        return found
+    end = max(horizon(bridge, d, cosine) for cosine in start_cosines)
+    times = _grid(end, steps)
+    laws = [simulate(bridge, d, cosine, times, particles, geodesic_walk=geodesic_walk) for cosine in start_cosines]
+    tables = {"times": times, "a": torch.stack([law.a for law in laws]), "b": torch.stack([law.b for law in laws])}
     try:
-        found = load_file(path)
-        return Law(found["times"], found["a"], found["b"])
-    except (OSError, SafetensorError, KeyError):
-        pass  # never made, or damaged: make it
-    end = horizon(bridge, d, start_cosine)
-    law = simulate(bridge, d, start_cosine, torch.linspace(0, end, steps + 1, dtype=torch.float64), particles)
-    try:
-        write_whole(path, save({"times": law.times, "a": law.a, "b": law.b}))
+        write_whole(path, save(tables, {"settings": settings}))
     except OSError:
         pass  # a cache that cannot be written costs a second next time, and nothing else
-    return law
+    return laws
+
+
+def _read(path: Path, settings: str) -> list[Law] | None:
+    """The tables of these settings; none if there is no such file, or it is damaged, or holds another table."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("settings") == settings:
+                times, a, b = (file.get_tensor(name) for name in ("times", "a", "b"))
+                return [Law(times, *pair) for pair in zip(a, b, strict=True)]
+        fault = "holds the table of other settings"
+    except (OSError, SafetensorError) as problem:
+        fault = f"cannot be read ({problem})"
+    warnings.warn(f"The table {path} {fault}; it is made again.", stacklevel=3)
+    return None
 
 
 def horizon(bridge: Bridge, d: int, start_cosine: float) -> float:
@@ -52,6 +85,11 @@ def horizon(bridge: Bridge, d: int, start_cosine: float) -> float:
     spread = (1 - a.square() - b.square()).clamp_min(0).mean(1) / (d - 2)
     clear = gap.square() / (4 * spread.clamp_min(1e-12)) > math.log(d - 1) + CERTAINTY
     return float(times[_first(clear[1:]) + 1])
+
+
+def _grid(end: float, steps: int) -> Tensor:
+    """Times from 0 to `end` whose steps shrink as the time left does, for the pull grows like 1/(1 - s)."""
+    return 1 - (1 - end) ** torch.linspace(0, 1, steps + 1, dtype=torch.float64)
 
 
 def _first(flags: Tensor) -> int:

@@ -39,6 +39,9 @@ class Process(nn.Module, ABC):
     """Does the best prediction depend on t? Not for masked states, which show what is noise."""
     most_steps: int | None
     """More steps than this bring nothing; None where there is no such number."""
+    branches: int = 1
+    """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
+    branch: int | None = None
 
     @abstractmethod
     def prior(self, batch: int, length: int, noise: Noise) -> State:
@@ -65,7 +68,7 @@ class Process(nn.Module, ABC):
         """How far the model's step is from the true one, in nats per unit time; `out` are posterior logits."""
 
     @abstractmethod
-    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
 
     @abstractmethod
@@ -76,12 +79,12 @@ class Process(nn.Module, ABC):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
 
-    def settle(self) -> None:  # noqa: B027 (most processes learn nothing by themselves)
-        """Called after every step of training: take into account what was observed during it."""
+    def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
+        """Called after every step of training, of which a share is done: take into account what was observed."""
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
-        return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=t.device), z, t)
+        return self.inform(torch.zeros(*t.shape, self.codec.choices, device=t.device), z, t)
 
 
 def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
@@ -107,7 +110,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
         diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.loss(nats, out, u[where], weight[where])),
+        loss=per_sequence(process.loss(nats, out, u[where], t[where], weight[where])),
         count=batch.free.sum(1),
         kind=process.kind,
     )

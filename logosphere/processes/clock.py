@@ -1,8 +1,11 @@
-"""A clock that learns where the information is: times are drawn in proportion to the nats measured there.
+"""Clocks: which of the tabulated times are drawn, and how often.
 
-The bound is a sum over tabulated times. Any law of drawing them leaves it unbiased; the calmest estimate comes from
-drawing each in proportion to the root mean square of its nats, and training goes where there is something to learn.
+The bound is a sum over tabulated times, and any law of drawing them leaves it unbiased. In training times are drawn as
+told, or in proportion to their nats, so that information passes evenly. A bound is always measured at times drawn in
+proportion to the root mean square of their nats, which gives the calmest estimate.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -10,35 +13,47 @@ from torch import Tensor, nn
 from logosphere.shapes import Float, Int64
 
 BINS = 32
-FLOOR = 0.1
-"""This share of draws stays spread evenly, so that no step is forgotten."""
+FLOOR, LAST = 0.08, 0.02
+"""These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
 
-class InformationClock(nn.Module):
-    """Probabilities of steps 0 … T-1, constant within bins of neighbours; the last step has a bin of its own."""
+class Clock(nn.Module):
+    """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
+    `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
+    neighbours; the last step has a bin of its own.
+    """
+
+    base: Tensor
     measured: Tensor
-    """Mean squares of the nats in each bin."""
+    """In each bin the means of nats², nats and cross-entropy."""
     seen: Tensor
     bin_of: Tensor
     pending: Tensor
+    drawn: Tensor | None
 
-    def __init__(self, steps: int, *, learns: bool = True):
+    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None):
         super().__init__()
-        self.steps, self.learns = steps, learns
-        bins = min(BINS, steps - 1)
-        place = torch.arange(steps - 1) * bins // (steps - 1)
+        self.steps = len(base)
+        bins = min(BINS, self.steps - 1)
+        place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
+        self.register_buffer("base", base.double(), persistent=False)
+        self.register_buffer("drawn", None if drawn is None else drawn.double(), persistent=False)
         self.register_buffer("bin_of", torch.cat([place, torch.tensor([bins])]), persistent=False)
-        self.register_buffer("measured", torch.ones(bins + 1, dtype=torch.float64))
+        self.register_buffer("measured", torch.ones(3, bins + 1, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(bins + 1, dtype=torch.float64))
-        self.register_buffer("pending", torch.zeros(2, bins + 1, dtype=torch.float64), persistent=False)
+        self.register_buffer("pending", torch.zeros(4, bins + 1, dtype=torch.float64), persistent=False)
 
     def probabilities(self) -> Float[Tensor, "T"]:
         """How likely each step is to be drawn."""
-        p = self.measured.sqrt()[self.bin_of]
-        return (1 - FLOOR) * p / p.sum() + FLOOR / self.steps
+        if self.drawn is not None and self.training:
+            return self.drawn
+        p = (self.measured[1] if self.training else self.measured[0].sqrt())[self.bin_of]
+        p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
+        p[-1] += LAST
+        return p
 
     def locate(self, w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
         """The step at the quantile w, and one over its probability."""
@@ -46,20 +61,64 @@ class InformationClock(nn.Module):
         step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(self.steps - 1)
         return step, 1 / p[step]
 
-    def observe(self, step: Int64[Tensor, "N"], nats: Float[Tensor, "N"]) -> None:
+    def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """Nats of the bound for each nat of cross-entropy, as measured at this step."""
+        _, nats, cross_entropy = self.measured[:, self.bin_of[step]]
+        return nats / cross_entropy.clamp_min(1e-9)
+
+    def observe(self, step: Int64[Tensor, "N"], nats: Float[Tensor, "N"], cross_entropy: Float[Tensor, "N"]) -> None:
         """Note what steps cost; it counts from the next `settle` on, however a batch was cut."""
-        if self.learns:
-            values = torch.stack([nats.detach().double().square(), torch.ones_like(nats, dtype=torch.float64)])
-            self.pending.index_add_(1, self.bin_of[step], values)
+        nats, cross_entropy = nats.detach().double(), cross_entropy.detach().double()
+        values = torch.stack([nats.square(), nats, cross_entropy, torch.ones_like(nats)])
+        self.pending.index_add_(1, self.bin_of[step], values)
 
     def settle(self) -> None:
         """Take what was observed since the last time into account."""
-        if not self.learns:
-            return
-        squares, count = self.pending
-        fresh = squares / count.clamp_min(1)
+        count = self.pending[3]
+        fresh = self.pending[:3] / count.clamp_min(1)
         # An average over what was seen; the first measurements replace the even start at once.
         weight = torch.where(count > 0, (1 - MEMORY) / (1 - MEMORY ** (self.seen + 1)), 0.0)
         self.measured += weight * (fresh - self.measured)
         self.seen += count > 0
         self.pending.zero_()
+
+
+def even_law(steps: int) -> Float[Tensor, "T"]:
+    """Every step alike."""
+    return torch.full((steps,), 1 / steps, dtype=torch.float64)
+
+
+FIRST_RATE, LAST_RATE = 1e-3, 0.2
+"""β at both ends of RDLM's schedules."""
+PAPER_FLOOR = 1e-4
+"""RDLM's weight outside its window."""
+
+
+def paper_time(schedule: str, s: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """RDLM's own time t, at which the share s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (Jo and Hwang 2025).
+
+    geometric: β = β₀^(1-t) β₁^t; linear: β = β₀ + (β₁ - β₀) t; cosine: β = β₀ + (β₁ - β₀)(1 - cos πt)/2.
+    """
+    low, high = FIRST_RATE, LAST_RATE
+    if schedule == "geometric":
+        return torch.log1p((high / low - 1) * s) / math.log(high / low)
+    t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    bend = t.square() / 2 if schedule == "linear" else (t - torch.sin(math.pi * t) / math.pi) / 2
+    spent = (low * t + (high - low) * bend) / (low + (high - low) * bend[-1])
+    right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
+    share = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
+    return torch.lerp(t[right - 1], t[right], share)
+
+
+def paper_law(schedule: str, times: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+    """How often each tabulated time is met when RDLM's time is drawn evenly, up to the last of them."""
+    middle = (times[1:] + times[:-1]) / 2
+    edges = paper_time(schedule, torch.cat([times[:1], middle, times[-1:]]).double())
+    return edges.diff() / edges[-1]
+
+
+def window_law(schedule: str, times: Float[Tensor, "T"], left: float, right: float) -> Float[Tensor, "T"]:
+    """RDLM's importance sampling: weight 1 for left < t < right, 10⁻⁴ elsewhere."""
+    t = paper_time(schedule, times.double())
+    law = paper_law(schedule, times) * torch.where((t > left) & (t < right), 1.0, PAPER_FLOOR)
+    return law / law.sum()

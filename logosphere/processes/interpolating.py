@@ -190,7 +190,7 @@ class Interpolating(Process):
         t, s = t[..., None], s[..., None]
         return self.schedule.signal(t), self.schedule.signal(s), self.schedule.noise(t), self.schedule.noise(s)
 
-    def loss(self, nats: Float[Tensor, "..."], out: Logits, u: State, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5); or the plain cross-entropy alone."""
         if self.unweighted:
             return _cross_entropy(out, u)

@@ -1,7 +1,7 @@
 """Diffusion on the sphere (Jo and Hwang 2025, RDLM): a bridge leads from a common start to the vertex of each token.
 
 Inside this file the bridge's own clock s runs from 0 (start) to 1 (vertex); outside, t runs from 0 (data) to 1 (noise).
-The path is followed to s* < 1, where the token is read off, through N + 1 tabulated times, of which the last is the
+The path is followed to s* < 1, where the token is read off, through N tabulated times, of which the last is the
 reconstruction. With p_k the posterior and g the bridge's pull, model and bridge move by
 
     η_θ = Σ_k p_k g(<X, e_k>) (e_k - <X, e_k> X)        η_x = g(<X, e_x>) (e_x - <X, e_x> X)
@@ -15,59 +15,81 @@ times. With `chain` it is the sum of left ends instead: the exact divergence of 
 times, a bound for the sampler that takes just these steps.
 """
 
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.codecs.vertices import VertexCodec
-from logosphere.errors import UserError
+from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, Law
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.processes.clock import InformationClock
+from logosphere.processes.clock import Clock
+from logosphere.processes.moves import MOVES, Move
 from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.types import Logits, Positions, State, Times
+
+Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
+
+
+class Start(NamedTuple):
+    """A point that is as far from every vertex as from any other, and the law of the bridges that begin there."""
+
+    origin: Float[Tensor, "d"]
+    law: Law
 
 
 class Spherical(Process):
-    """Bridges from `start` (a share of the orthant's centre; 0 is the mask) to vertices, along a tabulated law."""
+    """Bridges from one of `starts` to vertices, along tabulated laws that have the same times.
 
-    kind: Kind = "bound"
+    `shares` [N, C] say how likely each start is, at each time. Where they are constant the start is drawn once per
+    sequence, and the bound is one. Where they change, no process has these marginals by itself: what is computed then,
+    as in the paper's mixture paths, is a surrogate.
+    """
+
     needs_time = True
     most_steps = None
     times: Tensor
+    lengths: Tensor
+    origins: Tensor
     a: Tensor
     b: Tensor
-    origin: Tensor
-    lengths: Tensor
     moments: Tensor
+    shares: Tensor
 
     def __init__(
         self,
-        vocab_size: int,
+        codec: Codec,
         bridge: Bridge,
-        origin: Tensor,
-        law: Law,
+        starts: Sequence[Start],
+        clock: Clock,
         *,
-        by_drift: bool = False,
-        learns_clock: bool = True,
+        shares: Float[Tensor, "N C"] | None = None,
+        loss: Loss = "cross-entropy",
+        switch: float | None = None,
         chain: bool = False,
     ):
         super().__init__()
-        if vocab_size < 2:
-            raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
-        self.codec: VertexCodec = VertexCodec(vocab_size)
-        self.bridge, self.vocab_size, self.by_drift = bridge, vocab_size, by_drift
-        self.timesteps = len(law.times)
+        self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
+        times = starts[0].law.times
+        self.timesteps = len(times)
         self.first = 1.5 / self.timesteps
-        self.clock = InformationClock(self.timesteps, learns=learns_clock)
-        self.register_buffer("origin", origin.float(), persistent=False)
-        self.register_buffer("times", law.times.float(), persistent=False)
-        self.register_buffer("lengths", _lengths(law.times, chain=chain).float(), persistent=False)
-        self.register_buffer("a", law.a, persistent=False)
-        self.register_buffer("b", law.b, persistent=False)
-        self.register_buffer("moments", _moments(law, vocab_size + 1), persistent=False)
+        self.trains_on, self.switch, self.done = loss, switch, 0.0
+        shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
+        self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
+        self.branches = len(starts) if self.kind == "bound" else 1
+        self.branch: int | None = None
+        d = self.choices + 1
+        self.register_buffer("times", times.float(), persistent=False)
+        self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
+        self.register_buffer("origins", torch.stack([s.origin for s in starts]).float(), persistent=False)
+        self.register_buffer("a", torch.stack([s.law.a for s in starts]), persistent=False)
+        self.register_buffer("b", torch.stack([s.law.b for s in starts]), persistent=False)
+        self.register_buffer("moments", torch.stack([_moments(s.law, d) for s in starts]), persistent=False)
+        self.register_buffer("shares", shares.float(), persistent=False)
 
     # ---- clocks -----------------------------------------------------------------------------------------------
 
@@ -81,22 +103,46 @@ class Spherical(Process):
         low = place.floor().long().clamp_max(self.timesteps - 2)
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
+    def information_grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it."""
+        nats = self.clock.measured[1][self.clock.bin_of][:-1].cpu()
+        gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
+        wanted = torch.arange(steps, dtype=gained.dtype) / steps
+        right = torch.searchsorted(gained, wanted, right=True).clamp(1, len(gained) - 1)
+        share = (wanted - gained[right - 1]) / (gained[right] - gained[right - 1]).clamp_min(1e-12)
+        t = 1 - (right - 1 + share) / self.timesteps
+        return F.pad(t, (0, 1)).float()
+
     # ---- forward ----------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        return self.origin.expand(batch, length, -1).clone()
+        which = self._which(torch.zeros(batch, length, dtype=torch.long, device=self.times.device), noise)
+        return self.origins[which].expand(batch, length, -1).clone()
+
+    def _which(self, node: Int64[Tensor, "B L"], noise: Noise) -> Int64[Tensor, "#B #L"]:
+        """Which start: drawn once for each sequence, or as told."""
+        if len(self.origins) == 1 or self.branch is not None:
+            return torch.full((1, 1), self.branch or 0, device=node.device)
+        u = noise.uniform(len(node))[:, None, None]
+        return (u > self.shares[node].double().cumsum(-1)).sum(-1).clamp_max(len(self.origins) - 1)
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform across both: exact, and no simulation."""
-        node = self._node(t)
-        particle = (noise.uniform(*t.shape) * self.a.shape[1]).long()
-        a, b = self.a[node, particle][..., None], self.b[node, particle][..., None]
-        cosine = self.origin[0]  # of the start with every vertex alike
-        across = (self.origin - cosine * u) / (1 - cosine.square()).sqrt()
+        a, b, origin = self._drawn(t, noise)
+        cosine = origin[..., :1]  # of the start with every vertex alike
+        across = (origin - cosine * u) / (1 - cosine.square()).sqrt()
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
         c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
         return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalised(nu), u)
+
+    def _drawn(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
+        node = self._node(t)
+        which = self._which(node, noise)
+        particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
+        at = (which, node, particle)
+        return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
         node, weight = self.clock.locate(w)
@@ -112,66 +158,95 @@ class Spherical(Process):
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         return logits + self.bridge_likelihood(z, t)
 
-    def bridge_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
-        """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k).
+    def bridge_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k), whatever its start.
 
         For the log bridge X is taken for normal in the tangent space at its mean direction μ_k, with one variance along
         the geodesic to e_k and another across it, both read off the table; log(θ / sin θ) is the change of volume.
         """
-        cosine = z[..., : self.vocab_size]
+        cosine = z[..., : self.choices]
         if isinstance(self.bridge, HeatBridge):
             said = self.bridge.log_p(cosine, self._s(t))
         else:
-            start = self.origin[0]
-            b = (sphere.dot(z, self.origin) - start * cosine) / (1 - start.square()).sqrt()
-            mean_a, mean_b, middle, along, across = self.moments[self._node(t)][..., None].unbind(-2)
-            forward, squared, ratio = _tangent(cosine, b, mean_a, mean_b)
-            bend = (z.shape[-1] - 2) * ratio.log()
-            said = bend - 0.5 * (along * (forward - middle).square() + across * (squared - forward.square()))
+            node = self._node(t)
+            every = [self._normal_likelihood(z, node, which) for which in range(len(self.origins))]
+            said = every[0] if len(every) == 1 else torch.stack(every).logsumexp(0)
         said = said - said.amax(-1, keepdim=True)
-        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.vocab_size) - 1)
+        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.choices) - 1)
         return torch.where(t[..., None] > 0, said, clean.to(said.dtype))
+
+    def _normal_likelihood(self, z: State, node: Tensor, which: int) -> Float[Tensor, "... K"]:
+        origin, cosine = self.origins[which], z[..., : self.choices]
+        start, d = origin[0], z.shape[-1]
+        b = (sphere.dot(z, origin) - start * cosine) / (1 - start.square()).sqrt()
+        mean_a, mean_b, middle, along, across = self.moments[which][node][..., None].unbind(-2)
+        forward, squared, ratio = tangent(cosine, b, mean_a, mean_b)
+        said = (d - 2) * ratio.log()
+        said = said - 0.5 * (along * (forward - middle).square() + across * (squared - forward.square()))
+        if len(self.origins) > 1:
+            share = self.shares[node, which][..., None].clamp_min(1e-30).log()
+            said = said + share + 0.5 * (along.clamp_min(1e-6).log() + (d - 2) * across.clamp_min(1e-6).log())
+        return said
+
+    # ---- the law of the token, by which splitting differs -------------------------------------------------------
+
+    def probabilities(self, out: Logits) -> Float[Tensor, "... K"]:
+        """p_k of each state."""
+        return out.softmax(-1)
+
+    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+        return F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
+
+    def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, "N"]:
+        return categorical(out, noise.uniform(len(out)))
 
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The divergence of the walk around this time; at the last one also that of reading the token off."""
         node = self._node(t)
-        target, cosine = u[..., : self.vocab_size], z[..., : self.vocab_size]
-        excess = (out.softmax(-1) - target) * self.bridge.pull(cosine, self._s(t))
+        target, cosine = u[..., : self.choices], z[..., : self.choices]
+        excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, self._s(t))
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
-        nats = nats + torch.where(node == self.timesteps - 1, self._cross_entropy(out, u), 0.0)
+        cross_entropy = self.cross_entropy(out, u)
+        nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
         if self.training:
-            self.clock.observe(node, nats)
+            self.clock.observe(node, nats, cross_entropy)
         return nats
 
-    def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "..."]:
-        return F.cross_entropy(out, u[..., : self.vocab_size].argmax(-1), reduction="none")
-
-    def loss(self, nats: Tensor, out: Logits, u: State, weight: Tensor) -> Float[Tensor, "..."]:
-        """Cross-entropy at the times the clock draws, or the bound itself (drift)."""
-        return nats * weight if self.by_drift else self._cross_entropy(out, u)
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift)."""
+        if self.trains_on == "drift":
+            return nats * weight
+        cross_entropy, node = self.cross_entropy(out, u), self._node(t)
+        late = self.switch is not None and self.done >= self.switch
+        if self.trains_on == "bound-weighted" or late:
+            return cross_entropy * (self.clock.worth(node) * weight).to(cross_entropy.dtype)
+        if self.trains_on == "importance-weighted":
+            return cross_entropy * (self.clock.base[node] * weight).to(cross_entropy.dtype)
+        return cross_entropy
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
-        """0: every path begins at the same point."""
+        """0: where a path begins does not depend on the token."""
         return torch.zeros(u.shape[:2], device=u.device)
 
-    def settle(self) -> None:
+    def settle(self, done: float = 0.0) -> None:
+        self.done = done
         self.clock.settle()
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        """The geodesic random walk; at the end the token is drawn from p_θ and its vertex taken."""
-        token = categorical(out, noise.uniform(len(out)))
+        """Towards a token drawn from p_θ by a step of its bridge; at the end the token's vertex is taken."""
+        return self.moved(MOVES["bridge"], out, z, t, s, noise)
+
+    def moved(self, move: Move, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """A step by any of the moves; the last one, to s = 0, has no noise but that of the token drawn from p_θ."""
+        token = self.draw(out, noise)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
         now = self._s(t)
-        ds = (self._s(s) - now)[..., None].clamp_min(0)
-        cosine = z[..., : self.vocab_size]
-        pulled = F.pad(out.softmax(-1) * self.bridge.pull(cosine, now), (0, 1))
-        moved = pulled * ds + (self.bridge.total_noise * ds).sqrt() * noise.normal(*z.shape).to(z.dtype)
-        walked = sphere.exp(z, sphere.project(z, moved))
+        walked = move(self.bridge, self.probabilities(out), token, z, now, self._s(s).maximum(now), noise)
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), walked)
 
 
@@ -182,7 +257,7 @@ def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, "N"]:
     return after if chain else (after + F.pad(steps, (1, 0))) / 2
 
 
-def _tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log_μ(X) for μ = (mean_a, mean_b): its part towards e, its squared length θ², and θ / sin θ."""
     cosine = (a * mean_a + b * mean_b).clamp(-1, 1)
     ratio = sphere.angle_over_sine(cosine)
@@ -197,7 +272,7 @@ def _moments(law: Law, d: int) -> Float[Tensor, "N 5"]:
     a, b = law.a.double(), law.b.double()
     mean = torch.stack([a.mean(1), b.mean(1)])
     mean_a, mean_b = mean / mean.norm(dim=0)
-    forward, squared, _ = _tangent(a, b, mean_a[:, None], mean_b[:, None])
+    forward, squared, _ = tangent(a, b, mean_a[:, None], mean_b[:, None])
     along, across = forward.var(1), (squared - forward.square()).clamp_min(0).mean(1) / (d - 2)
     weights = [torch.where(variance > 1e-12, 1 / variance.clamp_min(1e-12), 0.0) for variance in (along, across)]
     return torch.stack([mean_a, mean_b, forward.mean(1), *weights], dim=1).float()

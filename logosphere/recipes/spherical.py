@@ -1,107 +1,195 @@
 """Builders of the systems on the sphere: RDLM with the paper's bridge, and with the Brownian one."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from logosphere.codecs.base import Codec
+from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.vertices import Coordinates, VertexCodec
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.folded import FoldedTransformer
 from logosphere.denoisers.network import Network
+from logosphere.denoisers.selfconditioned import SelfConditioned
 from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
-from logosphere.geometry.laws import bridge_law
+from logosphere.geometry.laws import STEPS, bridge_laws
+from logosphere.geometry.normal import moment_matched
 from logosphere.model import Model
-from logosphere.processes.spherical import Spherical
+from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, window_law
+from logosphere.processes.spherical import Spherical, Start
+from logosphere.processes.splitting import SplitSpherical
+
+CHOICES = {
+    "input": ("belief", "state"),
+    "loss": ("cross-entropy", "importance-weighted", "bound-weighted", "drift"),
+    "clock": ("information", "even", "geometric", "linear", "cosine"),
+    "transitions": ("exact", "normal", "published"),
+    "digits": ("positions", "heads"),
+}
 
 
-def rdlm(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    start: str | float = "mask",
-    total_noise: float | None = None,
-    posterior_head: bool = True,
-    input: str = "belief",
-    loss: str = "cross-entropy",
-    clock: str = "information",
-) -> Model:
-    """The log bridge of the paper. posterior_head=False with input="state" is the published network."""
-    noise = _noise(vocab_size + 1) if total_noise is None else total_noise
-    return _sphere(vocab_size, length, network, LogBridge(noise), start, posterior_head, input, loss, clock)
+def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
+    """The builder of the systems with this bridge, a function of the dimension and the noise."""
+
+    def build(
+        vocab_size: int,
+        length: int,
+        network: Network | None,
+        *,
+        start: str | float = "mask",
+        total_noise: float | None = None,
+        posterior_head: bool = True,
+        input: str = "belief",
+        loss: str = "cross-entropy",
+        switch: float | None = None,
+        clock: str = "information",
+        window: list[float] | None = None,
+        transitions: str = "exact",
+        timesteps: int | None = None,
+        base: int | None = None,
+        digits: str = "positions",
+        self_conditioning: bool = False,
+    ) -> Model:
+        """A model on the sphere; posterior_head=False with input="state" is the published network.
+
+        start         mask, uniform, a share of the way between; "mask+uniform": one of both for each sequence;
+                      step:0.35, linear, sqrt: the paper's mixture paths, whose value is a surrogate
+        total_noise   V; by default chosen for the size of the vocabulary
+        loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
+        switch        the share of training after which the loss becomes bound-weighted
+        clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
+        transitions   exact, or the Riemannian normal with the right (normal) or the published moments
+        timesteps     bound and sampler of the geodesic random walk with so many steps
+        base          splits tokens into digits of this base, each a position or each a head
+        """
+        given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
+        for option, word in given.items():
+            if word not in CHOICES[option]:
+                raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
+        if timesteps is not None and timesteps < 2:
+            raise UserError(f"A walk has at least 2 timesteps, not {timesteps}.")
+        if switch is not None and not 0 <= switch <= 1:
+            raise UserError(f"The switch is a share of the training from 0 to 1, not {switch}.")
+        codec: Codec = VertexCodec(vocab_size) if base is None else DigitCodec(vocab_size, base)
+        d = codec.choices + 1
+        bridge = bridge_on(d, default_noise(d) if total_noise is None else total_noise)
+        points, path = starts(start, codec.choices)
+        steps = STEPS if timesteps is None else timesteps - 1
+        laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
+        if transitions != "exact":
+            laws = [moment_matched(law, d, published=transitions == "published") for law in laws]
+        process = (Spherical if base is None else SplitSpherical)(
+            codec,
+            bridge,
+            [Start(point, law) for point, law in zip(points, laws, strict=True)],
+            _clock(clock, window, laws[0].times),
+            shares=None if path is None else path(laws[0].times),
+            loss=loss,  # type: ignore[arg-type]
+            switch=switch,
+            chain=timesteps is not None,
+        )
+        denoiser: Denoiser | None = None
+        if network is not None:
+            denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
+            if posterior_head:
+                denoiser = Informed(denoiser, process)
+        return Model(process, denoiser, length=length, block=length)
+
+    return build
 
 
-def rdlm_heat(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    start: str | float = "mask",
-    total_noise: float | None = None,
-    posterior_head: bool = True,
-    input: str = "belief",
-    loss: str = "cross-entropy",
-    clock: str = "information",
-) -> Model:
-    """The true Brownian bridge: its mixture is Markov and the bound is tight for every amount of noise."""
-    noise = _noise(vocab_size + 1) if total_noise is None else total_noise
-    bridge = HeatBridge.on(vocab_size + 1, noise)
-    return _sphere(vocab_size, length, network, bridge, start, posterior_head, input, loss, clock)
+rdlm = _builder(lambda d, total_noise: LogBridge(total_noise))
+rdlm_heat = _builder(HeatBridge.on)
 
 
-def _sphere(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    bridge: Bridge,
-    start: str | float,
-    posterior_head: bool,
-    input: str,
-    loss: str,
-    clock: str,
-) -> Model:
-    for word, known in (
-        (input, ("belief", "state")),
-        (loss, ("cross-entropy", "drift")),
-        (clock, ("information", "even")),
-    ):
-        if word not in known:
-            raise UserError(f"'{word}' is not a choice here.{nearest(word, known)}")
-    origin = start_point(start, vocab_size)
-    law = bridge_law(bridge, vocab_size + 1, float(origin[0]))
-    process = Spherical(vocab_size, bridge, origin, law, by_drift=loss == "drift", learns_clock=clock == "information")
-    denoiser: Denoiser | None = None
-    if network is not None:
-        denoiser = FullTransformer(process.codec, length, network, reads_time=True)
-        if input == "belief":
-            denoiser = Believing(denoiser, process)
-        if posterior_head:
-            denoiser = Informed(denoiser, process)
-    return Model(process, denoiser, length=length, block=length)
+def _network(
+    process: Spherical, length: int, network: Network, input: str, heads: bool, self_conditioning: bool
+) -> Denoiser:
+    # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
+    codec, reads_time = process.codec, input == "state"
+    inner: Denoiser
+    if isinstance(codec, DigitCodec) and heads:
+        if self_conditioning:
+            raise UserError("Self-conditioning needs digits=positions.")
+        inner = FoldedTransformer(codec, length, network, reads_time=reads_time)
+    else:
+        states = length * codec.digits if isinstance(codec, DigitCodec) else length
+        inner = FullTransformer(codec, states, network, reads_time=reads_time)
+        if self_conditioning:
+            inner.stem = Coordinates(2 * codec.choices, network.width)
+            inner = SelfConditioned(inner, codec.choices)
+    return Believing(inner, process) if input == "belief" else inner
 
 
-def start_point(start: str | float, vocab_size: int) -> Tensor:
-    """Where all bridges begin: 'mask', 'uniform' (the centre of the orthant, mask included), or a share λ of 'tokens'.
+def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
+    even = even_law(len(times))
+    if name in ("information", "even"):
+        if window is not None:
+            raise UserError("A window belongs to the clocks geometric, linear and cosine.")
+        return Clock(even, None if name == "information" else even)
+    law = paper_law(name, times)
+    if window is None:
+        return Clock(law, law)
+    if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
+        raise UserError(f"A window is two times [left, right] between 0 and 1, not {window}.")
+    return Clock(law, window_law(name, times, *window))
+
+
+Path = Callable[[Tensor], Tensor]
+"""The shares [N, 2] of mask and uniform at tabulated times."""
+
+
+def starts(start: str | float, tokens: int) -> tuple[list[Tensor], Path | None]:
+    """The points where bridges begin, and the path of their shares unless these are constant.
+
+    The paper's mixture paths begin at the uniform point with the probability 1 before the threshold and 0 after it
+    (step), 1 - t (linear), or 1 - √t (sqrt), in its own time t.
+    """
+    both = [start_point("mask", tokens), start_point("uniform", tokens)]
+    if start == "mask+uniform":
+        return both, None
+    kind, _, threshold = str(start).partition(":")
+    if kind not in ("step", "linear", "sqrt"):
+        return [start_point(start, tokens)], None
+    try:
+        switch = float(threshold) if kind == "step" else 0.0
+    except ValueError:
+        raise UserError(f"A step path needs its time, for example step:0.35, not '{start}'.") from None
+
+    def shares(times: Tensor) -> Tensor:
+        t = paper_time("geometric", times.double())
+        uniform = {"step": (t < switch).double(), "linear": 1 - t, "sqrt": 1 - t.sqrt()}[kind]
+        return torch.stack([1 - uniform, uniform], 1)
+
+    return both, shares
+
+
+def start_point(start: str | float, tokens: int) -> Tensor:
+    """Where bridges begin: 'mask', 'uniform' (the centre of the orthant, mask included), or a share λ of the tokens.
 
     λ puts √(λ/V) on every token and √(1 - λ) on the mask.
     """
     if isinstance(start, str):
-        named = {"mask": 0.0, "uniform": vocab_size / (vocab_size + 1)}
+        named = {"mask": 0.0, "uniform": tokens / (tokens + 1)}
         if start not in named:
-            raise UserError(f"There is no start '{start}'.{nearest(start, named)}")
+            known = [*named, "mask+uniform", "step", "linear", "sqrt"]
+            raise UserError(f"There is no start '{start}'.{nearest(start, known)}")
         start = named[start]
     if not 0 <= start <= 1:
         raise UserError(
             f"A start between the mask (0) and the tokens' centre (1) is a number from 0 to 1, not {start}."
         )
-    point = torch.full((vocab_size + 1,), math.sqrt(start / vocab_size))
+    point = torch.full((tokens + 1,), math.sqrt(start / tokens))
     point[-1] = math.sqrt(1 - start)
     return point
 
 
-def _noise(d: int) -> float:
+def default_noise(d: int) -> float:
     """Total noise V such that noise has a squared norm of about 0.4 where tokens become clear.
 
     Tokens among d become clear at s ≈ 1.6 V (log d + 3), where the noise V s d has that norm; for d = 28 this is the

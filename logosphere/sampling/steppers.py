@@ -12,6 +12,8 @@ from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.moves import Move
+from logosphere.processes.spherical import Spherical
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -73,6 +75,24 @@ class Ordered:
         reveal = (where.sum(1, keepdim=True) - stay_hidden).clamp_min(0)
         rank = scores.argsort(1, descending=True).argsort(1)
         return torch.where(where & (rank < reveal), torch.zeros_like(z).masked_scatter(where, drawn), z)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """On the sphere: step by another move than the process's own (processes.moves)."""
+
+    move: Move
+
+    def __call__(
+        self, process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise
+    ) -> State:
+        if not isinstance(process, Spherical):
+            raise UserError(
+                "This sampler moves on a sphere and needs rdlm or rdlm-heat; use the ancestral sampler here."
+            )
+        z = z.clone()
+        z[where] = process.moved(self.move, out, z[where], t[where], s[where], noise)
+        return z
 
 
 def _masked(process: Process) -> Interpolating:

@@ -19,8 +19,8 @@ from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Grid, Plan, uniform_grid
 from logosphere.sampling.steppers import Stepper, ancestral, first_hitting
-from logosphere.shapes import Bool, Int64
-from logosphere.types import Batch, Predict, State, Times, Tokens
+from logosphere.shapes import Bool, Float, Int64
+from logosphere.types import Batch, Predict, State, Tokens
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Frame:
 
     step: int
     steps: int
-    t: Times
+    t: Float[Tensor, "B M"]
     z: State
     tokens: Tokens
     """Tokens spelt so far; codecs.base.HIDDEN where there is none yet."""
@@ -55,7 +55,7 @@ def walk(
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
-    rows = plan.times.to(free.device)
+    rows = codec.spread(plan.times.to(free.device))
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         seen, seen_t = z, t

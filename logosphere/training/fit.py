@@ -100,7 +100,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.model.process.settle()
+        self.model.process.settle(done)
         if self.averaged is not None:
             self.averaged.update()
         self.step, self.tokens = self.step + 1, self.tokens + count

@@ -1,0 +1,71 @@
+"""Train and evaluate rows of the text8 table, all with the same network and the same processor time.
+
+    python benchmarks/text8_rows.py --minutes 10 --out runs/rows ar mdlm rdlm-heat      # or no names for all rows
+
+Rows already evaluated in the folder are not trained again, so the script may be stopped and started.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "6e-3", "rdlm-heat": "6e-3"}
+"""Learning rates by system, the best of those tried (docs/LOG.md)."""
+
+ROWS: dict[str, list[str]] = {
+    "ar": ["ar"],
+    "mdlm": ["mdlm"],
+    "rdlm": ["rdlm"],
+    "rdlm-heat": ["rdlm-heat"],
+    "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
+    "rdlm-heat, no posterior head": ["rdlm-heat", "posterior_head=False"],
+    "rdlm-heat, states as input": ["rdlm-heat", "input=state"],
+    "rdlm-heat, start uniform": ["rdlm-heat", "start=uniform"],
+    "rdlm-heat, V = 0.01": ["rdlm-heat", "total_noise=0.01"],
+    "rdlm-heat, V = 0.1": ["rdlm-heat", "total_noise=0.1"],
+    "rdlm-heat, even clock": ["rdlm-heat", "clock=even"],
+    "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+}
+
+
+def main() -> None:
+    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    read.add_argument("rows", nargs="*", help="rows to make; all when none is named")
+    read.add_argument("--minutes", type=float, default=10.0, help="processor time of each training")
+    read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
+    read.add_argument("--out", type=Path, default=Path("runs/rows"))
+    given = read.parse_args()
+    unknown = set(given.rows) - set(ROWS)
+    if unknown:
+        sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
+    for name in given.rows or ROWS:
+        report = _report(name, given.out, given.minutes, given.sequences)
+        print(f"{name:32} {report['kind']:6} {report['bits']:.4f} ± {report['error']:.4f}", flush=True)
+
+
+def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
+    folder = out / name.replace(", ", "--").replace(" ", "-").replace("=", "")
+    path = folder / "test.json"
+    if not path.exists():
+        system, *options = ROWS[name]
+        choices = ["--options", *options] if options else []
+        rate = ["--optim.lr", RATES[system]] if system in RATES else []
+        _run("train", "text8-tiny", "--system", system, *choices, *rate,
+             "--cpu-minutes", str(minutes), "--out", str(folder))  # fmt: skip
+        printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(sequences), "--json")
+        path.write_text(printed)
+    return json.loads(path.read_text())
+
+
+def _run(*arguments: str) -> str:
+    """One thread, so that processor time means work."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "logosphere", *arguments]
+    return subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Self-conditioning (Chen et al. 2022, Bit Diffusion): the network reads its own last prediction beside the state."""
+
+import torch
+from torch import Tensor
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.types import Logits, Positions, State, Times
+
+
+class SelfConditioned(Denoiser):
+    """Shows a network, whose inputs are twice as wide, the first `choices` coordinates and its own prediction.
+
+    Training shows the prediction in half of the steps, and zeros in the others. A bound belongs to a model that depends
+    on the state alone, so outside of sampling the network is always asked twice: first without, then with its first
+    answer. A sampler remembers the answer of the step before instead, at no cost.
+    """
+
+    def __init__(self, inner: Denoiser, choices: int):
+        super().__init__()
+        self.inner, self.block, self.reads_time, self.choices = inner, inner.block, inner.reads_time, choices
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        first = None
+        if not self.training or bool(torch.rand(()) < 0.5):
+            with torch.no_grad():
+                first = self.shown(z, t, context, None, None).softmax(-1)
+        return self.shown(z, t, context, where, first)
+
+    def shown(self, z: State, t: Times, context: State, where: Positions | None, last: Tensor | None) -> Logits:
+        """Ask the network, showing it a prediction."""
+        seen = z[..., : self.choices]
+        last = torch.zeros_like(seen) if last is None else last.to(seen.dtype) * self.choices**0.5
+        return self.inner(torch.cat([seen, last], -1), t, context, where)
+
+    def session(self) -> Denoiser:
+        return Recalling(self)
+
+
+class Recalling(Denoiser):
+    """A self-conditioned network during one run of the sampler."""
+
+    def __init__(self, model: SelfConditioned):
+        super().__init__()
+        self.model, self.block, self.reads_time = model, model.block, True  # even if the network itself does not
+        self.last: Tensor | None = None
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.model.shown(z, t, context, None, self.last)
+        self.last = out.softmax(-1)
+        return out if where is None else out[where]

@@ -1,0 +1,53 @@
+"""Bounds of several draws, and of several processes of which one is drawn for each sequence, as one bound."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from logosphere.shapes import Float
+from logosphere.types import Bound
+
+
+def averaged(parts: list[Bound]) -> Bound:
+    """The mean of draws of one bound."""
+    if len(parts) == 1:
+        return parts[0]
+    terms = {name: torch.stack([getattr(part, name) for part in parts]).mean(0) for name in TERMS}
+    return Bound(**terms, count=parts[0].count, kind=parts[0].kind)
+
+
+TERMS = ("recon", "diffusion", "prior", "loss")
+
+
+def mixed(branches: list[list[Bound]]) -> Bound:
+    """-log Σ_c π_c exp(-B_c) for equally likely processes with bounds B_c, of each of which there are several draws.
+
+    Estimates put for B_c would make it too small (-log Σ exp(-·) is concave). But for any q
+
+        -log Σ_c π_c exp(-B_c) ≤ Σ_c q_c (B_c + log q_c / π_c)
+
+    with equality for q_c ∝ π_c exp(-B_c). So q is taken from one half of the draws and B from the other, and the other
+    way round: an unbiased estimate of a bound. log q_c / π_c counts as prior.
+    """
+    half = len(branches[0]) // 2
+    first, second = [parts[:half] for parts in branches], [parts[half:] for parts in branches]
+    return averaged([_weighted(_shares(first), second), _weighted(_shares(second), first)])
+
+
+def _shares(branches: list[list[Bound]]) -> Float[Tensor, "C B"]:
+    """log q: that of estimated bounds, drawn together by as much as their differences are noise (James and Stein)."""
+    totals = torch.stack([torch.stack([part.total for part in parts]) for parts in branches])  # [C, draws, B]
+    draws, means = totals.shape[1], totals.mean(1)
+    if draws < 2:
+        return torch.full_like(means, -math.log(len(means)))
+    noise = totals.var(1).mean(0) / draws
+    trust = (1 - noise / means.var(0).clamp_min(1e-12)).clamp_min(0)
+    return (-trust * means).log_softmax(0)
+
+
+def _weighted(log_q: Float[Tensor, "C B"], branches: list[list[Bound]]) -> Bound:
+    parts, q = [averaged(draws) for draws in branches], log_q.exp()
+    terms = {name: (q * torch.stack([getattr(part, name) for part in parts])).sum(0) for name in TERMS}
+    terms["prior"] = terms["prior"] + (q * (log_q + math.log(len(parts)))).sum(0)
+    return Bound(**terms, count=parts[0].count, kind=parts[0].kind)
