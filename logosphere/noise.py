@@ -50,6 +50,16 @@ class Noise(ABC):
         """Independent standard normal numbers, float32."""
         return torch.special.ndtri(self.uniform(*shape)).float()
 
+    def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
+        """Keys for `normal_rows`."""
+        return (self.uniform(*shape) * 2.0**52).long()
+
+
+def normal_rows(keys: Int64[Tensor, "N"], count: int) -> Float[Tensor, "N n"]:
+    """`count` standard normal numbers for each key, always the same: for rows too long to be drawn with all others."""
+    counter = torch.arange(1, count + 1, device=keys.device)
+    return torch.special.ndtri(_unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))).float()
+
 
 class Drawn(Noise):
     """Noise from a torch.Generator, for a batch of `batch` sequences."""

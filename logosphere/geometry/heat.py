@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from logosphere.errors import UserError
 from logosphere.shapes import Float
 
 NODES = 24
@@ -70,6 +71,11 @@ def heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosine
     rest = _rows(log_r, fine, wanted) @ basis.T + wanted.exp()[:, None] * _mean_curvature(theta.clamp_max(FARTHEST), n)
     bent = theta.clamp(1e-6, FARTHEST)
     table = -theta.square() / (2 * wanted.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
+    if not bool(table.isfinite().all()):
+        raise UserError(
+            f"The heat kernel in {n + 1:,} dimensions is out of reach at a time of {largest:g}; "
+            "choose a smaller total_noise, or the log bridge of rdlm."
+        )
     return HeatKernel(wanted, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
 
 

@@ -72,19 +72,22 @@ def _read(path: Path, settings: str) -> list[Law] | None:
     return None
 
 
-def horizon(bridge: Bridge, d: int, start_cosine: float) -> float:
+def horizon(bridge: Bridge, d: int, start_cosine: float, latest: float = LATEST) -> float:
     """The time s* at which X tells the K = d - 1 tokens apart: gap² / 4σ² = log K + CERTAINTY.
 
     The gap is that between the coordinates of the token and of any other, σ the noise on each.
     """
-    times = torch.linspace(0, LATEST, 129, dtype=torch.float64)
+    times = torch.linspace(0, latest, 129, dtype=torch.float64)
     law = simulate(bridge, d, start_cosine, times, particles=512)
     a, b = law.a.double(), law.b.double()
     share = start_cosine / math.sqrt(1 - start_cosine**2)  # of u on each of the other tokens
     gap = (a - share * b).mean(1)
     spread = (1 - a.square() - b.square()).clamp_min(0).mean(1) / (d - 2)
     clear = gap.square() / (4 * spread.clamp_min(1e-12)) > math.log(d - 1) + CERTAINTY
-    return float(times[_first(clear[1:]) + 1])
+    first = _first(clear[1:]) + 1
+    if first < 8 and latest > 1e-6:  # too coarse to tell
+        return horizon(bridge, d, start_cosine, float(times[8]))
+    return float(times[first])
 
 
 def _grid(end: float, steps: int) -> Tensor:

@@ -23,6 +23,7 @@ from logosphere.model import Model
 from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, window_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
+from logosphere.processes.wide import Projection, WideCodec, WideSpherical
 
 CHOICES = {
     "input": ("belief", "state"),
@@ -54,6 +55,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         base: int | None = None,
         digits: str = "positions",
         self_conditioning: bool = False,
+        projected: bool = False,
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
@@ -66,6 +68,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
+        projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
         for option, word in given.items():
@@ -75,7 +78,14 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
             raise UserError(f"A walk has at least 2 timesteps, not {timesteps}.")
         if switch is not None and not 0 <= switch <= 1:
             raise UserError(f"The switch is a share of the training from 0 to 1, not {switch}.")
-        codec: Codec = VertexCodec(vocab_size) if base is None else DigitCodec(vocab_size, base)
+        if projected:
+            if start != "mask" or base is not None or self_conditioning or transitions != "exact" or loss == "drift":
+                raise UserError(
+                    "projected=True goes with start=mask, exact transitions and cross-entropy, without base."
+                )
+            codec: Codec = WideCodec(vocab_size)
+        else:
+            codec = VertexCodec(vocab_size) if base is None else DigitCodec(vocab_size, base)
         d = codec.choices + 1
         bridge = bridge_on(d, default_noise(d) if total_noise is None else total_noise)
         points, path = starts(start, codec.choices)
@@ -83,7 +93,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
         if transitions != "exact":
             laws = [moment_matched(law, d, published=transitions == "published") for law in laws]
-        process = (Spherical if base is None else SplitSpherical)(
+        kind = WideSpherical if projected else Spherical if base is None else SplitSpherical
+        process = kind(
             codec,
             bridge,
             [Start(point, law) for point, law in zip(points, laws, strict=True)],
@@ -113,6 +124,13 @@ def _network(
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     codec, reads_time = process.codec, input == "state"
     inner: Denoiser
+    if isinstance(process, WideSpherical):
+        if codec.vocab_size < network.width + 3:
+            raise UserError(f"projected=True is for vocabularies larger than the width of {network.width}.")
+        inner = FullTransformer(codec, length, network, reads_time=True)
+        inner.stem = Projection(codec.vocab_size, network.width)
+        process.attach(inner.stem)
+        return inner
     if isinstance(codec, DigitCodec) and heads:
         if self_conditioning:
             raise UserError("Self-conditioning needs digits=positions.")

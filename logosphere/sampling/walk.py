@@ -117,15 +117,15 @@ def generate(
         predict = Remembering(predict)
     steps = model.length if stepper is first_hitting else steps
     plan = model_plan(model, steps, grid)
-    was_training = network.training
+    was_training = model.training, network.training
     started = time.perf_counter()
     try:
-        network.eval()
+        model.eval(), network.eval()
         for frame in walk(model.process, predict, plan, given, Drawn(rng, n), stepper, renoise_known=renoise_known):
             if watch is not None:
                 watch(frame)
     finally:
-        network.train(was_training)
+        model.train(was_training[0]), network.train(was_training[1])
     drawn = model.process.codec.decode(frame.z)
     return Generation(drawn, counter.sequences / n, time.perf_counter() - started)
 

@@ -1,0 +1,170 @@
+"""RDLM held against what is known exactly: `python benchmarks/rdlm_oracle.py`, about ten minutes.
+
+How far the bound of the exact posterior is from the entropy, by bridge, noise and start (paired with -log p of the very
+sequences drawn); whether pairs (a, b) have the law of the d-dimensional walk they stand for; and how well samples of
+the exact posterior fit the language, by move, grid and number of steps.
+"""
+
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from harness import present
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.data.languages import Language, Markov, Oracle
+from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
+from logosphere.geometry.laws import PARTICLES, horizon
+from logosphere.model import Model
+from logosphere.processes.moves import MOVES
+from logosphere.recipes.spherical import default_noise
+from logosphere.sampling.plan import grid
+from logosphere.sampling.steppers import Moved
+
+LETTERS = 27
+WALKERS = 100_000
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def skewed(length: int) -> Markov:
+    """A chain with random rows, and a start that is not stationary."""
+    rows = torch.rand(LETTERS + 1, LETTERS, generator=generator(3), dtype=torch.float64) ** 3 + 0.01
+    rows = rows / rows.sum(1, keepdim=True)
+    return ls.languages.markov(rows[1:], rows[0], length)
+
+
+def sharp(length: int) -> Markov:
+    """A chain of somewhat below 2 bits per letter, as text has."""
+    transition = (3.0 * torch.randn(LETTERS, LETTERS, generator=generator(7), dtype=torch.float64)).softmax(1)
+    return ls.languages.markov(transition, torch.full((LETTERS,), 1 / LETTERS, dtype=torch.float64), length)
+
+
+def calibrated(name: str, language: Language, **options: object) -> Model:
+    """A model without a network whose clock has looked at the language in several passes."""
+    model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
+    model.process.train()
+    rng = generator(1)
+    for _ in range(4):
+        model.nelbo(language.sample(500, rng), rng, denoiser=Oracle(model, language), draws=4)
+        model.process.settle()
+    model.process.eval()
+    return model
+
+
+def gaps() -> dict[str, dict[str, float]]:
+    """(bound - H)/H in percent."""
+    language, rows = skewed(4), {}
+    entropy = language.entropy()
+    for name, start in (("rdlm", "mask"), ("rdlm-heat", "mask"), ("rdlm-heat", "uniform")):
+        for noise in (0.01, 0.04, 0.1, 0.2, 0.3):
+            model = calibrated(name, language, start=start, total_noise=noise)
+            rng = generator(11)
+            tokens = language.sample(2000, rng)
+            bound = model.nelbo(tokens, rng, denoiser=Oracle(model, language), draws=64).total.double()
+            excess = bound + language.log_prob(tokens)
+            mean, error = float(excess.mean()), float(excess.std() / len(excess) ** 0.5)
+            rows[f"{name}, {start}, V = {noise}"] = {
+                "gap, % of H": 100 * mean / entropy,
+                "s.e., % of H": 100 * error / entropy,
+                "gap / s.e.": mean / error,
+            }
+    return rows
+
+
+def walked(bridge: Bridge, d: int, times: Tensor, chunk: int) -> Tensor:
+    """Mean and variance of a, a², b, b² at each time [N, 2, 4] over WALKERS states in all d dimensions, from the mask.
+
+    The vertex is the first axis and the mask the last, so that a and b are two coordinates.
+    """
+    rng, sums = generator(13), torch.zeros(len(times), 2, 4, dtype=torch.float64)
+    shift = torch.zeros(len(times), 4, dtype=torch.float64)  # variances are summed about the mean of the first chunk
+    for number in range(WALKERS // chunk):
+        x = torch.zeros(chunk, d)
+        x[:, -1] = 1.0
+        for i in range(len(times)):
+            a, b = x[:, 0].double(), x[:, -1].double()
+            values = torch.stack([a, a.square(), b, b.square()], 1)
+            if number == 0:
+                shift[i] = values.mean(0)
+            values -= shift[i]
+            sums[i] += torch.stack([values.sum(0), values.square().sum(0)])
+            if i + 1 < len(times):
+                ds = float(times[i + 1] - times[i])
+                v = torch.randn(chunk, d, generator=rng).mul_((bridge.total_noise * ds) ** 0.5)
+                v[:, 0] += bridge.pull(x[:, :1], times[i].expand(chunk))[:, 0].float() * ds
+                v -= (v * x).sum(1, keepdim=True) * x
+                length = v.norm(dim=1, keepdim=True).clamp_min(1e-20)
+                x = length.cos() * x + (length.sin() / length) * v
+                x /= x.norm(dim=1, keepdim=True)
+    mean = sums[:, 0] / WALKERS
+    return torch.stack([shift + mean, sums[:, 1] / WALKERS - mean.square()], 1)
+
+
+def moments() -> dict[str, dict[str, float]]:
+    """Largest difference between pairs and walkers over times and E a, E a², E b, E b², in s.e. of the walkers."""
+    rows = {}
+    for d, steps, chunk in ((4, 100, 20_000), (28, 100, 10_000), (256, 32, 5000)):
+        noise = default_noise(d)
+        for bridge in (LogBridge(noise), HeatBridge.on(d, noise)):
+            end = horizon(bridge, d, 0.0)
+            times = 1 - (1 - end) ** torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+            mean, variance = walked(bridge, d, times, chunk)[1:].unbind(1)
+            error = (variance / WALKERS).sqrt()
+            row: dict[str, float] = {"steps": steps}
+            for particles in (PARTICLES, 16 * PARTICLES):
+                law = simulate(bridge, d, 0.0, times, particles, geodesic_walk=True)
+                a, b = law.a[1:].double(), law.b[1:].double()
+                pairs = torch.stack([a.mean(1), a.square().mean(1), b.mean(1), b.square().mean(1)], 1)
+                off = ((pairs - mean) / error).abs()
+                row[f"max, {particles}"], row[f"end, {particles}"] = float(off.max()), float(off[-1].max())
+                row[f"rms, {particles}"] = float(off.square().mean().sqrt())
+            rows[f"{bridge.name}, d = {d}"] = row
+    return rows
+
+
+def samples() -> tuple[str, dict[str, dict[str, float]]]:
+    """-log p of samples under the language, per letter, beyond its entropy."""
+    language, n = sharp(16), 1024
+    model = calibrated("rdlm-heat", language)
+    oracle, entropy = Oracle(model, language), language.entropy()
+    rows = {}
+    true = -language.log_prob(language.sample(100_000, generator(17)))
+    for name, move in MOVES.items():
+        for clock in ("uniform", "information"):
+            for steps in (16, 64, 256):
+                rng = generator(steps)
+                drawn = ls.sample(
+                    model, n=n, steps=steps, rng=rng, denoiser=oracle, stepper=Moved(move),
+                    grid=grid(clock, model.process),
+                )  # fmt: skip
+                nats = -language.log_prob(drawn)
+                off, error = float(nats.mean()) - entropy, float(nats.std() / n**0.5)
+                rows[f"{name}, {clock}, {steps}"] = {
+                    "bits / letter": float(nats.mean()) / 16 / math.log(2),
+                    "off, %": 100 * off / entropy,
+                    "s.e., %": 100 * error / entropy,
+                    "off / s.e.": off / error,
+                    "worst, nats": float(nats.max()),
+                }
+    title = (
+        f"samples of the oracle of rdlm-heat, {n} × 16 letters of 27, H = {entropy / 16 / math.log(2):.4f} bits per "
+        f"letter (s.d. of -log p {float(true.std()):.2f} nats)"
+    )
+    return title, rows
+
+
+def main() -> None:
+    os.environ["LOGOSPHERE_CACHE"] = str(Path(tempfile.gettempdir()) / "rdlm-oracle-tables")
+    present("bound of the exact posterior, 4 letters of 27, correlated", gaps())
+    present(f"pairs (a, b) against {WALKERS} walkers in d dimensions, |difference| in s.e.", moments())
+    present(*samples())
+
+
+if __name__ == "__main__":
+    main()
