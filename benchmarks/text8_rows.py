@@ -27,6 +27,8 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, V = 0.01": ["rdlm-heat", "total_noise=0.01"],
     "rdlm-heat, V = 0.1": ["rdlm-heat", "total_noise=0.1"],
     "rdlm-heat, even clock": ["rdlm-heat", "clock=even"],
+    "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
+    "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
 }
 

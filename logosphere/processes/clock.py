@@ -50,7 +50,9 @@ class Clock(nn.Module):
         """How likely each step is to be drawn."""
         if self.drawn is not None and self.training:
             return self.drawn
-        p = (self.measured[1] if self.training else self.measured[0].sqrt())[self.bin_of]
+        cost = self.measured[1] if self.training else self.measured[0].sqrt()
+        # What was never seen is taken for average.
+        p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
         p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
         p[-1] += LAST
         return p
