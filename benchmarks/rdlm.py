@@ -1,4 +1,4 @@
-"""What RDLM costs, in CPU seconds of one thread: `python benchmarks/rdlm.py`, two or three minutes.
+"""What RDLM costs, in CPU seconds of one thread: `python benchmarks/rdlm.py`, about five minutes.
 
 Tables of bridges from an empty cache; one draw of X_t as in training; a training step beside the bare network's, as in
 step_overhead.py; and the bound at equal standard error. Ours draws X_t from a table at stratified times of a learned

@@ -20,8 +20,9 @@ from harness import present
 import logosphere as ls
 from logosphere.data.batches import Crops, windows
 from logosphere.processes.moves import MOVES
+from logosphere.processes.spherical import Spherical
 from logosphere.runs.folder import RunFolder
-from logosphere.sampling.plan import grid
+from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved, ancestral
 from logosphere.training.fit import Training
 from logosphere.training.optim import Optim
@@ -56,11 +57,10 @@ def verdict(judge: ls.Model, tokens: torch.Tensor) -> dict[str, float]:
 
 def samplers(model: ls.Model) -> dict[str, dict]:
     """The ways to sample this model."""
-    if not hasattr(model.process, "information_grid"):
+    if not isinstance(model.process, Spherical):
         return {"ancestral": {"stepper": ancestral}}
-    by_information = grid("information", model.process)
-    ways = {move: {"stepper": Moved(MOVES[move]), "grid": by_information} for move in MOVES}
-    return ways | {"bridge, uniform grid": {"stepper": ancestral}}
+    ways: dict[str, dict] = {move: {"stepper": Moved(MOVES[move])} for move in MOVES}
+    return ways | {"bridge, uniform grid": {"stepper": ancestral, "grid": uniform_grid}}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from logosphere.noise import Drawn
 from logosphere.processes.clock import paper_law, paper_time, window_law
 from logosphere.processes.moves import MOVES
 from logosphere.processes.splitting import ValidCodes
-from logosphere.sampling.plan import grid
+from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
 
@@ -189,7 +189,7 @@ def test_every_move_draws_the_language(move: str, spacing: str) -> None:
     model = sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=Moved(MOVES[move]), grid=grid(spacing, model.process),
+        stepper=Moved(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000)
 
@@ -299,8 +299,6 @@ def test_impossible_options_are_refused() -> None:
     model = ls.build("mdlm", vocab_size=4, length=4, **SMALL)
     with pytest.raises(UserError, match="sphere"):
         ls.sample(model, stepper=Moved(MOVES["matched"]))
-    with pytest.raises(UserError, match="sphere"):
-        grid("information", model.process)
 
 
 def test_times_must_be_times() -> None:

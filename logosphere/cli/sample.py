@@ -43,8 +43,8 @@ class Arguments:
     """For masked models also: cached (same draws, fewer evaluations), first-hitting (one token at a time, exact),
     confidence or entropy (the surest first). On the sphere ancestral draws a token and follows its bridge; also:
     geodesic (the paper's random walk), matched (second order)."""
-    grid: Literal["uniform", "cosine", "information"] = "uniform"
-    """Spacing of the steps; information, on the sphere: equal shares of what there is to know, as training found."""
+    grid: Literal["auto", "uniform", "cosine"] = "auto"
+    """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
     temperature: float = 1.0
     """Below 1: likelier, less varied."""
     top_p: float = 1.0
@@ -93,7 +93,7 @@ def _draw(
     import torch
 
     from logosphere.processes.moves import MOVES
-    from logosphere.sampling.plan import grid
+    from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.steppers import (
         Moved,
         Ordered,
@@ -132,7 +132,7 @@ def _draw(
             known=None if given is None else given.known,
             tokens=None if given is None else given.tokens,
             stepper=steppers[arguments.sampler],
-            grid=grid(arguments.grid, model.process),
+            grid=GRIDS.get(arguments.grid),
             cached=arguments.sampler == "cached",
             temperature=arguments.temperature,
             top_p=arguments.top_p,

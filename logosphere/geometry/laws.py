@@ -16,7 +16,7 @@ from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
 
-VERSION = 2
+VERSION = 3
 """Raise it when the same settings would give another table."""
 STEPS, PARTICLES = 320, 4096
 CERTAINTY = 3.0

@@ -82,6 +82,10 @@ class Process(nn.Module, ABC):
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
+        return torch.arange(steps, -1, -1) / steps
+
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
         return self.inform(torch.zeros(*t.shape, self.codec.choices, device=t.device), z, t)

@@ -2,7 +2,7 @@
 
 The bound is a sum over tabulated times, and any law of drawing them leaves it unbiased. In training times are drawn as
 told, or in proportion to their nats, so that information passes evenly. A bound is always measured at times drawn in
-proportion to the root mean square of their nats, which gives the calmest estimate.
+proportion to the root mean square of the nats of a sequence, which gives the calmest estimate.
 """
 
 import math
@@ -46,20 +46,22 @@ class Clock(nn.Module):
         self.register_buffer("seen", torch.zeros(bins + 1, dtype=torch.float64))
         self.register_buffer("pending", torch.zeros(4, bins + 1, dtype=torch.float64), persistent=False)
 
-    def probabilities(self) -> Float[Tensor, "T"]:
-        """How likely each step is to be drawn."""
+    def probabilities(self, together: int = 1) -> Float[Tensor, "T"]:
+        """How likely each step is to be drawn, when so many positions share it."""
         if self.drawn is not None and self.training:
             return self.drawn
-        cost = self.measured[1] if self.training else self.measured[0].sqrt()
+        squares, cost, _ = self.measured
+        if not self.training:
+            cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         # What was never seen is taken for average.
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
         p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
         p[-1] += LAST
         return p
 
-    def locate(self, w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+    def locate(self, w: Float[Tensor, "..."], together: int = 1) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
         """The step at the quantile w, and one over its probability."""
-        p = self.probabilities()
+        p = self.probabilities(together)
         step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(self.steps - 1)
         return step, 1 / p[step]
 

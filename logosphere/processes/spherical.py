@@ -103,7 +103,7 @@ class Spherical(Process):
         low = place.floor().long().clamp_max(self.timesteps - 2)
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
-    def information_grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it."""
         nats = self.clock.measured[1][self.clock.bin_of][:-1].cpu()
         gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
@@ -145,8 +145,8 @@ class Spherical(Process):
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
-        node, weight = self.clock.locate(w)
         block = u.shape[1] // w.shape[1]
+        node, weight = self.clock.locate(w, together=block)
         t = torch.where(free, 1 - (node / self.timesteps).repeat_interleave(block, 1).float(), 0.0)
         return Noised(self.corrupt(u, t, noise), t, weight.repeat_interleave(block, 1).float())
 

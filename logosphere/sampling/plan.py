@@ -9,8 +9,6 @@ from torch import Tensor
 
 from logosphere.denoisers.base import check_block
 from logosphere.errors import UserError
-from logosphere.processes.base import Process
-from logosphere.processes.spherical import Spherical
 from logosphere.shapes import Float
 
 Grid = Callable[[int], Float[Tensor, "n"]]
@@ -27,15 +25,6 @@ def cosine_grid(steps: int) -> Float[Tensor, "n"]:
 
 
 GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
-
-
-def grid(name: str, process: Process) -> Grid:
-    """A grid by its name; 'information' is that of a process which has measured where its information is."""
-    if name != "information":
-        return GRIDS[name]
-    if not isinstance(process, Spherical):
-        raise UserError("Only models on the sphere have measured an information grid; use uniform or cosine.")
-    return process.information_grid
 
 
 @dataclass(frozen=True)

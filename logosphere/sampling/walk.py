@@ -17,7 +17,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process
-from logosphere.sampling.plan import Grid, Plan, uniform_grid
+from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.steppers import Stepper, ancestral, first_hitting
 from logosphere.shapes import Bool, Float, Int64
 from logosphere.types import Batch, Predict, State, Tokens
@@ -90,7 +90,7 @@ def generate(
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
     stepper: Stepper = ancestral,
-    grid: Grid = uniform_grid,
+    grid: Grid | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -99,7 +99,8 @@ def generate(
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
-    `cached` keeps predictions while a sequence does not change, `watch` is called with every frame.
+    The times are those of `grid`, by default the process's own. `cached` keeps predictions while a sequence does not
+    change, `watch` is called with every frame.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
@@ -140,7 +141,7 @@ def sample(
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
     stepper: Stepper = ancestral,
-    grid: Grid = uniform_grid,
+    grid: Grid | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -153,14 +154,14 @@ def sample(
     return drawn.tokens
 
 
-def model_plan(model: Model, steps: int, grid: Grid = uniform_grid) -> Plan:
+def model_plan(model: Model, steps: int, grid: Grid | None = None) -> Plan:
     """`steps` shared out over the blocks of a model, and no more than its process can use."""
     if steps < 1:
         raise UserError(f"Sampling needs at least 1 step, not {steps}.")
     per_block = max(1, steps * model.block // model.length)
     if model.process.most_steps is not None:
         per_block = min(per_block, model.process.most_steps)
-    return Plan.blocks(model.length, model.block, per_block, grid)
+    return Plan.blocks(model.length, model.block, per_block, grid or model.process.grid)
 
 
 def _given(model: Model, n: int, known: Tensor | None, tokens: Tensor | None, device: torch.device) -> Batch:
