@@ -1,8 +1,9 @@
 """Clocks: which of the tabulated times are drawn, and how often.
 
 The bound is a sum over tabulated times, and any law of drawing them leaves it unbiased. In training times are drawn as
-told, or in proportion to their nats, so that information passes evenly. A bound is always measured at times drawn in
-proportion to the root mean square of the nats of a sequence, which gives the calmest estimate.
+told, or where there is something to learn: in proportion to their nats and to the square of the share of what there is
+to know that states tell already. Where neighbours tell nothing yet, nats are only noise in the gradient. A bound is
+always measured at times drawn in proportion to the root mean square of the nats of a sequence: the calmest estimate.
 """
 
 import math
@@ -50,8 +51,10 @@ class Clock(nn.Module):
         """How likely each step is to be drawn, when so many positions share it."""
         if self.drawn is not None and self.training:
             return self.drawn
-        squares, cost, _ = self.measured
-        if not self.training:
+        squares, cost, doubt = self.measured
+        if self.training:
+            cost = cost * (1 - doubt / doubt[self.seen > 0].max()).square() if bool(self.seen.any()) else cost
+        else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         # What was never seen is taken for average.
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
