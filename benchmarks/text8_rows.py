@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "6e-3", "rdlm-heat": "6e-3"}
+RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"}
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
 ROWS: dict[str, list[str]] = {
