@@ -14,15 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from harness import paired_ratio, present
-from step_overhead import BATCH, LENGTH, NETWORK, ROUNDS, VOCABULARY, Bare
+from harness import present
+from step_overhead import BATCH, LENGTH, VOCABULARY
 from torch import Tensor
 
 import logosphere as ls
 from logosphere.codecs.vertices import VertexCodec
-from logosphere.data.batches import Crops
 from logosphere.data.languages import Language, Oracle
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.wrappers import Believing, Informed
@@ -34,7 +32,6 @@ from logosphere.noise import Keyed
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.recipes.spherical import default_noise, start_point
-from logosphere.training.fit import Training
 
 LETTERS = 27
 NOISE = 0.0376
@@ -89,26 +86,7 @@ def draws() -> dict[str, dict[str, float]]:
 
 def steps() -> dict[str, dict[str, float]]:
     """As step_overhead.py does it."""
-    text = np.random.default_rng(0).integers(0, VOCABULARY, 1_000_000).astype(np.uint8)
-    crops = Crops(text, LENGTH, BATCH, seed=0)
-    tokens = crops.at(0).tokens
-    rows = {}
-    for system in ("mdlm", "rdlm", "rdlm-heat"):
-        model = ls.build(system, vocab_size=VOCABULARY, length=LENGTH, **vars(NETWORK))
-        training = Training(model, ema=0.999)
-        bare = Bare(causal=False)
-        optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
-
-        def our_step(training: Training = training) -> None:
-            training.advance(crops.at(training.step), 1000, 0.0)
-
-        def bare_step(bare: Bare = bare, optimizer: torch.optim.AdamW = optimizer) -> None:
-            optimizer.zero_grad()
-            bare(tokens).backward()
-            optimizer.step()
-
-        rows[system] = paired_ratio(our_step, bare_step, ROUNDS) | {"target": 1.10}
-    return rows
+    return {name: row | {"target": 1.10} for name, row in overheads(["mdlm", "rdlm", "rdlm-heat"]).items()}
 
 
 class Published:

@@ -19,6 +19,11 @@ CERTAIN = 1e4
 """A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
 
 
+def uniform_grid(steps: int) -> Float[Tensor, "n"]:
+    """Equal steps from 1 to 0, both included."""
+    return torch.arange(steps, -1, -1) / steps
+
+
 class Noised(NamedTuple):
     """One draw of the path: states, times, and dt/dw, by which nats per unit time count in an average over w."""
 
@@ -84,7 +89,7 @@ class Process(nn.Module, ABC):
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
-        return torch.arange(steps, -1, -1) / steps
+        return uniform_grid(steps)
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""

@@ -78,6 +78,7 @@ class Spherical(Process):
         self.timesteps = len(times)
         self.first = 1.5 / self.timesteps
         self.trains_on, self.switch, self.done = loss, switch, 0.0
+        self.chain = chain
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
         self.branches = len(starts) if self.kind == "bound" else 1
@@ -104,7 +105,12 @@ class Spherical(Process):
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
-        """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it."""
+        """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it.
+
+        A chain has its own steps, and its bound is that of a sampler which takes just these.
+        """
+        if self.chain:
+            return super().grid(steps)
         nats = self.clock.measured[1][self.clock.bin_of][:-1].cpu()
         gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
         wanted = torch.arange(steps, dtype=gained.dtype) / steps
@@ -238,8 +244,8 @@ class Spherical(Process):
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        """Towards a token drawn from p_θ by a step of its bridge; at the end the token's vertex is taken."""
-        return self.moved(MOVES["bridge"], out, z, t, s, noise)
+        """Towards a token drawn from p_θ by a step of its bridge, or the walk of a chain; at the end to a vertex."""
+        return self.moved(MOVES["geodesic" if self.chain else "bridge"], out, z, t, s, noise)
 
     def moved(self, move: Move, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """A step by any of the moves; the last one, to s = 0, has no noise but that of the token drawn from p_θ."""

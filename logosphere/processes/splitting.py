@@ -6,6 +6,8 @@ of V - 1 (the next must not exceed the next of V - 1), or they are already small
 chain gives the exact marginals of digits, the exact probability of a token, and exact draws, in O(m b) operations.
 """
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,7 +76,7 @@ class SplitSpherical(Spherical):
 
     codec: DigitCodec
 
-    @property
+    @cached_property
     def valid(self) -> ValidCodes:
         return ValidCodes(self.codec)
 

@@ -102,10 +102,11 @@ class WideSpherical(Spherical):
         W = self._stem[0].weight
         width, K = W.shape
         L = _factor(W)
+        self._root = L.detach()
         a, b, _ = self._drawn(t, noise)
         own = F.embedding(tokens, W.T)
         y, zeta = noise.normal(*t.shape, width), noise.normal(*t.shape, 1)
-        r = torch.linalg.solve_triangular(L.detach(), own.detach().flatten(0, 1).T, upper=False).T.view_as(own)
+        r = torch.linalg.solve_triangular(self._root, own.detach().flatten(0, 1).T, upper=False).T.view_as(own)
         g_x = (r * y).sum(-1, keepdim=True) + (1 - r.square().sum(-1, keepdim=True)).clamp_min(0).sqrt() * zeta
         rest = chi_square_quantiles(K - width - 1)(noise.uniform(*t.shape))[..., None].to(y)
         length = y.square().sum(-1, keepdim=True) + zeta.square() + rest
@@ -115,8 +116,7 @@ class WideSpherical(Spherical):
 
     def coordinates(self, rows: Read) -> Float[Tensor, "N K"]:
         """Coordinates of X at the tokens, at N positions, given what was drawn for W X there."""
-        W = self._stem[0].weight.detach()
-        L = _factor(W)
+        W, L = self._stem[0].weight.detach(), self._root
         fresh, at = normal_rows(rows.keys, W.shape[1]), rows.token[:, None]
 
         def whitened(columns: Tensor) -> Float[Tensor, "N D"]:

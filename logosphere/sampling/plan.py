@@ -9,14 +9,10 @@ from torch import Tensor
 
 from logosphere.denoisers.base import check_block
 from logosphere.errors import UserError
+from logosphere.processes.base import uniform_grid
 from logosphere.shapes import Float
 
 Grid = Callable[[int], Float[Tensor, "n"]]
-
-
-def uniform_grid(steps: int) -> Float[Tensor, "n"]:
-    """Equal steps from 1 to 0, both included."""
-    return torch.arange(steps, -1, -1) / steps
 
 
 def cosine_grid(steps: int) -> Float[Tensor, "n"]:
