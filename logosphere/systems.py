@@ -1,93 +1,22 @@
-"""The systems by name: a card that says what each one is, and the function that builds it.
+"""The systems by name: the card of each, and models built by it.
 
 This module knows no torch, so that listing systems and checking names is instant; builders are imported when needed.
 """
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from logosphere.cards import CARDS, Card
 from logosphere.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from logosphere.denoisers.base import Denoiser
     from logosphere.model import Model
-    from logosphere.types import Kind
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a system is and what kind of number it reports."""
-
-    name: str
-    title: str
-    paper: str
-    family: Literal["autoregressive", "discrete", "continuous", "latent"]
-    kind: "Kind"
-    difference: str
-    """What sets it apart from its neighbours, in one line."""
-    builder: str
-    """module:function; called with vocab_size, length and the system's own options."""
-
-
-CARDS = [
-    Card(
-        name="ar",
-        title="Autoregressive transformer",
-        paper="Vaswani et al. 2017, arXiv:1706.03762",
-        family="autoregressive",
-        kind="exact",
-        difference="writes from left to right; the bar to reach",
-        builder="logosphere.recipes.discrete:ar",
-    ),
-    Card(
-        name="d3pm-absorbing",
-        title="D3PM with an absorbing state",
-        paper="Austin et al. 2021, arXiv:2107.03006",
-        family="discrete",
-        kind="bound",
-        difference="masks in T = 1000 steps; the network reads the time; bound plus 0.01 cross-entropy is trained",
-        builder="logosphere.recipes.discrete:d3pm_absorbing",
-    ),
-    Card(
-        name="d3pm-uniform",
-        title="D3PM with uniform noise",
-        paper="Austin et al. 2021, arXiv:2107.03006",
-        family="discrete",
-        kind="bound",
-        difference="replaces tokens by random ones in T = 1000 steps, so every token may still change",
-        builder="logosphere.recipes.discrete:d3pm_uniform",
-    ),
-    Card(
-        name="mdlm",
-        title="Masked diffusion language model",
-        paper="Sahoo et al. 2024, arXiv:2406.07524",
-        family="discrete",
-        kind="bound",
-        difference="masks in continuous time; revealed tokens are copied; trains on cross-entropy (or loss=bound)",
-        builder="logosphere.recipes.discrete:mdlm",
-    ),
-    Card(
-        name="rdlm",
-        title="Riemannian diffusion language model",
-        paper="Jo and Hwang 2025, arXiv:2502.11564",
-        family="continuous",
-        kind="bound",
-        difference="tokens are vertices of a sphere and log bridges lead to them; states drawn exactly, learned clock",
-        builder="logosphere.recipes.spherical:rdlm",
-    ),
-    Card(
-        name="rdlm-heat",
-        title="Riemannian diffusion with Brownian bridges",
-        paper="after Jo and Hwang 2025, arXiv:2502.11564",
-        family="continuous",
-        kind="bound",
-        difference="as rdlm, with true Brownian bridges (heat kernel): exact posterior head, bound tight for any noise",
-        builder="logosphere.recipes.spherical:rdlm_heat",
-    ),
-]
 _BY_NAME = {card.name: card for card in CARDS}
 
 FRESH: Any = object()

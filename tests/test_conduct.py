@@ -22,7 +22,7 @@ LAYERS = [
     ["weights", "model"],
     ["sampling", "likelihood"],
     ["data", "tasks", "training", "evaluation"],
-    ["systems", "recipes", "loading"],
+    ["cards", "systems", "recipes", "loading"],
     ["runs"],
     ["cli", "__init__", "__main__"],
 ]

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from logosphere.cli.console import parse, print_json
-from logosphere.systems import CARDS
+from logosphere.cards import CARDS
 
 
 @dataclass(frozen=True)
