@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
-from logosphere.cli.console import parse, print_json
 from logosphere.cards import CARDS
+from logosphere.cli.console import parse, print_json
 
 
 @dataclass(frozen=True)
