@@ -16,7 +16,7 @@ CARDS = [
     Card(
         name="star",
         title="Star-shaped masked diffusion",
-        paper="Shibaev et al. 2025, arXiv:2510.08369",
+        paper="Meshchaninov et al. 2025, arXiv:2510.08369",
         family="discrete",
         kind="bound",
         difference="trained as mdlm; towards the end every step hides all positions afresh",
@@ -26,7 +26,7 @@ CARDS = [
     Card(
         name="g-star",
         title="Guided star-shaped masked diffusion",
-        paper="Shibaev et al. 2025, arXiv:2510.08369",
+        paper="Meshchaninov et al. 2025, arXiv:2510.08369",
         family="discrete",
         kind="bound",
         difference="as star, but a second network, trained on the frozen denoiser, says which tokens to hide",

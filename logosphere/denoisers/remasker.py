@@ -1,4 +1,4 @@
-"""The error predictor of G-Star (Shibaev et al. 2025): which tokens of a finished sequence are wrong?"""
+"""The error predictor of G-Star (Meshchaninov et al. 2025): which tokens of a finished sequence are wrong?"""
 
 from dataclasses import replace
 

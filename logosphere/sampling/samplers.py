@@ -53,7 +53,7 @@ class Sampler:
 
 
 STAR_FROM = 0.3
-"""Star+ hides afresh below this time; 0.2 to 0.3 were found best (Shibaev et al. 2025)."""
+"""Star+ hides afresh below this time; 0.2 to 0.3 were found best (Meshchaninov et al. 2025)."""
 HELD = Loop()
 
 

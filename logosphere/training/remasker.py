@@ -1,4 +1,4 @@
-"""Training of a remasker on a frozen denoiser (Shibaev et al. 2025, G-Star).
+"""Training of a remasker on a frozen denoiser (Meshchaninov et al. 2025, G-Star).
 
 z_t ~ q(z_t | x) at a random time; one step straight to s = 0 writes x̂; the label of a position is [x̂ ≠ x]; and
 
