@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import FullTransformer, Head, Trunk
+from logosphere.denoisers.transformer import FullTransformer
+from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 from logosphere.types import State
@@ -25,7 +26,7 @@ class Remasker(nn.Module):
         if not 1 <= depth <= network.depth:
             raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(replace(network, depth=depth), length, reads_time=False)
+        self.trunk = Trunk(replace(network, depth=depth, labels=0, source=0, signal=0), length, reads_time=False)
         self.head = Head(network.width, 1)
 
     def forward(self, z: State) -> Float[Tensor, "B L"]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser, check_block
-from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened
+from logosphere.denoisers.conditioner import check_guidable
+from logosphere.denoisers.wrappers import Counting, Guided, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn, Noise
@@ -21,7 +22,7 @@ from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.samplers import Sampler, sampler_of
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, ancestral, as_stepper
 from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Batch, Logits, Positions, Predict, State, Times, Tokens
+from logosphere.types import Batch, Condition, Logits, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,13 @@ def generate(
     min_p: float = 0.0,
     greedy_end: bool = False,
     renoise_known: bool = False,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
     watch: Callable[[Frame], None] | None = None,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
+
+    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it).
 
     Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
     own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame.
@@ -125,24 +130,27 @@ def generate(
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
     given = _given(model, n, known, tokens, device)
-    counter = Counting(network if cached or move.adaptive else network.session())  # memories would confuse each other
-    predict: Denoiser = Selective(counter) if move.adaptive else counter
-    if (temperature, top_p, top_k, min_p) != (1, 1, None, 0):
-        predict = Sharpened(predict, temperature, top_p, top_k, min_p)
-    if cached:
-        predict = Remembering(predict)
+    tally = Tally()
     plan = model_plan(model, move.steps(model.length, steps), grid or sampler.grid, sampler.blocks)
     was_training = model.training, network.training
     started = time.perf_counter()
     try:
         model.eval(), network.eval()
+        # Two memories would confuse each other: what is cached, or asked about in part, has no session.
+        predict = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
+        if move.adaptive:
+            predict = Selective(predict)
+        if (temperature, top_p, top_k, min_p) != (1, 1, None, 0):
+            predict = Sharpened(predict, temperature, top_p, top_k, min_p)
+        if cached:
+            predict = Remembering(predict)
         for frame in walk(model.process, predict, plan, given, Drawn(rng, n), move, renoise_known=renoise_known):
             if watch is not None:
                 watch(frame)
     finally:
         model.train(was_training[0]), network.train(was_training[1])
     drawn = model.process.codec.decode(frame.z)
-    return Generation(drawn, (counter.sequences + move.asked) / n, time.perf_counter() - started)
+    return Generation(drawn, (tally.sequences + move.asked) / n, time.perf_counter() - started)
 
 
 def sample(
@@ -162,13 +170,33 @@ def sample(
     top_p: float = 1.0,
     top_k: int | None = None,
     min_p: float = 0.0,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
     )  # fmt: skip
     return drawn.tokens
+
+
+def _asked(network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool) -> Denoiser:
+    """The denoiser of a run: told its condition, guided by it, and counted."""
+
+    def counted(denoiser: Denoiser) -> Denoiser:
+        return Counting(denoiser.session() if session else denoiser, tally)
+
+    if condition is None:
+        if guidance != 1:
+            raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
+        return counted(network)
+    told = network.given(condition)
+    if guidance == 1:
+        return counted(told)
+    check_guidable(network)
+    without = network.given(condition.withheld(torch.ones_like(condition.given)))
+    return Guided(counted(told), counted(without), guidance)
 
 
 def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int = 1) -> Plan:

@@ -93,5 +93,5 @@ def _inherit(remasker: Remasker, model: Model) -> None:
     """Begin with the denoiser's first blocks, unless the remasker has been trained before."""
     inner = model.denoiser.inner if isinstance(model.denoiser, Informed) else model.denoiser
     untrained = not bool(remasker.head.weight.any())
-    if untrained and isinstance(inner, FullTransformer) and not inner.reads_time:
+    if untrained and isinstance(inner, FullTransformer) and not inner.reads_time and inner.conditioner is None:
         remasker.inherit(inner)

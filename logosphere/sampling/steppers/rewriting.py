@@ -1,7 +1,7 @@
 """Remasking by choice: write the whole sequence, then hide the n = ceil((1 - a_s) L) most doubtful positions.
 
 What is doubtful:
-    a second network says so      G-Star (Meshchaninov et al. 2025): logits of "this token is wrong", over the whole sequence
+    a second network says so      G-Star (Meshchaninov et al. 2025): logits of "this token is wrong", at all positions
     it was unlikely when drawn    conf-star; and, when every position is drawn anew in each step, P2 (Peng et al. 2025)
 
 With doubts/τ + Gumbel noise as scores, τ → ∞ is Star (with exact counts) and τ = 0 is strict, which costs variety.
