@@ -235,7 +235,7 @@ def _scored(law: Mixing, length: int, block: int | None, network: Network | None
     process = Interpolating(law, head=head)
     model = _diffusion(process, length, block, None, reads_time=True)
     if network is not None:
-        model.denoiser = Scoring(_transformer(process, length, model.block, network, reads_time=True), process, head)
+        model.denoiser = Scoring(_transformer(process, length, model.block, network, reads_time=True), law, head)
     return model
 
 
