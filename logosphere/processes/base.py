@@ -76,6 +76,10 @@ class Process(nn.Module, ABC):
     def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
 
+    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """The loss of processes that also look at z to weigh it; by default `loss`."""
+        return self.loss(nats, out, u, t, weight)
+
     @abstractmethod
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | u) || p(z_1)) at each position."""
@@ -90,6 +94,10 @@ class Process(nn.Module, ABC):
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
+
+    def phrased(self, posterior: Logits, z: State, t: Times) -> Logits:
+        """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default."""
+        return posterior
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
@@ -119,7 +127,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
         diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.loss(nats, out, u[where], t[where], weight[where])),
+        loss=per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where])),
         count=batch.counted,
         kind=process.kind,
     )

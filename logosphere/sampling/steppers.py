@@ -96,6 +96,6 @@ class Moved:
 
 
 def _masked(process: Process) -> Interpolating:
-    if not isinstance(process, Interpolating) or process.mask is None:
+    if not isinstance(process, Interpolating) or process.law.spreads:
         raise UserError("This sampler reveals masks and needs masked diffusion; use the ancestral sampler here.")
     return process
