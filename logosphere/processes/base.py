@@ -140,6 +140,6 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
         loss=loss,
-        count=batch.free.sum(1),
+        count=batch.counted,
         kind=process.kind,
     )
