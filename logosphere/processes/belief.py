@@ -9,8 +9,8 @@ Messages without end, and n messages of accuracies α_i, cost (equations 205 and
 
     ∫₀¹ K β₁ s E|e_x - p|² ds     and     Σ_i E[log N(y | x, α_i) - log Σ_k p_k N(y | k, α_i)]
 
-(the latter is y_x - log Σ_k p_k exp y_k), each a bound with the reading of the token added. In disguise this is Gaussian diffusion of the corner e_x with the
-signal-to-noise ratio β K, whose bound is ½ ∫ E|e_x - p|² dSNR.
+(the latter is y_x - log Σ_k p_k exp y_k), each a bound with the reading of the token added. In disguise this is
+Gaussian diffusion of the corner e_x with the signal-to-noise ratio β K, whose bound is ½ ∫ E|e_x - p|² dSNR.
 """
 
 import math

@@ -76,11 +76,11 @@ class GeodesicPath(Path):
         return said
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
+        z, u, s = z.double(), u.double(), s.double()  # small differences of large logarithms
         ahead = sphere.geodesic(z, u, END * length / (1 - END * s))
         told = self.evidence(ahead, s + length) - self.evidence(z, s)
-        own = u.argmax(-1, keepdim=True)
-        gain = (out + told).log_softmax(-1).gather(-1, own) - out.log_softmax(-1).gather(-1, own)
-        return gain.squeeze(-1)
+        told = told - told.gather(-1, u.argmax(-1, keepdim=True))
+        return -(out.double().log_softmax(-1) + told).logsumexp(-1).to(out.dtype)
 
     def velocity(self, p: Float[Tensor, "... K"], z: State, s: Share) -> State:
         """Of the model, per share of the geodesic."""

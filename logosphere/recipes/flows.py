@@ -12,8 +12,8 @@ from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.flow import Flow
 from logosphere.processes.geodesic import GeodesicPath
 
-CELLS = 128
-"""Cells of a path in continuous time."""
+CELLS, FEW = 128, 64
+"""Cells of a path in continuous time; fewer where a cell's nats are rare and large."""
 CHOICES = {
     "input": ("belief", "state"),
     "loss": ("cross-entropy", "bound"),
@@ -69,7 +69,7 @@ def fisher_flow(
         raise UserError(f"There is no prior '{prior}'.{nearest(prior, priors)}")
     path = GeodesicPath(vocab_size, priors[prior])
     minimised = "squared-error" if loss == "velocity" else "cross-entropy"
-    process = Flow(SimplexCodec(vocab_size, rooted=True), path, _clock(clock, CELLS), loss=minimised)  # type: ignore[arg-type]
+    process = Flow(SimplexCodec(vocab_size, rooted=True), path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input)
 
 
