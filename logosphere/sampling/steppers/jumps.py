@@ -1,8 +1,8 @@
 """Discrete diffusion as a jump process: leaps over a stretch of time at the rates of its beginning.
 
-The forward rate from y to j is β_t(j) with β = -a'/a on the mask, or -a'/(a V) on every token. Time turned around,
+Noise jumps to j at the rate r_t(j), wherever it stands (processes/mixing.py). With time turned around,
 
-    rate(z → y) = β_t(z) q_t(y | x̂) / q_t(z | x̂),
+    rate(z → y) = r_t(z) q_t(y | x̂) / q_t(z | x̂),
 
 the score of SEDD made of the predicted token x̂. In time τ a position jumps with probability 1 - exp(-τ Σ rate), to
 a state drawn in proportion to the rates: τ-leaping (Campbell et al. 2022, τLDR) with at most one jump for a position,
@@ -32,26 +32,19 @@ def jumping(process: Process) -> Interpolating:
 
 def forward_rates(process: Interpolating, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
-    speed = process.schedule.slope(t) / process.schedule.signal(t)
-    if process.mask is None:
-        rates = (speed / process.vocab_size)[:, None].expand(-1, process.vocab_size)
-    else:
-        rates = torch.zeros(len(z), process.vocab_size + 1, dtype=t.dtype, device=t.device)
-        rates[:, process.mask] = speed
+    law = process.law
+    rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
+    if law.hides:
+        rates = torch.cat([rates, law.hidden_rate(t)[:, None]], 1)
     return rates.scatter(1, z[:, None], 0.0)
 
 
 def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
     """The rates z → y of the model, 0 at y = z."""
-    slope, noise = process.schedule.slope(t)[:, None], process.schedule.noise(t)[:, None]
-    if process.mask is not None:
-        rates = torch.where((z == process.mask)[:, None], slope / noise * out.softmax(-1), 0.0)
-        return torch.nn.functional.pad(rates, (0, 1))
-    alone = (out - process.inform(torch.zeros_like(out), z, t)).softmax(-1)
-    signal, own = process.schedule.signal(t)[:, None], z[:, None]
-    q = signal * alone + noise / process.vocab_size
-    rates = slope / signal / process.vocab_size * q / q.gather(1, own)
-    return rates.scatter(1, own, 0.0)
+    law, own = process.law, z[:, None]
+    q = law.marginal(process.head.context(law, out, z, t), t)
+    into = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t))[:, None]
+    return torch.where(into > 0, into * q / q.gather(1, own), 0.0).scatter(1, own, 0.0)
 
 
 def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, "N"], noise: Noise) -> State:
