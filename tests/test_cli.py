@@ -160,6 +160,17 @@ def test_help_comes_without_torch() -> None:
         assert done.stdout.strip().endswith("False"), words
 
 
+def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    capsys.readouterr()
+    words = ["sample", "run", "-n", "2", "--steps", "4", "--length", "40", "--prompt", "the ", "--json"]
+    assert main(words) == 0
+    result = said(capsys)
+    assert [sample["text"][:4] for sample in result["samples"]] == ["the ", "the "]
+    assert all(len(sample["tokens"]) == 40 for sample in result["samples"]) and result["nfe"] == 4 * 4
+    assert main([*words, "--overlap", "16"]) == 1
+
+
 def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samplers", "--json"]) == 0
     listed = {one["name"]: one for one in said(capsys)["samplers"]}
