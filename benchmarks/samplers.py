@@ -21,8 +21,10 @@ import logosphere as ls
 from logosphere.runs.folder import RunFolder
 from logosphere.training.optim import Optim
 
-SAMPLERS = ("ancestral", "remdm-cap", "star", "g-star", "first-hitting", "confidence", "p2", "remdm-rescale", "star-loop",
-            "conf-star", "entropy", "llada", "entropy-bounded")  # fmt: skip
+SAMPLERS = (
+    "ancestral", "remdm-cap", "star", "g-star", "first-hitting", "confidence", "p2",
+    "remdm-rescale", "star-loop", "conf-star", "entropy", "llada", "entropy-bounded",
+)  # fmt: skip
 STEPS = (8, 16, 32, 64)
 ONCE = {"first-hitting", "entropy-bounded"}
 """Samplers that choose the number of steps themselves."""
