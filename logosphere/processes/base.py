@@ -94,6 +94,17 @@ class Process(nn.Module, ABC):
         """log q(z_t | u) of each sequence, where the path learns."""
         return None
 
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+        """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
+
+        Terms that anchor a codec or shape a schedule belong here.
+        """
+        return torch.zeros_like(nats)
+
+    def figures(self) -> dict[str, float]:
+        """What to log of the parts a process learns by itself."""
+        return {}
+
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
@@ -101,8 +112,11 @@ class Process(nn.Module, ABC):
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
 
-    def phrased(self, posterior: Logits, z: State, t: Times) -> Logits:
-        """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default."""
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default.
+
+        Scores and predicted states are other words.
+        """
         return posterior
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
@@ -129,11 +143,16 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
         return field.masked_scatter(where, values).sum(1)
 
+    recon = per_sequence(torch.where(last, nats, 0) * weight[where])
+    diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
+    loss = per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
+    if process.training:
+        loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(
-        recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
-        diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
+        recon=recon,
+        diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where])),
+        loss=loss,
         count=batch.counted,
         kind=process.kind,
         credit=process.credit(u, z, t, free),

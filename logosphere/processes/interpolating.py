@@ -194,12 +194,12 @@ class Interpolating(Process):
         Σ q (e^δ - 1 - δ) = KL because both sides sum to one.
         """
         s = self._step_before(t)
-        context, one_hot = self._context(out, z, t), F.one_hot(x, self.vocab_size).to(out.dtype)
+        context, one_hot = self.context(out, z, t), F.one_hot(x, self.vocab_size).to(out.dtype)
         log_q = self._log_step(one_hot, z, t, s)
         delta = self._log_step(context, z, t, s) - log_q
         return (log_q.exp() * (delta.expm1() - delta)).sum(-1)
 
-    def _context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
+    def context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
         """x̂: what the others say of this token."""
         return self.head.context(self.law, out, z, t)
 
@@ -231,7 +231,7 @@ class Interpolating(Process):
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         if self.law.spreads:
-            moved = categorical(self._log_step(self._context(out, z, t), z, t, s), noise.uniform(*z.shape))
+            moved = categorical(self._log_step(self.context(out, z, t), z, t, s), noise.uniform(*z.shape))
             return torch.where(s < t, moved, z)
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
