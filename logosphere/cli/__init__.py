@@ -14,6 +14,7 @@ COMMANDS = {
     "sample": "generate text, continue a prompt, fill gaps",
     "compare": "rank models on the same sequences",
     "systems": "list the systems that can be trained",
+    "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
 }
 

@@ -82,6 +82,16 @@ class Clock(nn.Module):
         step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
         return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
 
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
+        nats = self.measured[1][self.bin_of][:-1].cpu()
+        gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
+        wanted = torch.arange(steps, dtype=gained.dtype) / steps
+        right = torch.searchsorted(gained, wanted, right=True).clamp(1, len(gained) - 1)
+        share = (wanted - gained[right - 1]) / (gained[right] - gained[right - 1]).clamp_min(1e-12)
+        t = 1 - (right - 1 + share) / self.steps
+        return F.pad(t, (0, 1)).float()
+
     def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""
         _, nats, cross_entropy = self.measured[:, self.bin_of[step]]

@@ -55,7 +55,12 @@ class RunFolder:
                 (draft / part).mkdir(parents=True)
             save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
             write_json(draft / "env.json", environment())
-            source = {"name": corpus.name, "sha256": corpus.sha256, "tokenizer": corpus.tokenizer.fingerprint}
+            source = {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "tokenizer": corpus.tokenizer.fingerprint,
+                "labels": corpus.labels,
+            }
             write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
             if path.exists():
                 path.rmdir()
@@ -72,6 +77,11 @@ class RunFolder:
     @property
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels that the model was trained with, in the order of their numbers."""
+        return [str(name) for name in self.content.get("corpus", {}).get("labels", [])]
 
     @property
     def state(self) -> Path:

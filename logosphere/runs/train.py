@@ -125,7 +125,7 @@ def train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: Fal
     model = build_model(recipe, corpus)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
-        accumulate=recipe.accumulate, precision=recipe.precision,
+        accumulate=recipe.accumulate, precision=recipe.precision, withhold=recipe.withhold,
     )  # fmt: skip
     clock, best = Clock(), float("inf")
     if (checkpoint := latest(run.state)) is not None:
