@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"}
+RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"} | dict.fromkeys(
+    ("plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex"), "2.5e-3"
+)
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
 OTHER_RATE = "2e-3"
@@ -45,6 +47,17 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
     "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "plaid": ["plaid"],
+    "plaid, beliefs as input": ["plaid", "input=belief"],
+    "gaussian-ce": ["gaussian-ce"],
+    "gaussian-ce, no posterior head": ["gaussian-ce", "posterior_head=False"],
+    "gaussian-ce, states as input": ["gaussian-ce", "input=state"],
+    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "highest=2.8"],
+    "gaussian-ce, one-hot": ["gaussian-ce", "codec=one-hot"],
+    "cdcd": ["cdcd"],
+    "diffusion-lm": ["diffusion-lm"],
+    "bit-diffusion": ["bit-diffusion"],
+    "simplex": ["simplex"],
 }
 
 

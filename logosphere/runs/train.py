@@ -166,7 +166,7 @@ def train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: Fal
         yield Advanced(progress, min(done, 1.0))
         if int(before * recipe.validations) < int(min(done, 1.0) * recipe.validations):
             report = validate(recipe, training, corpus)
-            run.log(_validation(training.step, report))
+            run.log(_validation(training.step, report) | model.process.figures())
             if report.bits < best:
                 best = report.bits
                 averaged = training.averaged
