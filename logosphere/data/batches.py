@@ -15,6 +15,7 @@ from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
 
 Row = np.ndarray[Any, np.dtype[Any]]
+EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Crops:
             raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
         check_length(self.tokens, self.length)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
-        place = torch.arange(self.batch)
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
         ids = step * self.batch + place
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(self.batch, 1)
+        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)

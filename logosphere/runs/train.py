@@ -1,5 +1,6 @@
 """Carry out a recipe: train, validate, save; yield what happens, stop when asked, go on from where it stopped."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from logosphere.data.batches import Crops, check_length, windows
 from logosphere.data.corpora import Corpus
@@ -14,6 +16,7 @@ from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
+from logosphere.parallel.team import ALONE, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import BEST, RunFolder
 from logosphere.systems import build
@@ -61,6 +64,11 @@ class Clock:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
+    def later(self, seconds: float, cpu_seconds: float, team: Team) -> "Clock":
+        """The time after a step, the same for a whole team: wall time of the first process, processor time of all."""
+        spent, busy = team.total(seconds if team.leads else 0.0, cpu_seconds)
+        return Clock(self.seconds + spent, self.cpu_seconds + busy)
+
     def done(self, recipe: Recipe, step: int) -> float:
         """The share of the budget that is used up."""
         shares = []
@@ -74,9 +82,11 @@ class Clock:
 
 
 def device_of(name: str) -> torch.device:
-    """A device by name; 'auto' takes a GPU where there is one."""
+    """A device by name; 'auto' takes a GPU where there is one, and of several processes each takes its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -115,76 +125,95 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     return RunFolder.create(path, recipe, model.spec, corpus)
 
 
-def train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+def train(
+    run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: False, team: Team = ALONE
+) -> Iterator[Event]:
     """Take the run in its folder to its end, from its last checkpoint if there is one.
 
-    When `stop` answers True, the current step is finished and saved, and the iterator ends.
+    When `stop` answers True, the current step is finished and saved, and the iterator ends. The processes of a `team`
+    all run this: they see the same events, and the first of them writes.
     """
     recipe = run.recipe
     _check_corpus(run, corpus)
+    _check_team(recipe, team)
     model = build_model(recipe, corpus.tokenizer.size)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
-        accumulate=recipe.accumulate, precision=recipe.precision,
+        accumulate=recipe.accumulate, precision=recipe.precision, team=team,
     )  # fmt: skip
     clock, best = Clock(), float("inf")
     if (checkpoint := latest(run.state)) is not None:
         saved = load_checkpoint(checkpoint, training)
         clock = Clock(float(saved["seconds"]), float(saved["cpu_seconds"]))  # type: ignore[arg-type]
         best = float(saved["best"])  # type: ignore[arg-type]
-        run.publish(checkpoint)
+        team.first(lambda: run.publish(checkpoint))
     if recipe.compile:
         _compile(model)
-    run.forget_after(training.step)
+    team.first(lambda: run.forget_after(training.step))
     crops = Crops(corpus.train, recipe.length, recipe.batch, recipe.seed)
-    posed = task(recipe.task)
-    last_save = time.monotonic()
+    rows, posed = team.share(recipe.batch), task(recipe.task)
+    last_save = clock.seconds
 
     def save() -> Saved:
         nonlocal last_save
         state: dict[str, object] = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best}
-        run.publish(save_checkpoint(run.state, training, state))
-        last_save = time.monotonic()
+        team.first(lambda: run.publish(save_checkpoint(run.state, training, state)))
+        last_save = clock.seconds
         return Saved(training.step)
 
     if clock.done(recipe, training.step) >= 1:  # nothing is left to do, but the result is still wanted
-        yield Validated(training.step, validate(recipe, training, corpus))
+        yield Validated(training.step, validate(recipe, training, corpus, team))
     while (done := clock.done(recipe, training.step)) < 1:
-        if stop():
+        if team.total(stop())[0]:
             yield save()
             return
         cpu = time.process_time()
-        batch = posed.pose(crops.at(training.step), recipe.seed)
+        batch = posed.pose(crops.at(training.step, rows), recipe.seed)
         try:
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
             yield save()
             raise Diverged(f"{problem} The weights before that step are in {run.path}.") from None
-        clock = Clock(clock.seconds + progress.seconds, clock.cpu_seconds + time.process_time() - cpu)
+        clock = clock.later(progress.seconds, time.process_time() - cpu, team)
         before, done = done, clock.done(recipe, training.step)
-        run.log(_metrics(progress, clock, corpus.tokenizer.unit))
+        if team.leads:
+            run.log(_metrics(progress, clock, corpus.tokenizer.unit))
         yield Advanced(progress, min(done, 1.0))
         if int(before * recipe.validations) < int(min(done, 1.0) * recipe.validations):
-            report = validate(recipe, training, corpus)
-            run.log(_validation(training.step, report))
+            report = validate(recipe, training, corpus, team)
+            if team.leads:
+                run.log(_validation(training.step, report))
             if report.bits < best:
                 best = report.bits
-                averaged = training.averaged
-                write_tensors(run.path / BEST, model.state_dict() if averaged is None else averaged.tensors(model))
+                team.first(lambda: write_tensors(run.path / BEST, averaged_weights(training)))
             yield Validated(training.step, report)
             yield save()
-        elif time.monotonic() - last_save > SAVE_SECONDS:
+        elif clock.seconds - last_save > SAVE_SECONDS:
             yield save()
 
 
-def validate(recipe: Recipe, training: Training, corpus: Corpus) -> Report:
+def averaged_weights(training: Training) -> dict[str, Tensor]:
+    """The weights that are evaluated and sampled."""
+    averaged, model = training.averaged, training.model
+    return model.state_dict() if averaged is None else averaged.tensors(model)
+
+
+def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:
     """The bound of the averaged weights on the validation split."""
     batches = windows(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
     with training.averaged.applied() if training.averaged is not None else nullcontext():
         return evaluate(
             training.model, batches, draws=VALIDATION_DRAWS, rng=recipe.seed, name=recipe.system,
-            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint,
+            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint, team=team,
         )  # fmt: skip
+
+
+def _check_team(recipe: Recipe, team: Team) -> None:
+    if recipe.batch < team.size * recipe.accumulate and team.size > 1:
+        raise UserError(
+            f"A batch of {recipe.batch} cannot be shared by {team.size} processes in {recipe.accumulate} parts each; "
+            "use a larger --batch or fewer processes."
+        )
 
 
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt"}
