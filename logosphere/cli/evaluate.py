@@ -68,7 +68,7 @@ def run(words: list[str]) -> int:
 
 def measured(folder: "RunFolder", measure: Measure) -> "Report":
     """The report of a run."""
-    from logosphere.data.batches import check_length, windows
+    from logosphere.data.batches import check_length, sequences
     from logosphere.evaluation.report import evaluate
     from logosphere.runs.train import device_of
 
@@ -93,7 +93,7 @@ def measured(folder: "RunFolder", measure: Measure) -> "Report":
 
         return evaluate(
             model,
-            windows(row, model.length, measure.batch, measure.sequences or None),
+            sequences(row, model.length, measure.batch, measure.sequences or None),
             draws=measure.draws,
             rng=measure.seed,
             name=folder.path.name,

@@ -106,11 +106,12 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
 
 
 def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team: "Team") -> int:
+    from logosphere.data.batches import tokens_in
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
     settings = folder.recipe
-    say(f"[bold]{settings.system}[/] on {corpus.name} ({len(corpus.train):,} tokens) in {folder.path}")
+    say(f"[bold]{settings.system}[/] on {corpus.name} ({tokens_in(corpus.train):,} tokens) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None

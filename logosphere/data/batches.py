@@ -10,12 +10,31 @@ from typing import Any
 import numpy as np
 import torch
 
+from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
 
 Row = np.ndarray[Any, np.dtype[Any]]
-EVERYTHING = slice(None)
+Split = Row | Examples
+"""A part of a corpus: one long row of tokens, or separate examples."""
+
+
+def tokens_in(split: Split) -> int:
+    """How many tokens a split has."""
+    return split.tokens if isinstance(split, Examples) else len(split)
+
+
+def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
+    """Batches to train on."""
+    return Picks(split, length, batch, seed) if isinstance(split, Examples) else Crops(split, length, batch, seed)
+
+
+def sequences(split: Split, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
+    """Batches to evaluate on, at most `limit` sequences spread over the whole split."""
+    if isinstance(split, Examples):
+        return in_turn(split, length, batch, limit)
+    return windows(split, length, batch, limit)
 
 
 @dataclass(frozen=True)
@@ -57,9 +76,12 @@ def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> I
         yield Batch(rows, ~everywhere, everywhere, torch.as_tensor(part), place, wanted)
 
 
-def check_length(tokens: Row, length: int) -> None:
+def check_length(tokens: Split, length: int) -> None:
     if length < 1:
         raise UserError(f"The length must be at least 1, not {length}.")
+    if isinstance(tokens, Examples):
+        tokens.of_length(length)
+        return
     if len(tokens) < length:
         raise UserError(
             f"A split of the text has only {len(tokens):,} tokens, fewer than one sequence of {length}; "

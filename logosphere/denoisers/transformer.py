@@ -11,8 +11,10 @@ from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import KeyValues, block_causal_mask
 from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.denoisers.conditioner import Conditional, Conditioner
+from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Memory, Trunk
+from logosphere.errors import UserError
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
 
@@ -20,6 +22,12 @@ from logosphere.types import Logits, Positions, State, Times
 def conditioner(network: Network) -> Conditioner | None:
     """The reader of the conditions a network is built for, if any."""
     return Conditioner(network) if network.conditional else None
+
+
+def check_attends(network: Network) -> None:
+    """Convolutions look both ways, so that what writes block by block cannot use them."""
+    if network.body != "transformer":
+        raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
 
 
 def along(h: Float[Tensor, "B M D"], memory: Memory | None) -> Float[Tensor, "B M D"]:
@@ -39,7 +47,11 @@ class FullTransformer(Conditional):
         super().__init__()
         self.block, self.reads_time = length, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(network, length, reads_time=reads_time)
+        self.trunk = (
+            ConvolutionTrunk(network, reads_time=reads_time)
+            if network.body == "convolution"
+            else Trunk(network, length, reads_time=reads_time)
+        )
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
 
@@ -53,6 +65,7 @@ class CausalTransformer(Conditional):
 
     def __init__(self, vocab_size: int, length: int, network: Network):
         super().__init__()
+        check_attends(network)
         self.block, self.reads_time, self.start = 1, False, vocab_size
         self.stem = embedding(vocab_size + 1, network.width)
         self.trunk = Trunk(network, length, reads_time=False, looks_ahead=False)
@@ -117,6 +130,7 @@ class BlockTransformer(Conditional):
 
     def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
         super().__init__()
+        check_attends(network)
         check_block(length, block)
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)

@@ -120,6 +120,6 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
         prior=(process.prior_nats(u) * free).sum(1),
         loss=per_sequence(process.loss(nats, out, u[where], t[where], weight[where])),
-        count=batch.free.sum(1),
+        count=batch.counted,
         kind=process.kind,
     )

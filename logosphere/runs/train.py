@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.data.batches import Crops, check_length, windows
+from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
 from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
@@ -95,15 +95,15 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def build_model(recipe: Recipe, vocab_size: int) -> Model:
-    """A fresh model, its weights determined by the seed."""
-    size = vars(recipe.network)
+def build_model(recipe: Recipe, corpus: Corpus) -> Model:
+    """A fresh model for the texts and conditions of a corpus, its weights determined by the seed."""
+    size = vars(recipe.network) | corpus.conditions
     options = recipe.system_options()
     if clash := sorted(options.keys() & size.keys()):
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build(recipe.system, vocab_size=vocab_size, length=recipe.length, **size, **options)
+        model = build(recipe.system, vocab_size=corpus.tokenizer.size, length=recipe.length, **size, **options)
     return model.to(device_of(recipe.device))
 
 
@@ -118,8 +118,8 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     """Check a recipe against its data and set up its folder."""
     for split in (corpus.train, corpus.valid):
         check_length(split, recipe.length)
-    model = build_model(recipe, corpus.tokenizer.size)
-    crops = Crops(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    model = build_model(recipe, corpus)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
     model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     return RunFolder.create(path, recipe, model.spec, corpus)
@@ -136,7 +136,7 @@ def train(
     recipe = run.recipe
     _check_corpus(run, corpus)
     _check_team(recipe, team)
-    model = build_model(recipe, corpus.tokenizer.size)
+    model = build_model(recipe, corpus)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
         accumulate=recipe.accumulate, precision=recipe.precision, team=team,
@@ -150,7 +150,7 @@ def train(
     if recipe.compile:
         _compile(model)
     team.first(lambda: run.forget_after(training.step))
-    crops = Crops(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
     rows, posed = team.share(recipe.batch), task(recipe.task)
     last_save = clock.seconds
 
@@ -200,7 +200,7 @@ def averaged_weights(training: Training) -> dict[str, Tensor]:
 
 def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:
     """The bound of the averaged weights on the validation split."""
-    batches = windows(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
+    batches = sequences(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
     with training.averaged.applied() if training.averaged is not None else nullcontext():
         return evaluate(
             training.model, batches, draws=VALIDATION_DRAWS, rng=recipe.seed, name=recipe.system,
@@ -216,7 +216,7 @@ def _check_team(recipe: Recipe, team: Team) -> None:
         )
 
 
-SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt"}
+SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
 """Names of bits per unit in metrics."""
 
 
