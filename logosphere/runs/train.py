@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
@@ -19,9 +18,9 @@ from logosphere.model import Model
 from logosphere.parallel.team import ALONE, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import BEST, RunFolder
+from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
-from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
 from logosphere.training.fit import Diverged, Progress, Training
 from logosphere.weights import write_tensors
 
@@ -104,7 +103,16 @@ def build_model(recipe: Recipe, corpus: Corpus) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = build(recipe.system, vocab_size=corpus.tokenizer.size, length=recipe.length, **size, **options)
+    if recipe.recompute:
+        _recompute(model)
     return model.to(device_of(recipe.device))
+
+
+def _recompute(model: Model) -> None:
+    """Keep no activations inside the blocks of the network."""
+    for module in model.modules():
+        if isinstance(module, Trunk):
+            module.recompute = True
 
 
 def _compile(model: Model) -> None:
@@ -139,14 +147,13 @@ def train(
     model = build_model(recipe, corpus)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
-        accumulate=recipe.accumulate, precision=recipe.precision, team=team,
+        accumulate=recipe.accumulate, precision=recipe.precision, team=team, sharded=recipe.shard,
     )  # fmt: skip
     clock, best = Clock(), float("inf")
-    if (checkpoint := latest(run.state)) is not None:
-        saved = load_checkpoint(checkpoint, training)
+    saves = Saves(run, training, sharded=recipe.shard)
+    if (saved := saves.resume()) is not None:
         clock = Clock(float(saved["seconds"]), float(saved["cpu_seconds"]))  # type: ignore[arg-type]
         best = float(saved["best"])  # type: ignore[arg-type]
-        team.first(lambda: run.publish(checkpoint))
     if recipe.compile:
         _compile(model)
     team.first(lambda: run.forget_after(training.step))
@@ -154,25 +161,29 @@ def train(
     rows, posed = team.share(recipe.batch), task(recipe.task)
     last_save = clock.seconds
 
-    def save() -> Saved:
+    def save(*, wait: bool) -> Iterator[Saved]:
         nonlocal last_save
-        state: dict[str, object] = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best}
-        team.first(lambda: run.publish(save_checkpoint(run.state, training, state)))
+        yield from done_saves(wait=True)
+        saves.begin({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best})
         last_save = clock.seconds
-        return Saved(training.step)
+        yield from done_saves(wait=wait)
+
+    def done_saves(*, wait: bool) -> Iterator[Saved]:
+        if (step := saves.done(wait=wait)) is not None:
+            yield Saved(step)
 
     if clock.done(recipe, training.step) >= 1:  # nothing is left to do, but the result is still wanted
         yield Validated(training.step, validate(recipe, training, corpus, team))
     while (done := clock.done(recipe, training.step)) < 1:
         if team.total(stop())[0]:
-            yield save()
+            yield from save(wait=True)
             return
         cpu = time.process_time()
         batch = posed.pose(crops.at(training.step, rows), recipe.seed)
         try:
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
-            yield save()
+            yield from save(wait=True)
             raise Diverged(f"{problem} The weights before that step are in {run.path}.") from None
         clock = clock.later(progress.seconds, time.process_time() - cpu, team)
         before, done = done, clock.done(recipe, training.step)
@@ -185,17 +196,21 @@ def train(
                 run.log(_validation(training.step, report))
             if report.bits < best:
                 best = report.bits
-                team.first(lambda: write_tensors(run.path / BEST, averaged_weights(training)))
+                _keep_best(run, training)
             yield Validated(training.step, report)
-            yield save()
+            yield from save(wait=done >= 1)
         elif clock.seconds - last_save > SAVE_SECONDS:
-            yield save()
+            yield from save(wait=False)
+        else:
+            yield from done_saves(wait=False)
 
 
-def averaged_weights(training: Training) -> dict[str, Tensor]:
-    """The weights that are evaluated and sampled."""
+def _keep_best(run: RunFolder, training: Training) -> None:
+    """Write the weights that are evaluated and sampled."""
     averaged, model = training.averaged, training.model
-    return model.state_dict() if averaged is None else averaged.tensors(model)
+    shares = model.state_dict() if averaged is None else averaged.tensors(model)
+    weights = {name: training.objective.whole(tensor) for name, tensor in shares.items()}
+    training.team.first(lambda: write_tensors(run.path / BEST, weights))
 
 
 def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:

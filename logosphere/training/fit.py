@@ -14,7 +14,7 @@ from logosphere.model import Model
 from logosphere.noise import Keyed
 from logosphere.parallel.team import ALONE, Team
 from logosphere.training.ema import Averaged
-from logosphere.training.objective import Shared
+from logosphere.training.objective import objective
 from logosphere.training.optim import Optim
 from logosphere.types import Batch, Kind, Tokens
 
@@ -67,6 +67,7 @@ class Training:
         precision: str = "float32",
         withhold: float = 0.1,
         team: Team = ALONE,
+        sharded: bool = False,
     ):
         if not 0 <= withhold <= 1:
             raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
@@ -77,6 +78,7 @@ class Training:
         self.model, self.optim, self.seed, self.accumulate = model, optim or Optim(), seed, accumulate
         self.withhold, self.team = withhold, team
         self.precision = _dtype(precision, model.device)
+        self.objective = objective(model, team, sharded=sharded)
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.optim.weight_decay},
@@ -86,7 +88,6 @@ class Training:
         self.optimizer = torch.optim.AdamW(groups, lr=self.optim.lr, betas=betas, fused=True)
         self.parameters = parameters
         self.averaged = None if ema is None else Averaged(model, ema)
-        self.objective = Shared(model, team)
         self.step, self.tokens = 0, 0
 
     def advance(self, batch: Batch, steps: int, done: float) -> Progress:
@@ -98,7 +99,8 @@ class Training:
         lr = self.optim.rate(self.step, done)
         self.optimizer.zero_grad(set_to_none=True)
         loss, nats, kind = self._differentiate(batch, count)
-        gradient = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True)
+        gradient = self.objective.whole(norm).item()
         if not (abs(loss) < float("inf") and gradient < float("inf")):
             raise Diverged(
                 f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
