@@ -135,7 +135,11 @@ def test_time_may_stand_at_the_end() -> None:
     assert all(len(StandingEnd(0.01, 0.5)(steps)) == steps + 1 for steps in range(1, 9))
 
 
-@pytest.mark.parametrize("how", [{}, {"revise": True}, {"temperature": 0.0}, {"critic": lambda z: z.double()}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"revise": True}, {"temperature": 0.0}, {"critic": lambda z: z.double()}],
+    ids=["plain", "revise", "cold", "critic"],
+)
 def test_rewriting_hides_exactly_as_many_as_the_schedule_says(how: dict) -> None:
     frames: list[Frame] = []
     generate(network("mdlm", LANGUAGE), 20, 8, generator(4), stepper=Rewriting(**how), watch=frames.append)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from logosphere.cli.conditions import condition_of
 from logosphere.cli.console import messages, parse, print_json, say
 from logosphere.cli.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
@@ -15,7 +16,7 @@ from logosphere.sampling.catalogue import listing
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from logosphere.data.tokenizers import Tokenizer
+    from logosphere.data.tokenizers import Ids, Tokenizer
     from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.walk import Frame, Generation
@@ -37,6 +38,14 @@ class Arguments:
     """Begin with this text."""
     infill: str = ""
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
+    label: str = ""
+    """Write for this label, where the model has learnt labels."""
+    source: str = ""
+    """Write from this source text, where the model has learnt pairs."""
+    guidance: float = 1.0
+    """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
+    image: Path | None = None
+    """Also write the samples as a picture (.png), where they are images."""
     watch: bool = False
     """Show the text condensing."""
     length: int | None = None
@@ -87,6 +96,8 @@ def run(words: list[str]) -> int:
         model.check_known(given.known)
     drawn = _draw(folder, model, given, tokenizer, arguments)
     rows = drawn.tokens.cpu().numpy()
+    if arguments.image is not None:
+        _picture(arguments.image, rows, folder)
     if arguments.json:
         texts = [{"text": tokenizer.decode(row), "tokens": row.tolist()} for row in rows]
         print_json({"samples": texts, "nfe": _plain(drawn.nfe), "seconds": round(drawn.seconds, 4)})
@@ -134,6 +145,8 @@ def _draw(
             top_k=arguments.top_k,
             min_p=arguments.min_p,
             greedy_end=arguments.greedy_end,
+            condition=condition_of(folder, arguments.label, arguments.source, arguments.n),
+            guidance=arguments.guidance,
             renoise_known=renoise,
             watch=None if shown is None else shown.show,
         )
@@ -147,6 +160,17 @@ def _draw(
     finally:
         if shown is not None:
             shown.close()
+
+
+def _picture(path: Path, rows: "Ids", folder: "RunFolder") -> None:
+    from logosphere.atomic import write_whole
+    from logosphere.evaluation.images import grid, png
+
+    axes = folder.recipe.network.axes
+    if not axes:
+        raise UserError("These samples are no images: the model was trained without --network.shape.")
+    write_whole(path, png(grid(rows.astype("int64"), axes, folder.tokenizer.size)))
+    say(f"Saved as {path}")
 
 
 def _plain(nfe: float) -> float | int:

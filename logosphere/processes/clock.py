@@ -24,6 +24,7 @@ MEMORY = 0.95
 class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
+    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -36,8 +37,9 @@ class Clock(nn.Module):
     pending: Tensor
     drawn: Tensor | None
 
-    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None):
+    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None, *, warped: bool = False):
         super().__init__()
+        self.warped = warped
         self.steps = len(base)
         bins = min(BINS, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
@@ -53,7 +55,9 @@ class Clock(nn.Module):
         if self.drawn is not None and self.training:
             return self.drawn
         squares, cost, doubt = self.measured
-        if self.training:
+        if self.training and self.warped:
+            cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
+        elif self.training:
             cost = cost * (1 - doubt / doubt[self.seen > 0].max()).square() if bool(self.seen.any()) else cost
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
