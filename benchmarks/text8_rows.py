@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"}
+RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3",
+         "bfn": "2.5e-3", "fisher-flow": "2.5e-3", "dirichlet-flow": "2.5e-3", "ddsm": "2.5e-3"}  # fmt: skip
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
 ROWS: dict[str, list[str]] = {
@@ -30,6 +31,11 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
     "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "bfn": ["bfn"],
+    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "clock=even", "accuracy=0.5625"],
+    "fisher-flow": ["fisher-flow"],
+    "dirichlet-flow": ["dirichlet-flow"],
+    "ddsm": ["ddsm"],
 }
 
 
