@@ -13,6 +13,7 @@ _LAZY = {
     "steppers": "logosphere.sampling.steppers",
     "Batch": "logosphere.types:Batch",
     "Bound": "logosphere.types:Bound",
+    "Condition": "logosphere.types:Condition",
     "Model": "logosphere.model:Model",
     "Plan": "logosphere.sampling.plan:Plan",
     "walk": "logosphere.sampling.walk:walk",

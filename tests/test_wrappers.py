@@ -6,7 +6,7 @@ from laws import generator, network, skewed
 from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Counting, Informed, Remembering, Sharpened
+from logosphere.denoisers.wrappers import Counting, Informed, Remembering, Sharpened, Tally
 from logosphere.errors import UserError
 
 LANGUAGE = skewed(5, 6)
@@ -83,13 +83,14 @@ def test_remembering_refuses_networks_that_read_the_time() -> None:
 
 
 def test_counting_counts_sequences() -> None:
-    counting = Counting(Spoken(P.log()))
+    tally = Tally()
+    counting = Counting(Spoken(P.log()), tally)
     for n in (3, 1, 5):
         ask(counting, torch.zeros(n, 6).long())
-    assert counting.sequences == 9
+    assert tally.sequences == 9
 
 
-@pytest.mark.parametrize("wrap", [Sharpened, Remembering, Counting])
+@pytest.mark.parametrize("wrap", [Sharpened, Remembering, lambda inner: Counting(inner, Tally())])
 def test_a_wrapper_that_does_nothing_changes_nothing(wrap) -> None:
     inner = network("mdlm", LANGUAGE).denoiser.requires_grad_(False)
     z = torch.randint(6, (4, 6), generator=generator(1))

@@ -97,3 +97,23 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))
+
+
+class CrossAttention(nn.Module):
+    """Attention of positions to a memory of other vectors."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, h: Float[Tensor, "B M D"], memory: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"]
+    ) -> Float[Tensor, "B M D"]:
+        B, M, D = h.shape
+        q = self.query(h).view(B, M, self.heads, -1).transpose(1, 2)
+        k, v = self.key_value(memory).view(B, memory.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=valid[:, None, None])
+        return self.out(mixed.transpose(1, 2).reshape(B, M, D))

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.types import Logits, Positions, State, Times
 
 
-class SelfConditioned(Denoiser):
+class SelfConditioned(Wrapper):
     """Shows a network, whose inputs are twice as wide, the first `choices` coordinates and its own prediction.
 
     Training shows the prediction in half of the steps, and zeros in the others. A bound belongs to a model that depends
@@ -31,6 +31,9 @@ class SelfConditioned(Denoiser):
         seen = z[..., : self.choices]
         last = torch.zeros_like(seen) if last is None else last.to(seen.dtype) * self.choices**0.5
         return self.inner(torch.cat([seen, last], -1), t, context, where)
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return SelfConditioned(inner, self.choices)
 
     def session(self) -> Denoiser:
         return Recalling(self)

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.types import Logits, Positions, State, Times
 
 
-class Informed(Denoiser):
+class Informed(Wrapper):
     """Adds what a state says of its own token, so that the network need learn only what the context says.
 
     For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is one Bayes step.
@@ -24,11 +24,11 @@ class Informed(Denoiser):
         out = self.inner(z, t, context, where)
         return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
 
-    def session(self) -> Denoiser:
-        return Informed(self.inner.session(), self._process[0])
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Informed(inner, self._process[0])
 
 
-class Believing(Denoiser):
+class Believing(Wrapper):
     """Shows the network the belief softmax_k log q(z | x = k) in place of the state: well scaled at every time."""
 
     def __init__(self, inner: Denoiser, process: Process):
@@ -42,11 +42,11 @@ class Believing(Denoiser):
         clean = seen if self.block == z.shape[1] else scale * context[..., : seen.shape[-1]]
         return self.inner(seen, t, clean, where)
 
-    def session(self) -> Denoiser:
-        return Believing(self.inner.session(), self._process[0])
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Believing(inner, self._process[0])
 
 
-class Sharpened(Denoiser):
+class Sharpened(Wrapper):
     """Divides logits by a temperature, then keeps the smallest set of tokens with probability `top_p` or more."""
 
     def __init__(self, inner: Denoiser, temperature: float = 1.0, top_p: float = 1.0):
@@ -61,6 +61,9 @@ class Sharpened(Denoiser):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where) / self.temperature
         return out if self.top_p == 1 else _nucleus(out, self.top_p)
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Sharpened(inner, self.temperature, self.top_p)
 
 
 def _nucleus(out: Logits, top_p: float) -> Logits:
@@ -87,19 +90,48 @@ class Remembering(Denoiser):
         else:
             changed = (self.z != z).flatten(1).any(1)
             if changed.any():
-                self.out[changed] = self.inner(z[changed], t[changed], context[changed])
+                self.out[changed] = self.inner.rows(changed)(z[changed], t[changed], context[changed])
         self.z = z
         return self.out if where is None else self.out[where]
 
 
-class Counting(Denoiser):
-    """Counts how often the network is asked, which is what sampling costs."""
+class Tally:
+    """How many sequences a network has been asked about."""
 
-    def __init__(self, inner: Denoiser):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+    def __init__(self) -> None:
         self.sequences = 0
 
+
+class Counting(Wrapper):
+    """Counts how often the network is asked, which is what sampling costs."""
+
+    def __init__(self, inner: Denoiser, tally: Tally):
+        super().__init__()
+        self.inner, self.block, self.reads_time, self.tally = inner, inner.block, inner.reads_time, tally
+
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        self.sequences += len(z)
+        self.tally.sequences += len(z)
         return self.inner(z, t, context, where)
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Counting(inner, self.tally)
+
+
+class Guided(Denoiser):
+    """Classifier-free guidance (Ho and Salimans 2022; Schiff et al. 2024, D-CFG): out = u + w (c - u).
+
+    c is the prediction with the condition, u the one without; w = 1 is the model itself. Log-probabilities are combined
+    as they are, and what they lack to a distribution is made up where tokens are drawn; predicted states likewise.
+    """
+
+    def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float):
+        super().__init__()
+        self.conditional, self.unconditional, self.scale = conditional, unconditional, scale
+        self.block, self.reads_time = conditional.block, conditional.reads_time
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        without = self.unconditional(z, t, context, where)
+        return without + self.scale * (self.conditional(z, t, context, where) - without)
+
+    def rows(self, kept: Tensor) -> Denoiser:
+        return Guided(self.conditional.rows(kept), self.unconditional.rows(kept), self.scale)

@@ -10,7 +10,7 @@ import torch
 
 from logosphere.data.batches import Crops, check_length, windows
 from logosphere.data.corpora import Corpus
-from logosphere.denoisers.transformer import Trunk
+from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model

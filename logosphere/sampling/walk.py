@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Counting, Remembering, Sharpened
+from logosphere.denoisers.conditioner import check_guidable
+from logosphere.denoisers.wrappers import Counting, Guided, Remembering, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn, Noise
@@ -20,7 +21,7 @@ from logosphere.processes.base import Process
 from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.steppers import Stepper, ancestral, first_hitting
 from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Batch, Predict, State, Tokens
+from logosphere.types import Batch, Condition, Predict, State, Tokens
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,13 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     renoise_known: bool = False,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
     watch: Callable[[Frame], None] | None = None,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
+
+    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it).
 
     The times are those of `grid`, by default the process's own. `cached` keeps predictions while a sequence does not
     change, `watch` is called with every frame.
@@ -110,25 +115,26 @@ def generate(
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
     given = _given(model, n, known, tokens, device)
-    counter = Counting(network if cached else network.session())  # two memories would confuse each other
-    predict: Denoiser = counter
-    if temperature != 1 or top_p != 1:
-        predict = Sharpened(predict, temperature, top_p)
-    if cached:
-        predict = Remembering(predict)
+    tally = Tally()
     steps = model.length if stepper is first_hitting else steps
     plan = model_plan(model, steps, grid)
     was_training = model.training, network.training
     started = time.perf_counter()
     try:
         model.eval(), network.eval()
+        # Two memories would confuse each other: what is cached has no session.
+        predict = _asked(network, condition, guidance, tally, session=not cached)
+        if temperature != 1 or top_p != 1:
+            predict = Sharpened(predict, temperature, top_p)
+        if cached:
+            predict = Remembering(predict)
         for frame in walk(model.process, predict, plan, given, Drawn(rng, n), stepper, renoise_known=renoise_known):
             if watch is not None:
                 watch(frame)
     finally:
         model.train(was_training[0]), network.train(was_training[1])
     drawn = model.process.codec.decode(frame.z)
-    return Generation(drawn, counter.sequences / n, time.perf_counter() - started)
+    return Generation(drawn, tally.sequences / n, time.perf_counter() - started)
 
 
 def sample(
@@ -145,13 +151,34 @@ def sample(
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens,
         stepper=stepper, grid=grid, cached=cached, temperature=temperature, top_p=top_p,
+        condition=condition, guidance=guidance,
     )  # fmt: skip
     return drawn.tokens
+
+
+def _asked(network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool) -> Denoiser:
+    """The denoiser of a run: told its condition, guided by it, and counted."""
+
+    def counted(denoiser: Denoiser) -> Denoiser:
+        return Counting(denoiser.session() if session else denoiser, tally)
+
+    if condition is None:
+        if guidance != 1:
+            raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
+        return counted(network)
+    told = network.given(condition)
+    if guidance == 1:
+        return counted(told)
+    check_guidable(network)
+    without = network.given(condition.withheld(torch.ones_like(condition.given)))
+    return Guided(counted(told), counted(without), guidance)
 
 
 def model_plan(model: Model, steps: int, grid: Grid | None = None) -> Plan:

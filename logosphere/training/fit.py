@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -15,6 +15,9 @@ from logosphere.noise import Keyed
 from logosphere.training.ema import Averaged
 from logosphere.training.optim import Optim
 from logosphere.types import Batch, Kind, Tokens
+
+WITHHOLDING = 1 << 61
+"""Sets the names of samples apart when conditions are withheld, so that this noise is no other's."""
 
 
 class Diverged(UserError):
@@ -56,12 +59,16 @@ class Training:
         seed: int = 0,
         accumulate: int = 1,
         precision: str = "float32",
+        withhold: float = 0.1,
     ):
+        if not 0 <= withhold <= 1:
+            raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
         if ema is not None and not 0 <= ema < 1:
             raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
         if accumulate < 1:
             raise UserError(f"accumulate must be at least 1, not {accumulate}.")
         self.model, self.optim, self.seed, self.accumulate = model, optim or Optim(), seed, accumulate
+        self.withhold = withhold
         self.precision = _dtype(precision, model.device)
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
@@ -78,7 +85,7 @@ class Training:
         """One step of the optimiser, when the share `done` of the training lies behind."""
         started = time.perf_counter()
         self.model.train()
-        batch = batch.to(self.model.device)
+        batch = self._withheld(batch).to(self.model.device)
         count = int(batch.free.sum())
         lr = self.optim.rate(self.step, done)
         loss = nats = 0.0
@@ -107,6 +114,13 @@ class Training:
         seconds = time.perf_counter() - started
         return Progress(self.step, steps, loss, nats, bound.kind, lr, gradient, self.tokens, count, seconds)
 
+    def _withheld(self, batch: Batch) -> Batch:
+        """The batch, with the condition of some sequences withheld."""
+        if batch.condition is None or self.withhold == 0:
+            return batch
+        u = Keyed(self.seed, self.step, batch.ids ^ WITHHOLDING, batch.place, batch.total).uniform(len(batch), 1)
+        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.withhold))
+
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
         """Dropout draws from torch's global generator; inside this block that is set by the seed and the step."""
@@ -131,12 +145,16 @@ def fit(
     seed: int = 0,
     accumulate: int = 1,
     precision: str = "float32",
+    withhold: float = 0.1,
 ) -> Iterator[Progress]:
     """Train for `steps` steps, one batch each, and yield after every one.
 
-    With `ema` the model holds its averaged weights once all steps are done.
+    Batches with a condition are shown without it in a share `withhold` of the sequences, which guidance needs. With
+    `ema` the model holds its averaged weights once all steps are done.
     """
-    training = Training(model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision)
+    training = Training(
+        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision, withhold=withhold
+    )
     first = 0
     for number, given in enumerate(islice(batches, steps)):
         batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given
