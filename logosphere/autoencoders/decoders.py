@@ -11,7 +11,7 @@ from logosphere.autoencoders.perceiver import Perceiver
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import KeyValues
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import Head, Trunk
+from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.shapes import Float
 from logosphere.types import State, Tokens
 

@@ -5,20 +5,22 @@ stands in its own part of the memory, cut evenly: queries that know nothing must
 the unigram entropy for hundreds of steps.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.denoisers.attention import CrossAttention, rotary_table
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import Block
+from logosphere.denoisers.trunk import Memory, Trunk
 from logosphere.shapes import Bool, Float
 
 
 class Perceiver(nn.Module):
-    """`count` queries read `memory` vectors, layer by layer, and talk to each other in between."""
+    """`count` queries read `memory` vectors, layer by layer, and talk to each other in between.
 
-    table: Tensor
+    They do so in the trunk of all networks, which looks at a memory as at a source text.
+    """
 
     def __init__(self, network: Network, *, memory: int, memory_width: int, count: int):
         super().__init__()
@@ -29,10 +31,8 @@ class Perceiver(nn.Module):
         # Attention to a memory knows no order; without places a query could ask for contents only.
         self.places = nn.Parameter(0.2 * torch.randn(memory, width))
         self.queries = nn.Parameter(0.2 * torch.randn(count, width))
-        self.norms = nn.ModuleList(nn.LayerNorm(width, bias=False) for _ in range(network.depth))
-        self.looks = nn.ModuleList(CrossAttention(width, network.heads) for _ in range(network.depth))
-        self.blocks = nn.ModuleList(Block(network, None) for _ in range(network.depth))
-        self.register_buffer("table", rotary_table(count, width // network.heads), persistent=False)
+        looking = replace(network, labels=0, signal=0, source=memory, source_length=memory)
+        self.trunk = Trunk(looking, count, reads_time=False)
 
     def forward(
         self, memory: Float[Tensor, "B S d"], shown: Bool[Tensor, "B S"] | None = None
@@ -41,12 +41,8 @@ class Perceiver(nn.Module):
         if shown is None:
             shown = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
         memory = memory * shown[..., None]
-        seen = self.enter(memory) + self.places
-        h = self._own(memory) + self.queries
-        for norm, look, block in zip(self.norms, self.looks, self.blocks, strict=True):
-            h = h + look(norm(h), seen, shown)
-            h = block(h, None, self.table, None, False, None)
-        return h
+        seen = Memory(self.enter(memory) + self.places, shown, None)
+        return self.trunk(self._own(memory) + self.queries, memory=seen)
 
     def _own(self, memory: Float[Tensor, "B S d"]) -> Float[Tensor, "B N D"]:
         """Each query's part of the memory: several vectors for one query, or one vector for several queries."""

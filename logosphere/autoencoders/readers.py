@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from logosphere.autoencoders.standard import Standard
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import Trunk
+from logosphere.denoisers.trunk import Trunk
 from logosphere.encoders.pretrained import Encoder
 from logosphere.encoders.states import States
 from logosphere.errors import UserError
