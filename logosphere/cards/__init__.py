@@ -1,12 +1,13 @@
 """The cards of all systems, family by family. Nothing here knows torch, so that listing systems is instant."""
 
-from logosphere.cards import autoregressive, discrete, sphere
+from logosphere.cards import autoregressive, discrete, gaussian, sphere
 from logosphere.cards.card import Card
 
 CARDS: list[Card] = [
     *autoregressive.CARDS,
     *discrete.CARDS,
     *sphere.CARDS,
+    *gaussian.CARDS,
 ]
 
 __all__ = ["CARDS", "Card"]

@@ -84,6 +84,21 @@ class Process(nn.Module, ABC):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
 
+    def answer(self, log_p: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """What a network that knows p(token | z) would say: just that, unless it is to predict states."""
+        return log_p
+
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+        """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
+
+        Terms that anchor a codec or shape a schedule belong here.
+        """
+        return torch.zeros_like(nats)
+
+    def figures(self) -> dict[str, float]:
+        """What to log of the parts a process learns by itself."""
+        return {}
+
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
@@ -115,11 +130,16 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
         return field.masked_scatter(where, values).sum(1)
 
+    recon = per_sequence(torch.where(last, nats, 0) * weight[where])
+    diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
+    loss = per_sequence(process.loss(nats, out, u[where], t[where], weight[where]))
+    if process.training:
+        loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(
-        recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
-        diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
+        recon=recon,
+        diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.loss(nats, out, u[where], t[where], weight[where])),
+        loss=loss,
         count=batch.free.sum(1),
         kind=process.kind,
     )

@@ -68,6 +68,15 @@ class Clock(nn.Module):
         step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(self.steps - 1)
         return step, 1 / p[step]
 
+    def within(
+        self, w: Float[Tensor, "..."], together: int = 1
+    ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """As `locate`, for steps that are intervals: also how much of the step lies before the quantile."""
+        p = self.probabilities(together)
+        ends = p.cumsum(0)
+        step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
+        return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
+
     def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""
         _, nats, cross_entropy = self.measured[:, self.bin_of[step]]
