@@ -53,11 +53,14 @@ class Parallel(Decoder):
         self.head = Head(network.width, vocab_size)
 
     def forward(self, z: State, tokens: Tokens) -> Decoded:
+        return self._decoded(z)
+
+    def _decoded(self, z: State) -> Decoded:
         rebuilt = z if self.decompress is None else self.leave(self.decompress(z))
         return Decoded(self.head(self.trunk(self.enter(rebuilt))), rebuilt)
 
     def write(self, z: State) -> Tokens:
-        return self(z, torch.empty(0)).logits.argmax(-1)
+        return self._decoded(z).logits.argmax(-1)
 
 
 class Causal(Decoder):

@@ -28,6 +28,10 @@ class Reader(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]: ...
 
+    def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        """The same, while the autoencoder is being taught: what is seen may be noted until `settle`."""
+        return self(tokens)
+
     def settle(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
         """Take what was seen into account."""
 
@@ -84,9 +88,11 @@ class Frozen(Reader):
         self._states = states
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        return self.standard(self._known(tokens))
+
+    def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
         states = self._known(tokens)
-        if self.training:
-            self.standard.observe(states)
+        self.standard.observe(states)
         return self.standard(states)
 
     def _known(self, tokens: Tokens) -> Float[Tensor, "B L D"]:

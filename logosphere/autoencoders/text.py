@@ -107,12 +107,12 @@ class TextAutoencoder(Autoencoder):
     # ---- latents to tokens ----------------------------------------------------------------------------------------
 
     def nats(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
-        return self._cross_entropy(self.decoder(self._seen(z), tokens).logits, tokens)
+        return self._cross_entropy(self.decoder(self.seen(z), tokens).logits, tokens)
 
     def decode(self, z: State) -> Tokens:
-        return self.decoder.write(self._seen(z))
+        return self.decoder.write(self.seen(z))
 
-    def _seen(self, z: State) -> State:
+    def seen(self, z: State) -> State:
         """What the decoder sees, in training as in sampling: a point of the sphere where latents are such points."""
         return self._projected(z) if self.scale == "sphere" else z
 
@@ -130,7 +130,7 @@ class TextAutoencoder(Autoencoder):
 
     def lesson(self, batch: Batch, noise: Noise, disturb: Callable[[State], State]) -> Lesson:
         tokens, teaching = batch.tokens, self.teaching
-        h = self.reader(self._substituted(tokens, noise))
+        h = self.reader.study(self._substituted(tokens, noise))
         raw = self._compressed(*self._smoothed(h, noise))
         extra = torch.zeros(len(tokens), device=tokens.device)
         latents = self._centre(raw)
@@ -143,7 +143,7 @@ class TextAutoencoder(Autoencoder):
         self.standard.observe(latents)
         u = self._scaled(latents)
         z = self._dropped(disturb(u), noise)
-        logits, rebuilt = self.decoder(self._seen(z), tokens)
+        logits, rebuilt = self.decoder(self.seen(z), tokens)
         if teaching.match and rebuilt is not None:
             # The target stands still: a reader that learns would otherwise meet it by saying nothing.
             extra = extra + teaching.match * self.length * (rebuilt - h.detach()).square().mean((1, 2))

@@ -1,6 +1,6 @@
 """The cards of all systems, family by family. Nothing here knows torch, so that listing systems is instant."""
 
-from logosphere.cards import autoregressive, discrete, gaussian, sphere
+from logosphere.cards import autoregressive, discrete, gaussian, latent, sphere
 from logosphere.cards.card import Card
 
 CARDS: list[Card] = [
@@ -8,6 +8,7 @@ CARDS: list[Card] = [
     *discrete.CARDS,
     *sphere.CARDS,
     *gaussian.CARDS,
+    *latent.CARDS,
 ]
 
 __all__ = ["CARDS", "Card"]

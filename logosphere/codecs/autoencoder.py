@@ -27,8 +27,14 @@ class Autoencoder(Codec, ABC):
     """Tokens [B, L] <-> N latents of d features, [B, N, d]. No latent belongs to any one token."""
 
     local = False
+    length: int
     latents: int
     features: int
+
+    @property
+    def choices(self) -> int:
+        """A network predicts all features of a latent."""
+        return self.features
 
     @abstractmethod
     def lesson(self, batch: Batch, noise: Noise, disturb: Callable[[State], State]) -> Lesson:
@@ -37,6 +43,10 @@ class Autoencoder(Codec, ABC):
     @abstractmethod
     def nats(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         """-log p(x_i | z), or -log p(x_i | z, x_<i) where the decoder writes from left to right; they sum up to x's."""
+
+    @abstractmethod
+    def seen(self, z: State) -> State:
+        """Latents as the decoder sees them, in training as in sampling."""
 
     @abstractmethod
     def settle(self) -> None:

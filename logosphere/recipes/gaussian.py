@@ -10,7 +10,8 @@ from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.vertices import Coordinates
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import FullTransformer, Head
+from logosphere.denoisers.transformer import FullTransformer
+from logosphere.denoisers.trunk import Head
 from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.logsnr.learned import Learned
