@@ -220,34 +220,34 @@ def test_positions_cannot_be_held_fixed_and_it_is_said() -> None:
         ls.languages.oracle(model, skewed(3, 4))
 
 
-def copies(n: int, rng: torch.Generator) -> tuple[Tensor, Condition]:
-    """Sequences that are their source."""
-    source = torch.randint(4, (n, 4), generator=rng)
-    return source, Condition.of(source=source)
+def doubled(n: int, rng: torch.Generator) -> tuple[Tensor, Condition]:
+    """Sources of two tokens, and texts that say each of them twice."""
+    source = torch.randint(4, (n, 2), generator=rng)
+    return source.repeat_interleave(2, 1), Condition.of(source=source)
 
 
 @pytest.fixture(scope="module")
 def copyist() -> Model:
     """A model that has learnt to write down its source."""
     torch.manual_seed(1)
-    options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 8}
-    model = ls.build("ld4lg", vocab_size=4, length=4, source=4, source_length=4, stage_one=0.25, **options)
+    options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
+    model = ls.build("ld4lg", vocab_size=4, length=4, source=4, source_length=2, stage_one=0.3, **options)
     rng = generator(11)
 
     def given() -> Iterator[Batch]:
-        for step in range(500):
-            tokens, condition = copies(64, rng)
-            yield Batch.of(tokens, first=64 * step, condition=condition)
+        for step in range(300):
+            tokens, condition = doubled(32, rng)
+            yield Batch.of(tokens, first=32 * step, condition=condition)
 
-    for _ in ls.fit(model, given(), steps=500, optim=ls.Optim(lr=4e-3, warmup=20), withhold=0.2):
+    for _ in ls.fit(model, given(), steps=300, optim=ls.Optim(lr=5e-3, warmup=20), withhold=0.2):
         pass
     return model.eval()
 
 
 def copied(model: Model, guidance: float) -> float:
     """The share of tokens that agree with the source."""
-    tokens, condition = copies(200, generator(12))
-    drawn = ls.sample(model, n=200, steps=16, rng=generator(13), condition=condition, guidance=guidance)
+    tokens, condition = doubled(200, generator(12))
+    drawn = ls.sample(model, n=200, steps=8, rng=generator(13), condition=condition, guidance=guidance)
     return float((drawn == tokens).float().mean())
 
 
@@ -255,8 +255,9 @@ def copied(model: Model, guidance: float) -> float:
 def test_what_is_written_depends_on_the_source_and_guidance_says_how_much(copyist: Model) -> None:
     """Guidance 0 does not know the source at all, 1 is the model, 3 insists."""
     shares = [copied(copyist, guidance) for guidance in (0.0, 1.0, 3.0)]
-    assert shares[0] < 0.35 and shares[1] > 0.6 and shares[2] > shares[1] - 0.02
-    _, condition = copies(50, generator(14))
+    assert shares[0] < 0.35 and shares[1] > 0.6 and shares[2] > shares[1] - 0.05
+    _, condition = doubled(50, generator(14))
+    assert condition.source is not None
     other = Condition.of(source=(condition.source + 1) % 4)
     one, two = (ls.sample(copyist, n=50, steps=8, rng=generator(15), condition=c) for c in (condition, other))
     assert float((one != two).float().mean()) > 0.6
@@ -269,7 +270,7 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
     options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
     model = ls.build("ld4lg", vocab_size=4, length=6, last=1.0, predicts="x0", **options)
     optim = ls.Optim(lr=4e-3, warmup=20)
-    for _ in ls.fit(model, batches(language), steps=600, optim=optim, ema=0.98):
+    for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
         pass
     tokens = language.sample(1000, generator(16))
     bound, _ = mean_and_error(model.eval().nelbo(tokens, generator(17), draws=4).total)

@@ -134,13 +134,13 @@ class TextAutoencoder(Autoencoder):
         raw = self._compressed(*self._smoothed(h, noise))
         extra = torch.zeros(len(tokens), device=tokens.device)
         latents = self._centre(raw)
+        self.standard.observe(latents)
         if teaching.divergence is not None:
             log_variance = raw[..., self.features :].clamp(-10, 2)
             kl = 0.5 * (latents.square() + log_variance.exp() - 1 - log_variance)
             # An average over elements, so that the weight means the same for every batch, length and width.
             extra = extra + teaching.divergence * self.length * kl.mean((1, 2))
             latents = latents + (0.5 * log_variance).exp() * noise.normal(*latents.shape)
-        self.standard.observe(latents)
         u = self._scaled(latents)
         z = self._dropped(disturb(u), noise)
         logits, rebuilt = self.decoder(self.seen(z), tokens)
