@@ -88,6 +88,8 @@ class Batch:
     place: Int64[Tensor, "B"]
     total: int
     condition: Condition | None = None
+    units: Int64[Tensor, "B"] | None = None
+    """Tokens that bits are counted per, where that is not every free position: filled-up sequences have fewer."""
 
     @staticmethod
     def of(
@@ -104,6 +106,11 @@ class Batch:
         """Positions to be modelled: neither known nor padding."""
         return self.valid & ~self.known
 
+    @property
+    def counted(self) -> Int64[Tensor, "B"]:
+        """Tokens of each sequence that bits are counted per."""
+        return self.free.sum(1) if self.units is None else self.units
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -117,7 +124,8 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         known, valid, place = change(self.known), change(self.valid), change(self.place)
         condition = None if self.condition is None else self.condition.each(change)
-        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total, condition)
+        units = None if self.units is None else change(self.units)
+        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total, condition, units)
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,8 @@ class Bound:
     count: Int64[Tensor, "B"]
     """Positions that were counted."""
     kind: Kind
+    credit: Float[Tensor, "B"] | None = None
+    """log q(z | x) where the noise itself is learned."""
 
     @property
     def total(self) -> Float[Tensor, "B"]:

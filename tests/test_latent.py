@@ -295,7 +295,7 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
         ("tencdm", {"tan": 0.0}, "tan, the d of a tan-d schedule, must be above 0"),
         ("tencdm", {"predicts": "vv"}, "Did you mean 'v'"),
         ("tencdm", {"blurred": 5.0}, "below the last one"),
-        ("tencdm", {"self_conditioning": 2.0}, "self-conditioned"),
+        ("tencdm", {"self_conditioning": 2.0}, "probability of self-conditioning"),
         ("tencdm", {"signal": 2}, "no signal can be given along them"),
         ("ld4lg", {"latent_width": 0}, "at least 1"),
     ],

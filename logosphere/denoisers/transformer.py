@@ -11,8 +11,10 @@ from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import KeyValues, block_causal_mask
 from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.denoisers.conditioner import Conditional, Conditioner
+from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Memory, Trunk
+from logosphere.errors import UserError
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
 
@@ -20,6 +22,12 @@ from logosphere.types import Logits, Positions, State, Times
 def conditioner(network: Network) -> Conditioner | None:
     """The reader of the conditions a network is built for, if any."""
     return Conditioner(network) if network.conditional else None
+
+
+def check_attends(network: Network) -> None:
+    """Convolutions look both ways, so that what writes block by block cannot use them."""
+    if network.body != "transformer":
+        raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
 
 
 def along(h: Float[Tensor, "B M D"], memory: Memory | None) -> Float[Tensor, "B M D"]:
@@ -39,7 +47,11 @@ class FullTransformer(Conditional):
         super().__init__()
         self.block, self.reads_time = length, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(network, length, reads_time=reads_time)
+        self.trunk = (
+            ConvolutionTrunk(network, reads_time=reads_time)
+            if network.body == "convolution"
+            else Trunk(network, length, reads_time=reads_time)
+        )
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
 
@@ -53,6 +65,7 @@ class CausalTransformer(Conditional):
 
     def __init__(self, vocab_size: int, length: int, network: Network):
         super().__init__()
+        check_attends(network)
         self.block, self.reads_time, self.start = 1, False, vocab_size
         self.stem = embedding(vocab_size + 1, network.width)
         self.trunk = Trunk(network, length, reads_time=False, looks_ahead=False)
@@ -117,6 +130,7 @@ class BlockTransformer(Conditional):
 
     def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
         super().__init__()
+        check_attends(network)
         check_block(length, block)
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)
@@ -131,3 +145,57 @@ class BlockTransformer(Conditional):
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         h = self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
         return self.head(h if where is None else h[where])
+
+    def remembered(self, memory: Memory | None) -> Denoiser:
+        return BlockSession(self, memory)
+
+
+class BlockSession(Denoiser):
+    """A block transformer that reads each finished block once and keeps its keys and values (BD3-LM, section 4).
+
+    A step then costs one noisy block instead of two whole sequences, with the same result: clean blocks look at clean
+    blocks only, so nothing that is kept could change.
+    """
+
+    def __init__(self, model: BlockTransformer, memory: Memory | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.memory = model, model.block, model.reads_time, memory
+        self.caches: list[KeyValues] = []
+        self.clean = torch.empty(0)
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if self.memory is None and self.model.conditioner is not None:
+            self.memory = self.model.conditioner.blank(len(z))
+        blocks = None if where is None else (where.any(0).nonzero() // self.block).unique()
+        if where is None or blocks is None or len(blocks) != 1:  # not a step of the sampler
+            return self.model.read(z, t, context, where, self.memory)
+        start = int(blocks) * self.block
+        here = slice(start, start + self.block)
+        self._keep(context[:, :start])
+        h = self._read(z[:, here], t[:, here], start)
+        for cache in self.caches:
+            cache.filled = start  # noisy states are looked at and forgotten
+        return self.model.head(h[where[:, here]])
+
+    def _keep(self, clean: State) -> None:
+        """Read what has been finished since; everything again should it have changed."""
+        trunk, like = self.model.trunk, self.model.head.weight
+        kept = self.caches[0].filled if self.caches else -1
+        if not 0 <= kept <= clean.shape[1] or not torch.equal(self.clean, clean[:, :kept]):
+            heads, width = trunk.network.heads, trunk.network.width
+            self.caches = [KeyValues(len(clean), heads, trunk.length, width // heads, like) for _ in trunk.blocks]
+            kept = 0
+        if kept < clean.shape[1]:
+            self._read(clean[:, kept:], torch.zeros(len(clean), clean.shape[1] - kept, device=like.device), kept)
+        self.clean = clean.clone()
+
+    def _read(self, z: State, t: Times, start: int) -> Float[Tensor, "B M D"]:
+        """Features of some blocks, each of which sees what is kept, the blocks before it and itself."""
+        end = start + z.shape[1]
+        h = self.model.stem(z)
+        if self.memory is not None and self.memory.along is not None:
+            h = h + self.memory.along[:, start:end]
+        new = torch.arange(start, end, device=h.device)
+        sees = new[:, None] // self.block >= torch.arange(end, device=h.device) // self.block
+        times = t if self.reads_time else None
+        return self.model.trunk(h, times, positions=new, mask=sees, caches=self.caches, memory=self.memory)

@@ -55,6 +55,8 @@ class Process(nn.Module, ABC):
     branches: int = 1
     """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
     branch: int | None = None
+    learns_noise: bool = False
+    """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
     def encode(self, batch: Batch, noise: Noise) -> Encoded:
         """The clean states of a batch. Where tokens are read off states one by one, `nats` counts it at `first`."""
@@ -89,6 +91,10 @@ class Process(nn.Module, ABC):
     def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
 
+    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """The loss of processes that also look at z to weigh it; by default `loss`."""
+        return self.loss(nats, out, u, t, weight)
+
     @abstractmethod
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | u) || p(z_1)) at each position."""
@@ -97,9 +103,9 @@ class Process(nn.Module, ABC):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
 
-    def answer(self, log_p: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
-        """What a network that knows p(token | z) would say: just that, unless it is to predict states."""
-        return log_p
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:
+        """log q(z_t | u) of each sequence, where the path learns."""
+        return None
 
     def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
         """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
@@ -118,6 +124,13 @@ class Process(nn.Module, ABC):
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
+
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default.
+
+        Scores and predicted states are other words.
+        """
+        return posterior
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
@@ -147,7 +160,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
 
     recon = read_nats + per_sequence(torch.where(last, nats, 0) * weight[where])
     diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
-    loss = read_loss + per_sequence(process.loss(nats, out, u[where], t[where], weight[where]))
+    loss = read_loss + per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
     if process.training:
         loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(
@@ -155,6 +168,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
         loss=loss,
-        count=batch.free.sum(1),
+        count=batch.counted,
         kind=process.kind,
+        credit=process.credit(u, z, t, free),
     )

@@ -165,13 +165,13 @@ class Gaussian(Process):
         assert isinstance(self.codec, Embeddings)
         return out.softmax(-1) @ self.codec.table()
 
-    def answer(self, log_p: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """What a network that knows p(token | z) would say."""
         if self.predicts is None:
-            return log_p
+            return posterior
         assert isinstance(self.codec, Embeddings)
         table = self.codec.table()
-        return self.predicts.answer(log_p.to(table.dtype).softmax(-1) @ table, z, *self.levels(t))
+        return self.predicts.answer(posterior.to(table.dtype).softmax(-1) @ table, z, *self.levels(t))
 
     def read_off(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
         """log p(token | z_first): what the network says, or what the state itself does where that is no token."""

@@ -281,4 +281,4 @@ def _network(process: Latent, codec: TextAutoencoder, network: Network, self_con
     if not self_conditioning:
         return inner
     inner.stem = Coordinates(2 * codec.features, network.width)
-    return SelfConditioned(inner, codec.features, process.estimate, self_conditioning)
+    return SelfConditioned(inner, codec.features, codec.features, process.estimate, self_conditioning)
