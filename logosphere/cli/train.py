@@ -1,6 +1,7 @@
 """logosphere train"""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +81,26 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
 
 
 def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> int:
+    with _board(folder, arguments) as board:
+        outcome = followed(folder, corpus, board.note)
+    if outcome.stopped:
+        say(f"Stopped at step {outcome.step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
+        return 130
+    assert outcome.report is not None  # the last step of a run is always validated
+    return _finish(folder, corpus, outcome.step, outcome.report, arguments)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended: at its last step or because somebody stopped it."""
+
+    step: int
+    report: "Report | None"
+    stopped: bool
+
+
+def followed(folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]") -> Outcome:
+    """Train, with a bar for those who watch."""
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Saved, Validated, train
 
@@ -88,9 +109,9 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> i
     report: Report | None = None
     done, step = 0.0, 0
     interrupts = Interrupts()
-    with interrupts.heard(), folder.lock(), bar(settings.system) as shown, _board(folder, arguments) as board:
+    with interrupts.heard(), folder.lock(), bar(settings.system) as shown:
         for event in train(folder, corpus, stop=lambda: interrupts.requested):
-            board.note(event)
+            note(event)
             match event:
                 case Advanced():
                     done, step = event.done, event.progress.step
@@ -100,11 +121,7 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> i
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    if interrupts.requested and done < 1:
-        say(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
-        return 130
-    assert report is not None  # the last step of a run is always validated
-    return _finish(folder, corpus, step, report, arguments)
+    return Outcome(step, report, interrupts.requested and done < 1)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:
