@@ -91,6 +91,10 @@ class Process(nn.Module, ABC):
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
 
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        """What the clock of each position shows at the rows of a sampler's plan: the same, unless clocks differ."""
+        return rows[:, None]
+
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
         return self.inform(torch.zeros(*t.shape, self.codec.choices, device=t.device), z, t)

@@ -23,6 +23,7 @@ from logosphere.model import Model
 from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, window_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
+from logosphere.processes.stagger import Stagger
 from logosphere.processes.wide import Projection, WideCodec, WideSpherical
 
 CHOICES = {
@@ -31,6 +32,7 @@ CHOICES = {
     "clock": ("information", "even", "geometric", "linear", "cosine"),
     "transitions": ("exact", "normal", "published"),
     "digits": ("positions", "heads"),
+    "order": ("random", "left-to-right"),
 }
 
 
@@ -56,6 +58,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         digits: str = "positions",
         self_conditioning: bool = False,
         projected: bool = False,
+        stagger: float = 0.0,
+        order: str = "random",
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
@@ -68,9 +72,18 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
+        stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
+        order         in which they do: random, drawn for each sequence, or left-to-right
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
-        given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
+        given = {
+            "input": input,
+            "loss": loss,
+            "clock": clock,
+            "transitions": transitions,
+            "digits": digits,
+            "order": order,
+        }
         for option, word in given.items():
             if word not in CHOICES[option]:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
@@ -103,6 +116,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
             chain=timesteps is not None,
+            stagger=_stagger(stagger, order, codec, window, timesteps),
         )
         denoiser: Denoiser | None = None
         if network is not None:
@@ -156,6 +170,19 @@ def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
         raise UserError(f"A window is two times [left, right] between 0 and 1, not {window}.")
     return Clock(law, window_law(name, times, *window))
+
+
+def _stagger(
+    spread: float, order: str, codec: Codec, window: list[float] | None, timesteps: int | None
+) -> Stagger | None:
+    if not 0 <= spread < 1:
+        raise UserError(f"stagger is a share of the time, from 0 (all positions at once) to below 1, not {spread}.")
+    if spread == 0:
+        return None
+    if window is not None or timesteps is not None:
+        raise UserError("Staggered positions have no window and no fixed timesteps; leave these away, or stagger=0.")
+    together = codec.digits if isinstance(codec, DigitCodec) else 1
+    return Stagger(spread, order, together)  # type: ignore[arg-type]
 
 
 Path = Callable[[Tensor], Tensor]

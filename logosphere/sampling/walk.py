@@ -55,7 +55,7 @@ def walk(
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
-    rows = codec.spread(plan.times.to(free.device))
+    rows = process.clocks(codec.spread(plan.times.to(free.device)), free, noise)
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         seen, seen_t = z, t
