@@ -17,6 +17,8 @@ from logosphere.shapes import Float, Int64
 BINS = 32
 FLOOR, LAST = 0.08, 0.02
 """These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
+LEAST = 1e-4
+"""What states tell is taken for at least this much, for a new network that reads nothing yet sees the same everywhere."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
@@ -67,7 +69,8 @@ class Clock(nn.Module):
             return self.drawn
         squares, cost, doubt = self.measured
         if self.training:
-            cost = cost * (1 - doubt / doubt[self.seen > 0].max()).square() if bool(self.seen.any()) else cost
+            most = doubt[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
+            cost = cost * (1 - doubt / most).square().clamp_min(LEAST)
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         return self._shares(cost)
