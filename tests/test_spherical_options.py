@@ -311,7 +311,7 @@ def test_times_must_be_times() -> None:
 def test_self_conditioning_remembers_while_sampling_only() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, self_conditioning=True, **SMALL).eval()
-    torch.nn.init.normal_(model.denoiser.inner.inner.inner.head.weight)
+    torch.nn.init.normal_(model.denoiser.inner.inner.head.weight)
     z = model.corrupt(torch.zeros(2, 4, dtype=torch.long), torch.tensor(0.6), generator(1))
     t = torch.full((2, 4), 0.6)
     first, second = (model.denoiser(z, t, context=z) for _ in range(2))

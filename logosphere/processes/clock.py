@@ -18,7 +18,7 @@ BINS = 32
 FLOOR, LAST = 0.08, 0.02
 """These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
 LEAST = 1e-4
-"""What states tell is taken for at least this much, for a new network that reads nothing yet sees the same everywhere."""
+"""What states tell is taken for at least this much: a new network may read nothing out of any of them."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
@@ -39,6 +39,7 @@ def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."
 class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
+    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -51,8 +52,9 @@ class Clock(nn.Module):
     pending: Tensor
     drawn: Tensor | None
 
-    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None):
+    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None, *, warped: bool = False):
         super().__init__()
+        self.warped = warped
         self.steps = len(base)
         bins = min(BINS, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
@@ -68,7 +70,9 @@ class Clock(nn.Module):
         if self.drawn is not None and self.training:
             return self.drawn
         squares, cost, doubt = self.measured
-        if self.training:
+        if self.training and self.warped:
+            cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
+        elif self.training:
             most = doubt[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
             cost = cost * (1 - doubt / most).square().clamp_min(LEAST)
         else:
@@ -88,6 +92,25 @@ class Clock(nn.Module):
         p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
         p[-1] += LAST
         return p
+
+    def locate(self, w: Float[Tensor, "..."], together: int = 1) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+        """The step at the quantile w, and one over its probability."""
+        return locate(self.probabilities(together), w)
+
+    def within(
+        self, w: Float[Tensor, "..."], together: int = 1
+    ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """As `locate`, for steps that are intervals: also how much of the step lies before the quantile."""
+        p = self.probabilities(together)
+        ends = p.cumsum(0)
+        step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
+        return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
+
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
+        nats = self.measured[1][self.bin_of][:-1].cpu()
+        wanted = torch.arange(steps, dtype=nats.dtype) / steps
+        return F.pad(1 - place(nats / nats.sum(), wanted) / self.steps, (0, 1)).float()
 
     def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""

@@ -114,9 +114,7 @@ class Spherical(Process):
         """
         if self.chain or self.stagger is not None:
             return super().grid(steps)
-        nats = self.clock.measured[1][self.clock.bin_of][:-1].cpu()
-        wanted = torch.arange(steps, dtype=nats.dtype) / steps
-        return F.pad(1 - place(nats / nats.sum(), wanted) / self.timesteps, (0, 1)).float()
+        return self.clock.grid(steps)
 
     def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
         if self.stagger is None:

@@ -46,7 +46,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         *,
         start: str | float = "mask",
         total_noise: float | None = None,
-        posterior_head: bool = True,
+        posterior_head: bool | None = None,
         input: str = "belief",
         loss: str = "cross-entropy",
         switch: float | None = None,
@@ -66,6 +66,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         start         mask, uniform, a share of the way between; "mask+uniform": one of both for each sequence;
                       step:0.35, linear, sqrt: the paper's mixture paths, whose value is a surrogate
         total_noise   V; by default chosen for the size of the vocabulary
+        posterior_head  what a state says of its own token is added to the logits; by default where the network reads
+                      states, for one that reads beliefs learns faster without
         loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
         switch        the share of training after which the loss becomes bound-weighted
         clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
@@ -76,14 +78,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         order         in which they do: random, drawn for each sequence, or left-to-right
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
-        given = {
-            "input": input,
-            "loss": loss,
-            "clock": clock,
-            "transitions": transitions,
-            "digits": digits,
-            "order": order,
-        }
+        given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
+        given["order"] = order
         for option, word in given.items():
             if word not in CHOICES[option]:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
@@ -121,7 +117,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         denoiser: Denoiser | None = None
         if network is not None:
             denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
-            if posterior_head:
+            if posterior_head or (posterior_head is None and (projected or input == "state")):
                 denoiser = Informed(denoiser, process)
         return Model(process, denoiser, length=length, block=length)
 
@@ -154,7 +150,7 @@ def _network(
         inner = FullTransformer(codec, states, network, reads_time=reads_time)
         if self_conditioning:
             inner.stem = Coordinates(2 * codec.choices, network.width)
-            inner = SelfConditioned(inner, codec.choices)
+            inner = SelfConditioned(inner, codec.choices, codec.choices)
     return Believing(inner, process) if input == "belief" else inner
 
 
