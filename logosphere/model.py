@@ -110,7 +110,7 @@ class Model(nn.Module):
         if bool(((t < 0) | (t > 1)).any()):
             raise UserError("Times must lie between 0 (data) and 1 (noise).")
         u = self.process.codec.encode(tokens)
-        return self.process.corrupt(u, t, Drawn(rng, len(tokens)))
+        return self.process.corrupt(u, self.process.codec.spread(t), Drawn(rng, len(tokens)))
 
     def sees(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
