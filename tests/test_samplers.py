@@ -185,6 +185,11 @@ def test_self_correction_changes_one_token_at_a_time(name: str) -> None:
     assert walk.nfe == 20
 
 
+def test_path_planning_takes_no_filters() -> None:
+    with pytest.raises(UserError, match="without filters"):
+        ls.sample(network("p2", LANGUAGE), temperature=0.5)
+
+
 def test_a_greedy_end_takes_the_likeliest() -> None:
     model = ls.build("mdlm", vocab_size=2, length=4, denoiser=None)
     drawn = generate(model, 50, 1, generator(1), Spoken([0.6, 0.4, 0.7, 0.2]), greedy_end=True)

@@ -41,6 +41,7 @@ class Rewriting(Stepper):
         if temperature < 0:
             raise UserError(f"The temperature of remasking must not be negative, not {temperature}.")
         self.critic, self.temperature, self.review = critic, temperature, review
+        self.unfiltered = review  # filters would keep of a written token's prediction the token alone
         self.surety: Tensor | None = None
         self._asked = 0
 
