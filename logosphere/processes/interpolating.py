@@ -38,6 +38,7 @@ class Interpolating(Process):
     """
 
     kind: Kind = "bound"
+    by_rows = True
 
     def __init__(
         self,
