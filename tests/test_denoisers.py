@@ -157,8 +157,8 @@ def test_a_fresh_network_knows_nothing(name: str) -> None:
         assert bound.total.tolist() == pytest.approx([L * math.log(V)] * 20, rel=1e-6)
     noise = model.corrupt(tokens, torch.tensor(1.0), generator(5))
     flat = model.denoiser(noise, torch.ones(20, L), noise).softmax(-1)
-    trace = float(model.process.prior_nats(model.process.codec.encode(tokens)).max())  # of the token, in the last state
-    assert (flat - 1 / V).abs().max() < (1e-6 if trace < 1e-6 else 1e-3)
+    trace = float(model.process.prior_nats(model.process.codec.encode(tokens)).detach().max())
+    assert (flat - 1 / V).abs().max() < 1e-6 + 3 * trace**0.5  # what the last state may still tell of its token
 
 
 @kinds
