@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from logosphere.data.examples.collection import Examples, Picks, in_turn
+from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
@@ -29,6 +29,20 @@ def sequences_in(split: Split, length: int, limit: int | None = None) -> int:
     """How many sequences of this length `sequences` makes of a split."""
     available = len(split.of_length(length)) if isinstance(split, Examples) else len(split) // length
     return available if limit is None else min(limit, available)
+
+
+def divided(split: Split, part: int) -> tuple[Split, Split]:
+    """A split without its last `part`-th, and that."""
+    kept = len(split) - max(len(split) // part, 1)
+    if isinstance(split, Examples):
+        numbers = np.arange(len(split))
+        return split.chosen(numbers[:kept]), split.chosen(numbers[kept:])
+    return split[:kept], split[kept:]
+
+
+def first_tokens(split: Split, count: int) -> Row:
+    """The first tokens of a split, those of examples one after another."""
+    return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else split[:count]
 
 
 def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
@@ -57,11 +71,11 @@ class Crops:
             raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
         check_length(self.tokens, self.length)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
-        place = torch.arange(self.batch)
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
         ids = step * self.batch + place
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(self.batch, 1)
+        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
