@@ -112,7 +112,7 @@ class Interpolating(Process):
         if self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
         else:
-            t, weight = w**self.law.warp, self.law.warp * w ** (self.law.warp - 1)
+            t, weight = self.schedule.drawn(w)
         block = u.shape[1] // w.shape[1]
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
