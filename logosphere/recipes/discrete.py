@@ -10,6 +10,7 @@ from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.processes.base import Process
+from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating, Weighting
 from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
@@ -164,13 +165,19 @@ def multinomial(
     *,
     timesteps: int = 1000,
     hybrid: float = 0.0,
+    importance: bool = False,
     block: int | None = None,
 ) -> Model:
-    """Uniform noise in T steps on the paper's table of β, which leaves a trace of signal at the end and counts it."""
+    """Uniform noise in T steps on the paper's table of β, which leaves a trace of signal at the end and counts it.
+
+    With `importance` steps are drawn in proportion to the root mean square of what they cost, as in the paper.
+    """
     if timesteps is None or timesteps < 1:
         raise UserError(f"timesteps must be at least 1, not {timesteps}; udlm is the same in continuous time.")
     law = Uniform(vocab_size, of_betas(cosine_betas(timesteps)))
-    return _diffusion(Interpolating(law, timesteps=timesteps, hybrid=hybrid), length, block, network, reads_time=True)
+    clock = Clock(even_law(timesteps), calm=True) if importance and timesteps > 1 else None
+    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, clock=clock)
+    return _diffusion(process, length, block, network, reads_time=True)
 
 
 def udlm(
