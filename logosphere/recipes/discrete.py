@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.logistic import Logistic
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.scoring import Scoring
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
+from logosphere.denoisers.trunk import Head
 from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
@@ -148,14 +150,23 @@ def d3pm_gaussian(
     *,
     timesteps: int = 100,
     hybrid: float = 0.001,
+    head: str = "softmax",
     block: int | None = None,
 ) -> Model:
     """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
 
-    The paper takes 1000 steps; its β are scaled here to as many steps as there are.
+    The paper takes 1000 steps; its β are scaled here to as many steps as there are. With head="logistic" the network
+    answers with a place and a width, as the paper's does for images, and not with a logit for each value.
     """
+    if head not in ("softmax", "logistic"):
+        raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
     process = Ordinal(vocab_size, timesteps=timesteps, hybrid=hybrid)
-    return _diffusion(process, length, block, network, reads_time=True)
+    model = _diffusion(process, length, block, network if head == "softmax" else None, reads_time=True)
+    if network is not None and head == "logistic":
+        inner = _transformer(process, length, model.block, network, reads_time=True)
+        inner.head = Head(network.width, 2)
+        model.denoiser = Logistic(inner, vocab_size)
+    return model
 
 
 def multinomial(
@@ -279,7 +290,9 @@ def _diffusion(process: Process, length: int, block: int | None, network: Networ
     return Model(process, denoiser, length=length, block=block)
 
 
-def _transformer(process: Process, length: int, block: int, network: Network, *, reads_time: bool) -> Denoiser:
+def _transformer(
+    process: Process, length: int, block: int, network: Network, *, reads_time: bool
+) -> FullTransformer | BlockTransformer:
     if block == length:
         return FullTransformer(process.codec, length, network, reads_time=reads_time)
     return BlockTransformer(process.codec, length, block, network, reads_time=reads_time)
