@@ -4,7 +4,7 @@ recipe.json        how the run was set up, fully resolved      model.safetensors
 env.json           versions and machine                        ema.safetensors     their running average
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
-samples/, eval/    texts and reports
+samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
 """
 
 import fcntl
@@ -55,7 +55,12 @@ class RunFolder:
                 (draft / part).mkdir(parents=True)
             save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
             write_json(draft / "env.json", environment())
-            source = {"name": corpus.name, "sha256": corpus.sha256, "tokenizer": corpus.tokenizer.fingerprint}
+            source = {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "tokenizer": corpus.tokenizer.fingerprint,
+                "labels": corpus.labels,
+            }
             write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
             if path.exists():
                 path.rmdir()
@@ -72,6 +77,11 @@ class RunFolder:
     @property
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels that the model was trained with, in the order of their numbers."""
+        return [str(name) for name in self.content.get("corpus", {}).get("labels", [])]
 
     @property
     def state(self) -> Path:
@@ -124,16 +134,23 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one training at a time; the lock goes with the process, however that ends."""
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / ".lock").open("a+") as file:
             _lock(file, self.path)
             yield
 
 
 def _lock(file: IO[str], path: Path) -> None:
+    """Lock the file and put our process number into it, for whoever finds it locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"Another training is running in {path}; wait for it or choose another --out.") from None
+        file.seek(0)
+        holder = file.read().strip()
+        who = f" (process {holder})" if holder else ""
+        raise UserError(f"Another training is running in {path}{who}; wait for it or choose another --out.") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
 
 
 def newest(parent: Path = Path("runs")) -> Path:
