@@ -59,7 +59,7 @@ def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    rows = overheads(["mdlm", "ar"])
+    rows = overheads(["mdlm", "ar", "bfn", "fisher-flow", "dirichlet-flow", "ddsm"])
     present(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", rows)
 
 
