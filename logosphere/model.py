@@ -11,7 +11,7 @@ from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
-from logosphere.processes.mixtures import averaged, mixed
+from logosphere.processes.mixtures import averaged, leave_one_out, mixed
 from logosphere.shapes import Bool, Float
 from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
@@ -63,6 +63,9 @@ class Model(nn.Module):
             predict = told(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
+        if self.process.learns_noise and self.training and draws == 1:
+            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))

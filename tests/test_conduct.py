@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     ["errors", "shapes", "atomic", "types", "cache"],
-    ["noise", "schedules", "logsnr", "geometry"],
+    ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
     ["denoisers"],

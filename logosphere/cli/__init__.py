@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from logosphere.errors import UserError, nearest
+from logosphere.parallel.launch import launched, rank
 
 COMMANDS = {
     "train": "train a model on your text",
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
     # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    if launched():  # several processes would each remark that all parameters happened to be used
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -63,6 +66,8 @@ def _explain(problem: BaseException) -> int:
     match problem:
         case SystemExit():
             return problem.code if isinstance(problem.code, int) else FAILED
+        case UserError() | KeyboardInterrupt() if rank() > 0:
+            return FAILED  # what one process of a team cannot do, none can, and the first says so
         case UserError():
             return _complain(str(problem), FAILED)
         case KeyboardInterrupt():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from logosphere.data.examples.collection import Examples, Picks, in_turn
+from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
@@ -57,11 +57,11 @@ class Crops:
             raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
         check_length(self.tokens, self.length)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
-        place = torch.arange(self.batch)
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
         ids = step * self.batch + place
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(self.batch, 1)
+        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)

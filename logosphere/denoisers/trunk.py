@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from logosphere.denoisers.attention import Attention, CrossAttention, KeyValues, rotary_table
 from logosphere.denoisers.network import Network
@@ -101,6 +102,8 @@ class Trunk(nn.Module):
     """The blocks, from embedded inputs to normalised features."""
 
     table: Tensor
+    recompute: bool = False
+    """Forget what happens inside a block and compute it anew for the backward pass."""
 
     def __init__(self, network: Network, length: int, *, reads_time: bool, looks_ahead: bool = True):
         super().__init__()
@@ -143,7 +146,9 @@ class Trunk(nn.Module):
         table = self.table[:, : h.shape[1]] if positions is None else self.table[:, positions]
         c = None if self.time is None or t is None else self.time(t)
         for i, block in enumerate(self.blocks):
-            h = block(h, c, table, mask, causal, None if caches is None else caches[i], memory)
+            given = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
+            anew = self.recompute and torch.is_grad_enabled()
+            h = checkpoint(block, *given, use_reentrant=False) if anew else block(*given)
         return self.norm(h)
 
 

@@ -47,6 +47,8 @@ class Process(nn.Module, ABC):
     branches: int = 1
     """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
     branch: int | None = None
+    learns_noise: bool = False
+    """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
     @abstractmethod
     def prior(self, batch: int, length: int, noise: Noise) -> State:
@@ -87,6 +89,10 @@ class Process(nn.Module, ABC):
     @abstractmethod
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
+
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:
+        """log q(z_t | u) of each sequence, where the path learns."""
+        return None
 
     def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
         """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
@@ -149,4 +155,5 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         loss=loss,
         count=batch.counted,
         kind=process.kind,
+        credit=process.credit(u, z, t, free),
     )

@@ -151,10 +151,9 @@ class Gaussian(Process):
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         """Adds log q(z | k) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + const: Plaid's output prior, for rows of any length."""
         assert isinstance(self.codec, Embeddings)
-        table = self.codec.table()
         snr = self.logsnr(t)[..., None].exp()
         along, across = (snr * (1 + snr)).sqrt().float(), (snr / 2).float()
-        said = along * (z @ table.T) - across * table.square().sum(-1)
+        said = along * self.codec.products(z) - across * self.codec.table().square().sum(-1)
         clean = CERTAIN * (F.one_hot(self.codec.nearest(z), self.codec.vocab_size) - 1)
         return logits + torch.where(t[..., None] > 0, said - said.detach().amax(-1, keepdim=True), clean.to(said.dtype))
 
@@ -163,15 +162,14 @@ class Gaussian(Process):
         if self.predicts is not None:
             return self.predicts.clean(out, z, *self.levels(t))
         assert isinstance(self.codec, Embeddings)
-        return out.softmax(-1) @ self.codec.table()
+        return self.codec.mean(out)
 
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """What a network that knows p(token | z) would say."""
         if self.predicts is None:
             return posterior
         assert isinstance(self.codec, Embeddings)
-        table = self.codec.table()
-        return self.predicts.answer(posterior.to(table.dtype).softmax(-1) @ table, z, *self.levels(t))
+        return self.predicts.answer(self.codec.mean(posterior), z, *self.levels(t))
 
     def read_off(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
         """log p(token | z_first): what the network says, or what the state itself does where that is no token."""
@@ -179,7 +177,7 @@ class Gaussian(Process):
             return out
         assert isinstance(self.codec, Embeddings)
         if self.bias is not None:
-            return z @ self.codec.table().T + self.bias
+            return self.codec.products(z) + self.bias
         return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=z.device), z, t)
 
     # ---- the bound --------------------------------------------------------------------------------------------

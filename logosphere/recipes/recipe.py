@@ -53,6 +53,10 @@ class Recipe:
     """auto, cpu, cuda, cuda:1, mps."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    shard: bool = False
+    """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
+    recompute: bool = False
+    """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
     seed: int = 0
     """Fixes weights, data order and noise."""
     network: Network = field(default_factory=Network)

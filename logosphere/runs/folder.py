@@ -134,16 +134,23 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one training at a time; the lock goes with the process, however that ends."""
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / ".lock").open("a+") as file:
             _lock(file, self.path)
             yield
 
 
 def _lock(file: IO[str], path: Path) -> None:
+    """Lock the file and put our process number into it, for whoever finds it locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"Another training is running in {path}; wait for it or choose another --out.") from None
+        file.seek(0)
+        holder = file.read().strip()
+        who = f" (process {holder})" if holder else ""
+        raise UserError(f"Another training is running in {path}{who}; wait for it or choose another --out.") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
 
 
 def newest(parent: Path = Path("runs")) -> Path:

@@ -20,6 +20,9 @@ from logosphere.types import NO_TOKEN, Batch, Condition
 Numbers = npt.NDArray[np.int64]
 
 
+EVERYTHING = slice(None)
+
+
 @dataclass(frozen=True)
 class Examples:
     """Sequences of token numbers and what each is to be written from, as far as there is something."""
@@ -121,11 +124,11 @@ class Picks:
     def fitting(self) -> Examples:
         return self.examples.of_length(self.length)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
-        place = torch.arange(self.batch)
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
         names = step * self.batch + place
-        u = Keyed(self.seed, 0, names, place, self.batch).uniform(self.batch, 1)[:, 0]
+        u = Keyed(self.seed, 0, names, place, self.batch).uniform(len(names), 1)[:, 0]
         which = (u * len(self.fitting)).long().numpy()
         return self.fitting.batch(which, names, place, self.batch, self.length)
 
