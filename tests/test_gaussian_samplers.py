@@ -97,6 +97,8 @@ def test_what_does_not_fit_is_refused() -> None:
     model = network("bit-diffusion", alone(4, 6))
     with pytest.raises(UserError, match="predict tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
+    with pytest.raises(UserError, match="one length"):
+        ls.sample(model, n=2, steps=3, sampler=sampler("renormalised", model))
     with pytest.raises(UserError, match="ahead"):
         Directed(ahead=1.0)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.embeddings import Embeddings
@@ -43,6 +44,13 @@ def rounded(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -
     if not isinstance(process.codec, Embeddings):
         raise UserError("Only states of single tokens can be rounded to them; use another sampler.")
     return process.codec.rows(process.codec.nearest(process.clean(out, z, t)))
+
+
+def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂ at the length that all embeddings have (Dieleman et al. 2022, CDCD)."""
+    if not isinstance(process.codec, Embeddings) or process.codec.norm is None:
+        raise UserError("Only embeddings of one length can be brought to it; use another sampler.")
+    return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
 
 
 def gaussian(process: Process) -> Gaussian:
