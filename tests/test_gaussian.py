@@ -247,7 +247,7 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     assert torch.equal(clean[0], torch.eye(5))
 
 
-@pytest.mark.parametrize("spacing", ["angle", "logsnr"])
+@pytest.mark.parametrize("spacing", ["angle", "logsnr", "information"])
 def test_grids_end_where_the_token_is_read(spacing: str) -> None:
     process = ls.build("plaid", vocab_size=4, length=5, denoiser=None, spacing=spacing).process
     for steps in (1, 2, 7):
@@ -255,7 +255,9 @@ def test_grids_end_where_the_token_is_read(spacing: str) -> None:
         assert len(grid) == steps + 1 and grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all()
     assert float(grid[-2]) == pytest.approx(FIRST)
     logsnr = process.logsnr(grid[:-1]).detach()
-    steps = logsnr.diff() if spacing == "logsnr" else torch.atan((-logsnr / 2).exp()).diff()
+    if spacing == "information":  # nothing is measured yet, so that all times tell as much
+        logsnr = 10 * grid[:-1].double()
+    steps = logsnr.diff() if spacing != "angle" else torch.atan((-logsnr / 2).exp()).diff()
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-4)
 
 

@@ -87,6 +87,13 @@ def test_what_samplers_cost_and_keep(name: str) -> None:
     assert torch.equal(drawn.tokens, again.tokens)
 
 
+@pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "q-sampling"])
+def test_latents_are_sampled_alike(name: str) -> None:
+    model = network("tencdm", alone(4, 6), encoder=None)
+    drawn = generate(model, 3, 5, generator(5), sampler=sampler(name, model))
+    assert drawn.nfe == (9 if name == "heun" else 5) and drawn.tokens.shape == (3, 6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_gaussian_process(name: str) -> None:
     with pytest.raises(UserError, match="plaid"):

@@ -20,6 +20,7 @@ from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.gaussian_moves import Move, ancestral, ddim
+from logosphere.processes.latent import Latent
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
 
@@ -54,7 +55,9 @@ def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noi
 
 
 def gaussian(process: Process) -> Gaussian:
-    """A Gaussian diffusion, or a sentence."""
+    """A Gaussian diffusion, of latents too, or a sentence."""
+    if isinstance(process, Latent):
+        return process.path
     if not isinstance(process, Gaussian):
         raise UserError(
             "This sampler needs Gaussian diffusion such as plaid or gaussian-ce; use the ancestral sampler here."
