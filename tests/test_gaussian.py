@@ -315,6 +315,8 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     assert good["embedding/spread"] == pytest.approx(2**0.5) and good["embedding/rounding"] > 0.99
     assert collapsed["embedding/spread"] < 0.01 and collapsed["embedding/rounding"] < 0.5
     assert figures(3 * torch.eye(6))["embedding/norm"] == pytest.approx(3)
+    whole = ls.build("plaid", vocab_size=6, length=2, denoiser=None).process.figures()
+    assert whole.keys() == good.keys() and whole["embedding/rounding"] > 0.9
 
 
 @pytest.mark.parametrize(

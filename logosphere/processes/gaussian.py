@@ -246,6 +246,7 @@ class Gaussian(Process):
         """How the embeddings are: they must neither collapse nor explode."""
         return {} if not isinstance(self.codec, Embeddings) else self.codec.figures(*self._first_levels())
 
+    @torch.no_grad()
     def _first_levels(self) -> tuple[float, float]:
         alpha, sigma = self.levels(torch.full((1,), FIRST, device=self.clock.base.device))
         return float(alpha), float(sigma)
