@@ -101,7 +101,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "star-loop": _always(Sampler(Windowed(Remasking(fresh), HELD.level, HELD.level), grid=HELD)),
     "conf-star": _always(Sampler(Rewriting())),
     "g-star": _critic,
-    "p2": _always(Sampler(Rewriting(temperature=0.0, revise=True))),
+    "p2": _always(Sampler(Rewriting(temperature=0.0, review=True))),
     "confidence": _always(Sampler(Ordered(likelihood_order))),
     "margin": _always(Sampler(Ordered(margin_order))),
     "entropy": _always(Sampler(Ordered(entropy_order))),
