@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"} | dict.fromkeys(
-    ("plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex"), "2.5e-3"
-)
+CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex",
+              "bfn", "fisher-flow", "dirichlet-flow", "ddsm")  # fmt: skip
+RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
 OTHER_RATE = "2e-3"
@@ -62,6 +62,11 @@ ROWS: dict[str, list[str]] = {
     "diffusion-lm": ["diffusion-lm"],
     "bit-diffusion": ["bit-diffusion"],
     "simplex": ["simplex"],
+    "bfn": ["bfn"],
+    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "clock=even", "accuracy=0.5625"],
+    "fisher-flow": ["fisher-flow"],
+    "dirichlet-flow": ["dirichlet-flow"],
+    "ddsm": ["ddsm"],
 }
 
 
