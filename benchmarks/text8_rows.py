@@ -56,7 +56,7 @@ def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
         choices = ["--options", *options] if options else []
         rate = ["--optim.lr", RATES[system]] if system in RATES else []
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
-             "--cpu-minutes", str(minutes), "--out", str(folder))  # fmt: skip
+             "--cpu-minutes", str(minutes), "--validations", "3", "--out", str(folder))  # fmt: skip
         printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(sequences), "--json")
         path.write_text(printed)
     return json.loads(path.read_text())

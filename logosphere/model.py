@@ -38,6 +38,8 @@ class Model(nn.Module):
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
+        self.remasker: nn.Module | None = None  # tells which tokens are wrong, for samplers that ask (G-Star)
+        self.sampler = "ancestral"  # the name of the sampler that belongs to the system
         self.anchor: Tensor
         self.register_buffer("anchor", torch.empty(0), persistent=False)  # knows the device of models without weights
 

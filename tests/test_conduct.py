@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     ["errors", "shapes", "atomic", "types", "cache"],
-    ["noise", "schedules", "geometry", "parallel"],
+    ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
     ["denoisers"],

@@ -15,7 +15,9 @@ COMMANDS = {
     "sample": "generate text, continue a prompt, fill gaps",
     "compare": "rank models on the same sequences",
     "systems": "list the systems that can be trained",
+    "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
+    "launch": "write a batch script for a cluster",
 }
 
 USAGE = """usage: logosphere COMMAND [OPTIONS]

@@ -25,6 +25,12 @@ def tokens_in(split: Split) -> int:
     return split.tokens if isinstance(split, Examples) else len(split)
 
 
+def sequences_in(split: Split, length: int, limit: int | None = None) -> int:
+    """How many sequences of this length `sequences` makes of a split."""
+    available = len(split.of_length(length)) if isinstance(split, Examples) else len(split) // length
+    return available if limit is None else min(limit, available)
+
+
 def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
     """Batches to train on."""
     return Picks(split, length, batch, seed) if isinstance(split, Examples) else Crops(split, length, batch, seed)
@@ -65,8 +71,7 @@ class Crops:
 def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
     """Consecutive windows that do not overlap (the tail is dropped); at most `limit`, spread over the whole row."""
     check_length(tokens, length)
-    available = len(tokens) // length
-    wanted = available if limit is None else min(limit, available)
+    available, wanted = len(tokens) // length, sequences_in(tokens, length, limit)
     ids = np.arange(wanted) * available // wanted
     for first in range(0, wanted, batch):
         part = ids[first : first + batch]

@@ -48,8 +48,9 @@ class Corpus:
 
     @property
     def conditions(self) -> dict[str, int]:
-        """What a network must be built for to read the conditions of examples; nothing for a running text."""
-        return self.train.conditions if isinstance(self.train, Examples) else {}
+        """What a network must be built for to read the conditions of all examples; nothing for a running text."""
+        parts = [part.conditions for part in (self.train, self.valid, self.test) if isinstance(part, Examples)]
+        return {name: max(part[name] for part in parts) for part in parts[:1] for name in part}
 
 
 @dataclass(frozen=True)

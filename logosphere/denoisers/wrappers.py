@@ -1,5 +1,7 @@
 """Wrappers: each is a denoiser around a denoiser, so that samplers and bounds need not know of them."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,30 +49,69 @@ class Believing(Wrapper):
 
 
 class Sharpened(Wrapper):
-    """Divides logits by a temperature, then keeps the smallest set of tokens with probability `top_p` or more."""
+    """Divides logits by a temperature, then keeps likely tokens only.
 
-    def __init__(self, inner: Denoiser, temperature: float = 1.0, top_p: float = 1.0):
+    `top_k`: the k likeliest. `min_p`: those with at least this share of the likeliest one's probability (Nguyen et al.
+    2024). `top_p`: the smallest set with this probability or more (Holtzman et al. 2020). Sums are taken in float64.
+    """
+
+    def __init__(
+        self,
+        inner: Denoiser,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        min_p: float = 0.0,
+    ):
         super().__init__()
         if temperature <= 0:
             raise UserError(f"The temperature must be above 0, not {temperature}.")
         if not 0 < top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
+        if top_k is not None and top_k < 1:
+            raise UserError(f"top_k must be at least 1, not {top_k}.")
+        if not 0 <= min_p <= 1:
+            raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
         self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
-        self.temperature, self.top_p = temperature, top_p
+        self.temperature, self.top_p, self.top_k, self.min_p = temperature, top_p, top_k, min_p
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where) / self.temperature
+        if self.top_k is not None and self.top_k < out.shape[-1]:
+            out = _only(out, out >= out.topk(self.top_k, -1).values[..., -1:])
+        if self.min_p > 0:
+            out = _only(out, out - out.amax(-1, keepdim=True) >= math.log(self.min_p))
         return out if self.top_p == 1 else _nucleus(out, self.top_p)
 
     def around(self, inner: Denoiser) -> Denoiser:
-        return Sharpened(inner, self.temperature, self.top_p)
+        return Sharpened(inner, self.temperature, self.top_p, self.top_k, self.min_p)
+
+
+def _only(out: Logits, kept: Tensor) -> Logits:
+    return out.masked_fill(~kept, -torch.inf)
 
 
 def _nucleus(out: Logits, top_p: float) -> Logits:
-    """The likeliest tokens until `top_p` is reached, the one that reaches it included (Holtzman et al. 2020)."""
+    """The likeliest tokens until `top_p` is reached, the one that reaches it included."""
     p, order = out.double().softmax(-1).sort(-1, descending=True)
     dropped = p.cumsum(-1) - p >= top_p
-    return out.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
+    return _only(out, ~torch.zeros_like(dropped).scatter(-1, order, dropped))
+
+
+class Selective(Wrapper):
+    """Asks only about sequences of which something is wanted."""
+
+    def __init__(self, inner: Denoiser):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if where is None or bool((rows := where.any(1)).all()):
+            return self.inner(z, t, context, where)
+        return self.inner.rows(rows)(z[rows], t[rows], context[rows], where[rows])
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Selective(inner)
 
 
 class Remembering(Denoiser):

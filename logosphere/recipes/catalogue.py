@@ -50,11 +50,105 @@ def text8() -> Recipe:
     )  # fmt: skip
 
 
+def digits() -> Recipe:
+    """Handwritten digits, 8 × 8 pixels of 17 levels: images as tokens, offline, in minutes."""
+    return Recipe(
+        system="mdlm", data="digits", length=64, batch=64, steps=1500, validations=5, validation_sequences=128,
+        network=Network(width=128, depth=4, heads=4, shape="8x8"), optim=Optim(lr=2e-3, warmup=50), ema=0.995,
+    )  # fmt: skip
+
+
+def cifar10() -> Recipe:
+    """CIFAR-10 as 3,072 pixels of 256 levels, in any order: 10 blocks (MD4, RDLM); for a GPU."""
+    return Recipe(
+        system="md4", data="cifar10", length=3072, batch=128, steps=100_000, validations=50, validation_sequences=256,
+        network=Network(width=512, depth=10, heads=8, shape="32x32x3", dropout=0.1),
+        optim=Optim(lr=3e-4, warmup=2500), ema=0.9999,
+    )  # fmt: skip
+
+
+def promoter_design() -> Recipe:
+    """DNA of 96 bases from a signal along it (synthetic), by dilated convolutions; promoters:FILE takes 1,024."""
+    return Recipe(
+        system="rdlm-heat", data="synthetic-promoters", length=96, batch=64, steps=2000, validations=5,
+        network=Network(width=128, depth=10, body="convolution"), optim=Optim(lr=1e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def sudoku() -> Recipe:
+    """Sudokus from their clues: every cell depends on all others."""
+    return Recipe(
+        system="mdlm", data="sudoku", length=81, batch=64, steps=5000, validations=10,
+        network=Network(width=128, depth=4, heads=4, shape="9x9"), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def e2e() -> Recipe:
+    """Descriptions of restaurants from their meaning, in 512 pieces of words."""
+    return Recipe(
+        system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
+        network=Network(width=192, depth=4, heads=6, source_length=128), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def lm1b() -> Recipe:
+    """LM1B as in MDLM: 12 × 768, length 128, 1M steps of 512 sequences; the vocabulary is as large as BERT's."""
+    return replace(text8(), data="hf:dvruette/lm1b", tokenizer="wordpiece:30522", length=128)
+
+
+def owt() -> Recipe:
+    """OpenWebText as in SEDD and MDLM: 12 × 768, length 1024, a vocabulary as large as that of GPT-2."""
+    return replace(text8(), data="hf:Skylion007/openwebtext", tokenizer="bpe:50257", length=1024)
+
+
+def fineweb() -> Recipe:
+    """A sample of FineWeb of ten billion tokens, with the settings of OpenWebText."""
+    return replace(owt(), data="hf:HuggingFaceFW/fineweb:sample-10BT")
+
+
+def medium(small: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """The same recipe at 24 × 1024, some 350M parameters (as 'medium' in SEDD)."""
+
+    def larger() -> Recipe:
+        return replace(small(), network=Network(width=1024, depth=24, heads=16), precision="bfloat16", accumulate=8)
+
+    return larger
+
+
+def billion(small: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """The same recipe at 22 × 2048, some 1.1B parameters, in shares and without keeping activations."""
+
+    def largest() -> Recipe:
+        begun = small()
+        return replace(
+            begun, network=Network(width=2048, depth=22, heads=16), precision="bfloat16", shard=True, recompute=True,
+            accumulate=8,            optim=replace(begun.optim, lr=2e-4, spike=10.0),
+        )  # fmt: skip
+
+    return largest
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "text8-tiny": text8_tiny,
     "text8-small": text8_small,
     "text8": text8,
+    "text8-medium": medium(text8),
+    "text8-1b": billion(text8),
+    "lm1b": lm1b,
+    "lm1b-medium": medium(lm1b),
+    "lm1b-1b": billion(lm1b),
+    "owt": owt,
+    "owt-medium": medium(owt),
+    "owt-1b": billion(owt),
+    "fineweb": fineweb,
+    "fineweb-medium": medium(fineweb),
+    "fineweb-1b": billion(fineweb),
+    "digits": digits,
+    "cifar10": cifar10,
+    "promoters": promoter_design,
+    "sudoku": sudoku,
+    "e2e": e2e,
 }
 
 

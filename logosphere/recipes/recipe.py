@@ -1,6 +1,7 @@
 """Recipe: everything that determines a training run, typed, complete and without torch."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500."""
     data: str = "pydoc"
-    """A corpus by name (pydoc, text8), a file or folder of text, or hf:owner/name."""
+    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, or lines:FILE, labelled:FILE,
+    pairs:FILE for separate sequences."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
@@ -38,6 +40,8 @@ class Recipe:
     """Wall-clock minutes to train, instead of steps."""
     cpu_minutes: float | None = None
     """Minutes of processor time to train, instead of steps: fair on a shared machine."""
+    withhold: float = 0.1
+    """Share of training sequences whose label or source is withheld, which guidance needs."""
     ema: float = 0.999
     """Decay of the running average of the weights that is evaluated and sampled."""
     validations: int = 10
@@ -54,6 +58,8 @@ class Recipe:
     """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
     recompute: bool = False
     """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, even where others are faster (GPUs)."""
     seed: int = 0
     """Fixes weights, data order and noise."""
     network: Network = field(default_factory=Network)
@@ -77,7 +83,10 @@ class Recipe:
             name, separator, value = option.partition("=")
             if not separator or not name:
                 raise UserError(f"'{option}' is not an option of the form name=value.")
-            read[name] = yaml.safe_load(value)
+            try:
+                read[name] = yaml.safe_load(value)
+            except (yaml.YAMLError, ValueError, RecursionError):
+                raise UserError(f"The value of the option '{option}' cannot be read.") from None
         return read
 
 
@@ -92,8 +101,8 @@ def read_recipe_file(path: Path) -> Recipe:
     """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        reason = str(problem).splitlines()[0]
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+        reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
     if isinstance(content, dict) and "recipe" in content:
         content = content["recipe"]
@@ -130,4 +139,14 @@ def _value(annotation: str, value: Any, place: str) -> Any:
         fits = (str,)
     if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
         raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {value!r}.")
-    return value
+    return _finite(value, place) if float in fits else value
+
+
+def _finite(value: Any, place: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UserError(f"{place} must be a finite number, not {value!r}.")
+    return number

@@ -10,11 +10,12 @@ import numpy as np
 from logosphere.data.choosing import choose
 from logosphere.data.examples.collection import Examples
 from logosphere.data.examples.images import cifar10, digits, mnist_binary
+from logosphere.data.examples.promoters import LETTERS, published, synthetic_promoters
 from logosphere.data.examples.sets import PITCHES, RECORDS, Records, chorales, sudoku
 from logosphere.data.examples.texts import FORMATS, Record
 from logosphere.data.sources import Report
 from logosphere.data.special import Ended, Levels
-from logosphere.data.tokenizers import Tokenizer, characters_of
+from logosphere.data.tokenizers import Characters, Tokenizer, characters_of
 from logosphere.errors import UserError
 
 NUMBERS: dict[str, tuple[int, Callable[[Path, Report], dict[str, Examples]]]] = {
@@ -33,6 +34,10 @@ DESCRIPTIONS: dict[str, str] = {
 """What each set holds, for lists."""
 
 
+SYNTHETIC, PROMOTERS = "synthetic-promoters", "promoters"
+DESCRIPTIONS[SYNTHETIC] = (synthetic_promoters.__doc__ or "").rstrip(".")
+
+
 @dataclass(frozen=True)
 class Collection:
     """Three splits of examples, and the tokenizer that spells them."""
@@ -49,12 +54,18 @@ class Collection:
 
 def is_collection(source: str) -> bool:
     """Does a source name separate examples rather than a running text?"""
-    return source in RECORDS or source in NUMBERS or source.partition(":")[0] in FORMATS
+    kind, separator, _ = source.partition(":")
+    return source in (*RECORDS, *NUMBERS, SYNTHETIC) or (bool(separator) and kind in (*FORMATS, PROMOTERS))
 
 
 def open_collection(source: str, tokenizer: str | Tokenizer, cache: Path, report: Report) -> Collection:
-    """A set by its name, or lines:FILE, labelled:FILE, pairs:FILE."""
+    """A set by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE."""
     report("reading", 0, 0)
+    kind, _, name = source.partition(":")
+    if source == SYNTHETIC or (kind == PROMOTERS and name):
+        splits = synthetic_promoters(cache, report) if source == SYNTHETIC else published(Path(name).expanduser())
+        counts = {split: part.tokens for split, part in splits.items()}
+        return Collection(source, Characters(LETTERS), splits, _digest(splits), counts, counts)
     if source in NUMBERS:
         levels, read = NUMBERS[source]
         splits = read(cache, report)
@@ -63,7 +74,6 @@ def open_collection(source: str, tokenizer: str | Tokenizer, cache: Path, report
         return Collection(source, Levels(levels), splits, _digest(splits), counts, counts, kinds)
     if source in RECORDS:
         return _spelt(source, RECORDS[source](cache, report), tokenizer)
-    kind, _, name = source.partition(":")
     every = FORMATS[kind](Path(name).expanduser())
     if len(every) < 3:
         raise UserError(f"{name} has {len(every)} rows; three splits need more.")
@@ -114,4 +124,6 @@ def _digest(splits: dict[str, Examples]) -> str:
         for part in (splits[split].sequences, splits[split].sources or ()):
             for row in part:
                 digest.update(np.asarray(row, dtype=np.int64).tobytes() + b"/")
+        if (signals := splits[split].signals) is not None:
+            digest.update(signals.tobytes())
     return digest.hexdigest()
