@@ -22,6 +22,7 @@ _LAZY = {
     "sampler": "logosphere.sampling.samplers:sampler",
     "sample": "logosphere.sampling.walk:sample",
     "generate": "logosphere.sampling.walk:generate",
+    "slide": "logosphere.sampling.sliding:slide",
     "fit": "logosphere.training.fit:fit",
     "Optim": "logosphere.training.optim:Optim",
     "train_remasker": "logosphere.training.remasker:train_remasker",

@@ -11,7 +11,7 @@ from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
-from logosphere.processes.mixtures import averaged, mixed
+from logosphere.processes.mixtures import averaged, leave_one_out, mixed
 from logosphere.shapes import Bool, Float
 from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
@@ -59,10 +59,15 @@ class Model(nn.Module):
         predict = self.denoiser if predict is None else predict
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        if batch.tokens.shape[1] != self.length and self.block != self.length:
+            raise UserError("A model that writes block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = told(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
+        if self.process.learns_noise and self.training and draws == 1:
+            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))
@@ -105,12 +110,12 @@ class Model(nn.Module):
         if bool(((t < 0) | (t > 1)).any()):
             raise UserError("Times must lie between 0 (data) and 1 (noise).")
         u = self.process.codec.encode(tokens)
-        return self.process.corrupt(u, t, Drawn(rng, len(tokens)))
+        return self.process.corrupt(u, self.process.codec.spread(t), Drawn(rng, len(tokens)))
 
     def sees(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
         known = torch.atleast_2d(known)
-        blocks = torch.arange(self.length, device=known.device) // self.block
+        blocks = torch.arange(known.shape[1], device=known.device) // self.block
         first_free = torch.where(known, self.length, blocks).amin(1)
         last_known = torch.where(known, blocks, -1).amax(1)
         return self.process.codec.local and bool((last_known <= first_free).all())

@@ -80,7 +80,7 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
     out, x, z, t = situations(process)
     a, slope = schedule.signal(t)[:, None], -schedule.slope(t)
     bar = V * a * F.one_hot(x, V) + 1 - a
-    model = V * a * process._context(out, z, t) + 1 - a
+    model = V * a * process.context(out, z, t) + 1 - a
     at, model_at = bar.gather(1, z[:, None]), model.gather(1, z[:, None])
     inner = V / at - V / model_at - (bar / at * ((model_at * bar) / (model * at)).log()).sum(1, keepdim=True)
     published = slope / (V * a[:, 0]) * inner[:, 0]

@@ -46,9 +46,7 @@ def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(sched
     scores = scored.phrased(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-7, atol=1e-9)
     seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
-    torch.testing.assert_close(
-        scored._context(scores, z, t)[seen], plain._context(out, z, t)[seen], rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(scored.context(scores, z, t)[seen], plain.context(out, z, t)[seen], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("law", [Masking, Uniform])
@@ -106,7 +104,7 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     itself = (c + (1 - t) * slope) / (V * (1 - t) * (1 - t + c / V))
     w = torch.where(z == V, 1 / (t * (1 - t)), torch.where(z == x, itself, moved))
     torch.testing.assert_close(law.weight(x, z, t), w, rtol=1e-9, atol=1e-12)
-    true, model = law.marginal(F.one_hot(x, V).double(), t), law.marginal(process._context(out, z, t), t)
+    true, model = law.marginal(F.one_hot(x, V).double(), t), law.marginal(process.context(out, z, t), t)
     ratio = (true / model).gather(1, z[:, None])[:, 0]
     published = w * ((true * (true / model).log()).sum(1) + ratio - ratio.log() - 1)
     torch.testing.assert_close(process.nats(out, x, z, t), published, rtol=1e-6, atol=1e-9)
@@ -169,7 +167,7 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
     process = Interpolating(Uniform(V, schedule))
     out, x, z, t = situations(process)
     a = schedule.signal(t)
-    bar = V * a[:, None] * process._context(out, z, t) + (1 - a)[:, None]
+    bar = V * a[:, None] * process.context(out, z, t) + (1 - a)[:, None]
     log_bar, at, same = bar.log(), bar.gather(1, z[:, None])[:, 0], z == x
     of_z, of_x = log_bar.gather(1, z[:, None])[:, 0], log_bar.gather(1, x[:, None])[:, 0]
     kappa = (1 - a) / (V * a + 1 - a)

@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, alone, everything, excess, generator, mean_and_error, same_law, skewed, sticky, table
+from laws import (
+    CHANCE,
+    SMALL,
+    alone,
+    everything,
+    excess,
+    generator,
+    mean_and_error,
+    network,
+    same_law,
+    skewed,
+    sticky,
+    table,
+)
 
 import logosphere as ls
 from logosphere.codecs import embeddings
@@ -19,7 +32,7 @@ from logosphere.processes.predictions import STATES
 N = 2500
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "plaid": ("plaid", {}),
-    "plaid, free embeddings": ("plaid", {"norm": None, "highest": 6.0, "lowest": -8.0}),
+    "plaid, free embeddings": ("plaid", {"norm": None, "highest": 1.0, "lowest": -8.0}),
     "cosine": ("gaussian-ce", {"highest": 3.0}),
     "bits, sigmoid": ("gaussian-ce", {"codec": "bits", "schedule": "sigmoid"}),
     "one-hot, sqrt": ("gaussian-ce", {"codec": "one-hot", "schedule": "sqrt", "highest": 2.0}),
@@ -27,6 +40,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gaussian-ce",
         {"codec": "logits", "schedule": "linear-beta", "shift": -2.0, "highest": 3.0},
     ),
+    "cdcd": ("cdcd", {}),
+    "diffusion-lm": ("diffusion-lm", {}),
+    "bit-diffusion": ("bit-diffusion", {}),
+    "simplex": ("simplex", {}),
     "long, linear, even": ("gaussian-ce", {"norm": 2.5, "schedule": "linear", "highest": 1.0, "lowest": -9.0}),
 }
 
@@ -53,7 +70,7 @@ def assert_tight(name: str, options: dict[str, Any], language: Language, n: int,
     """H ≤ bound ≤ H + prior term, within 3 s.e."""
     model = built(name, language, options)
     mean, error = mean_and_error(excess(model, language, n=n, draws=draws))
-    assert error < 0.01 * language.entropy()
+    assert error < 0.013 * language.entropy()
     assert -3 * error < mean < 3 * error + prior(model, language)
 
 
@@ -85,6 +102,17 @@ def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]])
 
         mean, error = mean_and_error(excess(model, language, n=500, draws=16, denoiser=predict))
         assert mean > -3 * error
+
+
+SYSTEMS = ["plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex"]
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
+    language = sticky(3, 4)
+    model = network(name, language, seed=5).eval()
+    mean, error = mean_and_error(excess(model, language, n=500, draws=8, denoiser=model.denoiser))
+    assert math.isfinite(mean) and mean > 3 * error
 
 
 @pytest.mark.parametrize("predicts", STATES)
@@ -250,9 +278,12 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     "name, options",
     [
         ("plaid", {}),
-        ("plaid", {"norm": None}),
-        ("gaussian-ce", {}),
-        ("gaussian-ce", {"input": "state", "codec": "bits"}),
+        ("plaid", {"input": "belief", "self_conditioning": 0.25}),
+        ("gaussian-ce", {"self_conditioning": 0.9}),
+        ("cdcd", {}),
+        ("diffusion-lm", {}),
+        ("bit-diffusion", {}),
+        ("simplex", {}),
     ],
     ids=str,
 )
@@ -265,12 +296,13 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
     steps = list(
         ls.fit(
             model,
-            (language.sample(32, generator(i)) for i in range(100)),
-            steps=100,
+            (language.sample(32, generator(i)) for i in range(60)),
+            steps=60,
             optim=ls.Optim(lr=5e-3, warmup=20),
         )
     )
-    assert len(steps) == 100
+    assert len(steps) == 60
+    assert all(parameter.grad is not None for parameter in model.parameters())  # or a resumed run would differ
     mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=8).total)
     assert language.entropy() - 3 * error < mean < before - 0.1
 

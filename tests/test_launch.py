@@ -34,7 +34,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["train", "text8", "--dry-run", "--json"]) == 0
     bill = json.loads(capsys.readouterr().out)
     assert 85e6 < bill["parameters"] < 95e6 and bill["days"]["A100"]["8"] * 8 == bill["days"]["A100"]["1"]
-    for words in (["demo"], ["text8-tiny", "--nproc", "4"], ["owt", "--network.width", "64"]):
+    for words in (["demo"], ["text8-tiny", "--nproc", "4"], ["owt", "--network.width", "96"]):
         assert main(["train", *words, "--dry-run"]) == 0
         assert "FLOPs per token" in capsys.readouterr().out
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]

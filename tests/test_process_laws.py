@@ -207,7 +207,7 @@ def test_evidence_taken_out_leaves_the_context(t: float) -> None:
     process = Interpolating(Uniform(V, Polynomial(1.0)))
     context, z = torch.randn(9, V, generator=generator(15)), torch.randint(V, (9,), generator=generator(16))
     times = torch.full((9,), t)
-    torch.testing.assert_close(process._context(process.inform(context, z, times), z, times), context.softmax(-1))
+    torch.testing.assert_close(process.context(process.inform(context, z, times), z, times), context.softmax(-1))
 
 
 def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:

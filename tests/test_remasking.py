@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, fits, generator, network, skewed
+from laws import CHANCE, System, everything, fits, generator, network, same_law, skewed
+from torch import Tensor
 
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
-from logosphere.data.languages import Oracle
+from logosphere.data.languages import Language, Oracle
 from logosphere.noise import Drawn
 from logosphere.sampling.plan import Loop, StandingEnd
 from logosphere.sampling.steppers import Cap, Doubtful, Remasking, Rescale, Rewriting, Windowed, fresh
@@ -65,10 +66,52 @@ def hidden_shares(stepper, steps: int = 8, n: int = 500, **how) -> torch.Tensor:
     return torch.stack([frame.tokens.eq(HIDDEN).double().mean() for frame in frames])
 
 
-@pytest.mark.parametrize("rule", [*RULES.values(), Doubtful()], ids=[*RULES, "conf"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_as_much_is_hidden_as_the_schedule_says(rule) -> None:
     shares, expected = hidden_shares(Remasking(rule)), 1 - torch.arange(1, 9).double() / 8
     assert (shares - expected).abs().max() < 4 * (0.25 / 3000) ** 0.5
+
+
+def test_doubt_hides_more_than_the_schedule_says() -> None:
+    shares, expected = hidden_shares(Remasking(Doubtful())), 1 - torch.arange(1, 9).double() / 8
+    assert (shares > expected)[2:-1].all() and shares[-1] == 0
+
+
+def law_of_chain(language: Language, rule, steps: int) -> Tensor:
+    """The law of all sequences after a walk of so many steps, from transitions between all masked states."""
+    model = System("mdlm").model(language)
+    V, L = language.vocab_size, language.length
+    states = torch.cartesian_prod(*[torch.arange(V + 1)] * L)
+    p = Oracle(model, language)(states, torch.ones(states.shape), states).double().softmax(-1)
+    own = torch.nn.functional.one_hot(states, V + 1).double()
+    law = (states == V).all(1).double()
+    for i in range(steps, 0, -1):
+        noise_t, noise_s = torch.tensor([i, i - 1]).double() / steps
+        hide, lift = chances(rule(noise_t, noise_s, noise_t), noise_t, noise_s)
+        shown = torch.cat([torch.zeros(*states.shape, V), torch.ones(*states.shape, 1)], -1)
+        written = torch.cat([lift * p, (1 - lift).expand(*states.shape, 1)], -1)
+        each = torch.where((states == V)[..., None], written, (1 - hide) * own + hide * shown)
+        rows = [each[:, j, states[:, j]] for j in range(L)]
+        law = law @ torch.stack(rows).prod(0)
+    assert law[(states == V).any(1)].sum() < 1e-9
+    return law[(states < V).all(1)]
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_walk_has_the_law_of_its_chain(rule) -> None:
+    """Few steps, far from the law of the language, and yet exactly what the formulas say."""
+    language = skewed(3, 2)
+    model = System("mdlm").model(language)
+    drawn = ls.sample(model, 20_000, 5, generator(6), Oracle(model, language), stepper=Remasking(rule))
+    assert same_law(drawn, language, law_of_chain(language, rule, 5)) > CHANCE
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_with_many_steps_every_remasking_walk_has_the_law_of_the_language(rule) -> None:
+    language = skewed(3, 2)
+    _, p = everything(language)
+    few, many = ((law_of_chain(language, rule, steps) - p).abs().sum() for steps in (128, 2048))
+    assert many < 0.02 and many < 0.4 * few  # at least like 1/√n
 
 
 def test_remasking_hides_again_what_was_shown() -> None:

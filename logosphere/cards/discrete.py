@@ -22,6 +22,15 @@ CARDS = [
         builder="logosphere.recipes.discrete:d3pm_uniform",
     ),
     Card(
+        name="d3pm-gaussian",
+        title="D3PM with discretised Gaussian noise",
+        paper="Austin et al. 2021, arXiv:2107.03006",
+        family="discrete",
+        kind="bound",
+        difference="for ordered tokens such as grey values: noise moves to neighbours, by matrices of V × V",
+        builder="logosphere.recipes.discrete:d3pm_gaussian",
+    ),
+    Card(
         name="mdlm",
         title="Masked diffusion language model",
         paper="Sahoo et al. 2024, arXiv:2406.07524",
@@ -38,6 +47,15 @@ CARDS = [
         kind="bound",
         difference="as mdlm, but the network reads the time, the bound itself is trained, samples follow a cosine grid",
         builder="logosphere.recipes.discrete:md4",
+    ),
+    Card(
+        name="genmd4",
+        title="Masked diffusion with a schedule for every token",
+        paper="Shi et al. 2024, arXiv:2406.04329",
+        family="discrete",
+        kind="bound",
+        difference="as md4, but every token learns how fast it vanishes: q(mask | x = k) = t^{w_k}",
+        builder="logosphere.recipes.discrete:genmd4",
     ),
     Card(
         name="ardm",

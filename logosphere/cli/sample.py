@@ -48,6 +48,10 @@ class Arguments:
     """Also write the samples as a picture (.png), where they are images."""
     watch: bool = False
     """Show the text condensing."""
+    length: int | None = None
+    """Tokens of each text; more than the model's length are written window by window."""
+    overlap: int | None = None
+    """Tokens that windows share; half of the model's length unless set."""
     sampler: str = "auto"
     """How to write; auto is the sampler of the system. `logosphere samplers` lists them all."""
     grid: Literal["auto", "uniform", "cosine"] = "auto"
@@ -111,6 +115,7 @@ def _draw(
 
     from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.samplers import sampler
+    from logosphere.sampling.sliding import slide
     from logosphere.sampling.walk import generate
 
     # A network that reads the time and never met clean positions among noisy ones is shown known text as noisy as
@@ -122,15 +127,18 @@ def _draw(
             "train with --task infilling for exact conditioning."
         )
     shown = Condensing(tokenizer, given) if arguments.watch and messages.is_terminal else None
-    try:
+    rng = torch.Generator(model.device).manual_seed(arguments.seed)
+    way = sampler(model.sampler if arguments.sampler == "auto" else arguments.sampler, model)
+
+    def write(known: torch.Tensor | None, tokens: torch.Tensor | None) -> "Generation":
         return generate(
             model,
             n=arguments.n,
             steps=arguments.steps,
-            rng=torch.Generator(model.device).manual_seed(arguments.seed),
-            known=None if given is None else given.known,
-            tokens=None if given is None else given.tokens,
-            sampler=sampler(model.sampler if arguments.sampler == "auto" else arguments.sampler, model),
+            rng=rng,
+            known=known,
+            tokens=tokens,
+            sampler=way,
             grid=GRIDS.get(arguments.grid),
             temperature=arguments.temperature,
             top_p=arguments.top_p,
@@ -142,6 +150,13 @@ def _draw(
             renoise_known=renoise,
             watch=None if shown is None else shown.show,
         )
+
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
+    try:
+        if arguments.length is None:
+            return write(known, tokens)
+        overlap = model.length // 2 if arguments.overlap is None else arguments.overlap
+        return slide(write, window=model.length, length=arguments.length, overlap=overlap, known=known, tokens=tokens)
     finally:
         if shown is not None:
             shown.close()

@@ -92,12 +92,12 @@ class Embeddings(Codec):
 
 
 def learned(vocab_size: int, width: int, norm: float | None) -> Embeddings:
-    """Random directions; of length `norm`, or free and about 1 long at first."""
+    """Random directions; of length `norm`, or free, with coordinates of about 1 at first."""
     if width < 1:
         raise UserError(f"Embeddings need a width of at least 1, not {width}.")
     if norm is not None and not 0 < norm < math.inf:
         raise UserError(f"The norm of embeddings must be above 0, not {norm}.")
-    return Embeddings(torch.randn(vocab_size, width) / math.sqrt(width), learned=True, norm=norm)
+    return Embeddings(torch.randn(vocab_size, width), learned=True, norm=norm)
 
 
 def bits(vocab_size: int) -> Embeddings:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.errors import UserError
 from logosphere.shapes import Float
@@ -26,16 +25,19 @@ class Remasker(nn.Module):
         if not 1 <= depth <= network.depth:
             raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(replace(network, depth=depth, labels=0, source=0, signal=0), length, reads_time=False)
+        self.trunk = Trunk(
+            replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer"), length, reads_time=False
+        )
         self.head = Head(network.width, 1)
+        self.requires_grad_(False)  # it has a training of its own
 
     def forward(self, z: State) -> Float[Tensor, "B L"]:
         logits: Tensor = self.head(self.trunk(self.stem(z)))
         return logits.squeeze(-1)
 
     @torch.no_grad()
-    def inherit(self, denoiser: FullTransformer) -> None:
+    def inherit(self, stem: nn.Module, trunk: Trunk) -> None:
         """Begin with the first blocks of a trained denoiser."""
-        self.stem.load_state_dict(denoiser.stem.state_dict())
-        for own, trained in zip(self.trunk.blocks, denoiser.trunk.blocks, strict=False):
+        self.stem.load_state_dict(stem.state_dict())
+        for own, trained in zip(self.trunk.blocks, trunk.blocks, strict=False):
             own.load_state_dict(trained.state_dict())

@@ -145,3 +145,57 @@ class BlockTransformer(Conditional):
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         h = self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
         return self.head(h if where is None else h[where])
+
+    def remembered(self, memory: Memory | None) -> Denoiser:
+        return BlockSession(self, memory)
+
+
+class BlockSession(Denoiser):
+    """A block transformer that reads each finished block once and keeps its keys and values (BD3-LM, section 4).
+
+    A step then costs one noisy block instead of two whole sequences, with the same result: clean blocks look at clean
+    blocks only, so nothing that is kept could change.
+    """
+
+    def __init__(self, model: BlockTransformer, memory: Memory | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.memory = model, model.block, model.reads_time, memory
+        self.caches: list[KeyValues] = []
+        self.clean = torch.empty(0)
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if self.memory is None and self.model.conditioner is not None:
+            self.memory = self.model.conditioner.blank(len(z))
+        blocks = None if where is None else (where.any(0).nonzero() // self.block).unique()
+        if where is None or blocks is None or len(blocks) != 1:  # not a step of the sampler
+            return self.model.read(z, t, context, where, self.memory)
+        start = int(blocks) * self.block
+        here = slice(start, start + self.block)
+        self._keep(context[:, :start])
+        h = self._read(z[:, here], t[:, here], start)
+        for cache in self.caches:
+            cache.filled = start  # noisy states are looked at and forgotten
+        return self.model.head(h[where[:, here]])
+
+    def _keep(self, clean: State) -> None:
+        """Read what has been finished since; everything again should it have changed."""
+        trunk, like = self.model.trunk, self.model.head.weight
+        kept = self.caches[0].filled if self.caches else -1
+        if not 0 <= kept <= clean.shape[1] or not torch.equal(self.clean, clean[:, :kept]):
+            heads, width = trunk.network.heads, trunk.network.width
+            self.caches = [KeyValues(len(clean), heads, trunk.length, width // heads, like) for _ in trunk.blocks]
+            kept = 0
+        if kept < clean.shape[1]:
+            self._read(clean[:, kept:], torch.zeros(len(clean), clean.shape[1] - kept, device=like.device), kept)
+        self.clean = clean.clone()
+
+    def _read(self, z: State, t: Times, start: int) -> Float[Tensor, "B M D"]:
+        """Features of some blocks, each of which sees what is kept, the blocks before it and itself."""
+        end = start + z.shape[1]
+        h = self.model.stem(z)
+        if self.memory is not None and self.memory.along is not None:
+            h = h + self.memory.along[:, start:end]
+        new = torch.arange(start, end, device=h.device)
+        sees = new[:, None] // self.block >= torch.arange(end, device=h.device) // self.block
+        times = t if self.reads_time else None
+        return self.model.trunk(h, times, positions=new, mask=sees, caches=self.caches, memory=self.memory)

@@ -9,10 +9,13 @@ from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer
 from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.processes.base import Process
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating, Weighting
 from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
 from logosphere.processes.oneshot import OneShot
+from logosphere.processes.ordinal import Ordinal
+from logosphere.processes.statewise import Statewise
 from logosphere.processes.weighting import clipped, dynamic
 from logosphere.sampling.plan import cosine_grid
 from logosphere.schedules import Schedule, cosine_betas, information, of_betas
@@ -66,6 +69,11 @@ def md4(
     law = Masking(vocab_size, schedule_by_name(schedule))
     process = Interpolating(law, unweighted=_unweighted(loss), grid=cosine_grid)
     return _diffusion(process, length, block, network, reads_time=True)
+
+
+def genmd4(vocab_size: int, length: int, network: Network | None, *, block: int | None = None) -> Model:
+    """Masked diffusion in which every token learns how fast it vanishes. Training shows each sequence twice."""
+    return _diffusion(Statewise(vocab_size), length, block, network, reads_time=True)
 
 
 def ardm(vocab_size: int, length: int, network: Network | None) -> Model:
@@ -129,6 +137,23 @@ def d3pm_uniform(
     """
     curve = _chain(schedule, timesteps) if frequencies is None else _even_loss(frequencies, vocab_size)
     process = Interpolating(Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid)
+    return _diffusion(process, length, block, network, reads_time=True)
+
+
+def d3pm_gaussian(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    timesteps: int = 100,
+    hybrid: float = 0.001,
+    block: int | None = None,
+) -> Model:
+    """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
+
+    The paper takes 1000 steps; its β are scaled here to as many steps as there are.
+    """
+    process = Ordinal(vocab_size, timesteps=timesteps, hybrid=hybrid)
     return _diffusion(process, length, block, network, reads_time=True)
 
 
@@ -239,9 +264,7 @@ def _scored(law: Mixing, length: int, block: int | None, network: Network | None
     return model
 
 
-def _diffusion(
-    process: Interpolating, length: int, block: int | None, network: Network | None, *, reads_time: bool
-) -> Model:
+def _diffusion(process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool) -> Model:
     block = length if block is None else block
     denoiser: Denoiser | None = None
     if network is not None:
@@ -249,7 +272,7 @@ def _diffusion(
     return Model(process, denoiser, length=length, block=block)
 
 
-def _transformer(process: Interpolating, length: int, block: int, network: Network, *, reads_time: bool) -> Denoiser:
+def _transformer(process: Process, length: int, block: int, network: Network, *, reads_time: bool) -> Denoiser:
     if block == length:
         return FullTransformer(process.codec, length, network, reads_time=reads_time)
     return BlockTransformer(process.codec, length, block, network, reads_time=reads_time)

@@ -27,11 +27,13 @@ class Recipe:
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
-    """What is given while training: unconditional, continuation or infilling."""
+    """What is given while training: unconditional, continuation, infilling, or varied (lengths)."""
     length: int = 128
     """Tokens per sequence."""
     batch: int = 32
     """Sequences per step."""
+    order: str = "crops"
+    """crops: random places, with replacement; epochs: every window once an epoch, shuffled."""
     accumulate: int = 1
     """Parts a batch is cut into, to save memory."""
     steps: int | None = 2000

@@ -128,7 +128,7 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     for split in (corpus.train, corpus.valid):
         check_length(split, recipe.length)
     model = build_model(recipe, corpus)
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     return RunFolder.create(path, recipe, model.spec, corpus)
@@ -164,7 +164,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     if recipe.compile:
         _compile(model)
     team.first(lambda: run.forget_after(training.step))
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     rows, posed = team.share(recipe.batch), task(recipe.task)
     last_save = clock.seconds
 
@@ -201,7 +201,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
         if int(before * recipe.validations) < int(min(done, 1.0) * recipe.validations):
             report = validate(recipe, training, corpus, team)
             if team.leads:
-                run.log(_validation(training.step, report))
+                run.log(_validation(training.step, report) | model.process.figures())
             if report.bits < best:
                 best = report.bits
                 _keep_best(run, training)

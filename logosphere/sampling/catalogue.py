@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
+GAUSSIAN = "Gaussian diffusion"
 REMASKED = "masked diffusion with a remasker"
 
 
@@ -29,11 +30,11 @@ LISTINGS = [
     Listing("remdm-cap", "remasking with a probability of at most 0.04", MASKED, True),
     Listing("remdm-rescale", "remasking with 0.05 of the largest probability", MASKED, True),
     Listing("remdm-conf", "remasking what was unlikely when drawn", MASKED, False),
-    Listing("remdm-loop", "remasking while the share of masks is held at 0.1", MASKED, True),
+    Listing("remdm-loop", "remasking while the share of masks is held at 0.1", MASKED, False),
     Listing("forward-backward", "a step twice as far, and forward again", MASKED, True),
     Listing("star", "ancestral to t = 0.3, then all positions masked afresh in each step (Star+)", MASKED, True),
     Listing("star-full", "all positions masked afresh in each step", MASKED, True),
-    Listing("star-loop", "masked afresh while the share of masks is held at 0.1", MASKED, True),
+    Listing("star-loop", "masked afresh while the share of masks is held at 0.1", MASKED, False),
     Listing("conf-star", "the least likely tokens are hidden again", MASKED, False),
     Listing("g-star", "a second network hides what it takes for errors, from t = 0.3", REMASKED, False),
     Listing("p2", "every token drawn anew in each step, the surest kept", MASKED, False),
@@ -47,6 +48,14 @@ LISTINGS = [
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
     Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
+    Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
+    Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
+    Listing("heun", "the probability flow, second order with two looks a step", GAUSSIAN, True),
+    Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
+    Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
+    Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
+    Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
+    Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

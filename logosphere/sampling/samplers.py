@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.gaussian_moves import ddim, renoised
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import Grid, Loop, StandingEnd
@@ -33,6 +36,8 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
+from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, rounded
+from logosphere.sampling.steppers.jumps import jumping
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,12 @@ def _blocks(model: Model) -> Sampler:
     return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if model.length % parts == 0))
 
 
+def _correcting(model: Model) -> Sampler:
+    """GIDD's setting: corrections at a noise level of 0.01, here in half of the steps."""
+    late = float(jumping(model.process).schedule.time(torch.tensor(0.01)))
+    return Sampler(Windowed(SelfCorrecting(), late, late), grid=StandingEnd(late, 0.5))
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
@@ -98,9 +109,17 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "llada": _blocks,
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
-    "self-correcting": _always(Sampler(Windowed(SelfCorrecting(), 0.01, 0.01), grid=StandingEnd(0.01, 0.5))),
+    "self-correcting": _correcting,
     "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
     "matched": _always(Sampler(Moved(MOVES["matched"]))),
+    "ddim": _always(Sampler(Directed(ddim))),
+    "dpm++": _always(Sampler(Multistep())),
+    "heun": _always(Sampler(Flow())),
+    "token-drawn": _always(Sampler(Directed(aim=drawn))),
+    "q-sampling": _always(Sampler(Directed(renoised))),
+    "ssd": _always(Sampler(Directed(renoised, drawn))),
+    "clamped": _always(Sampler(Directed(aim=rounded))),
+    "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
 }
 
 

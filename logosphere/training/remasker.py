@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from logosphere.denoisers.remasker import Remasker
 from logosphere.denoisers.transformer import FullTransformer
+from logosphere.denoisers.trunk import Trunk
 from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError
 from logosphere.model import Model
@@ -71,6 +72,7 @@ def train_remasker(
         remasker.eval()
         done = step + 1
         yield Judged(done, loss.item(), wrong[free].mean().item(), time.perf_counter() - started)
+    remasker.requires_grad_(False)
     if done < steps:
         raise UserError(f"The data ended after {done} batches, but training needs {steps}.")
 
@@ -93,5 +95,7 @@ def _inherit(remasker: Remasker, model: Model) -> None:
     """Begin with the denoiser's first blocks, unless the remasker has been trained before."""
     inner = model.denoiser.inner if isinstance(model.denoiser, Informed) else model.denoiser
     untrained = not bool(remasker.head.weight.any())
-    if untrained and isinstance(inner, FullTransformer) and not inner.reads_time and inner.conditioner is None:
-        remasker.inherit(inner)
+    if not untrained or not isinstance(inner, FullTransformer) or inner.reads_time or inner.conditioner is not None:
+        return
+    if isinstance(inner.trunk, Trunk):
+        remasker.inherit(inner.stem, inner.trunk)

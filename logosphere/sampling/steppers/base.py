@@ -72,7 +72,7 @@ def as_stepper(given: "Stepper | Rule") -> Stepper:
 
 def masked(process: Process) -> tuple[Schedule, int]:
     """The schedule and the mask of masked diffusion, or a sentence."""
-    if not isinstance(process, Interpolating) or process.mask is None or process.law.spreads:
+    if not isinstance(process, Interpolating) or process.law.spreads or process.mask is None:
         raise UserError(
             "This sampler reveals masks and needs masked diffusion such as mdlm; use the ancestral sampler here."
         )

@@ -22,16 +22,23 @@ class SelfCorrecting(Stepper):
     temperature: float = 0.1
 
     def check(self, process: Process) -> None:
-        if not isinstance(process, Interpolating) or not process.law.spreads:
-            raise UserError("Self-correction needs tokens that may change, as in gidd or udlm; use remdm or star here.")
+        _spreading(process)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        active = moving(t, s)
+        path, active = _spreading(process), moving(t, s)
         if not active.any():
             return z
-        out = ask(z, t, active)
+        out = path.inform(
+            path.head.context(path.law, ask(z, t, active), z[active], t[active]).log(), z[active], t[active]
+        )
         drawn = categorical(out / self.temperature, noise.uniform(len(out)))
         written = z.masked_scatter(active, drawn)
         surety = torch.where(written != z, field(active, log_probability(out, drawn), -torch.inf), -torch.inf)
         changed = best(surety, torch.ones_like(z[:, :1])) & (written != z)
         return torch.where(changed, written, z)
+
+
+def _spreading(process: Process) -> Interpolating:
+    if not isinstance(process, Interpolating) or not process.law.spreads:
+        raise UserError("Self-correction needs tokens that may change, as in udlm or gidd; use remdm or star here.")
+    return process

@@ -1,6 +1,6 @@
 """Discrete diffusion as a jump process: leaps over a stretch of time at the rates of its beginning.
 
-The forward rate from y to j is r_t(j), whatever y is (processes/mixing.py). Time turned around,
+Noise jumps to j at the rate r_t(j), wherever it stands (processes/mixing.py). With time turned around,
 
     rate(z → y) = r_t(z) q_t(y | x̂) / q_t(z | x̂),
 
@@ -33,7 +33,7 @@ def jumping(process: Process) -> Interpolating:
 def forward_rates(process: Interpolating, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
     law = process.law
-    rates = law.token_rate(t)[:, None].expand(-1, process.vocab_size)
+    rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
     if law.hides:
         rates = torch.cat([rates, law.hidden_rate(t)[:, None]], 1)
     return rates.scatter(1, z[:, None], 0.0)
@@ -41,11 +41,10 @@ def forward_rates(process: Interpolating, z: State, t: Float[Tensor, "N"]) -> Fl
 
 def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
     """The rates z → y of the model, 0 at y = z."""
-    law = process.law
-    q = law.marginal(process.context(out, z, t), t)
-    into = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t))
-    rates = into[:, None] * q / q.gather(1, z[:, None])
-    return rates.scatter(1, z[:, None], 0.0)
+    law, own = process.law, z[:, None]
+    q = law.marginal(process.head.context(law, out, z, t), t)
+    into = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t))[:, None]
+    return torch.where(into > 0, into * q / q.gather(1, own), 0.0).scatter(1, own, 0.0)
 
 
 def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, "N"], noise: Noise) -> State:

@@ -6,7 +6,9 @@ For any 0 <= σ <= min(1, (1 - a_s)/a_t) the step
     z_t = mask:  z_s = x̂ with probability (a_s - (1 - σ) a_t) / (1 - a_t)
 
 keeps the marginals q(z_s | x) of masked diffusion (eq. 7), so a model trained as MDLM may be sampled with any σ.
-σ = 0 is the ancestral step; σ = 1 - a_s hides every position afresh, whatever z_t was: that is Star.
+σ = 0 is the ancestral step; σ = 1 - a_s hides every position afresh, whatever z_t was: that is Star. Positions hidden
+together are drawn independently, and remasking does so again and again: with cap, rescale and Star the error falls with
+the number of steps n only like 1/√n, where that of the ancestral step falls like 1/n.
 """
 
 from collections.abc import Callable
@@ -68,7 +70,7 @@ class Rescale:
 class Doubtful:
     """σ_l = σ_max softmax_l(-p_l), p_l the probability of token l when it was drawn (ReMDM-conf).
 
-    σ then depends on other positions, and the marginals are kept only on average.
+    Masks are lifted no more often for it, so that a little more stays hidden than the schedule says until the end.
     """
 
     def __call__(self, noise_t: Level, noise_s: Level, surety: Level) -> Level:
