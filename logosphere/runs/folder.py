@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from logosphere.recipes.recipe import Recipe, recipe_from
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST = "best.safetensors"
+DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
+"""Names under which files and checkpoints are written before they get their own."""
 
 
 class RunFolder:
@@ -97,6 +100,10 @@ class RunFolder:
             raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
         return load_weights(self.path, self.path / files[weights])
 
+    def offence(self, step: int, rank: int) -> Path:
+        """Where the batch is kept that broke the training in this step."""
+        return self.path / f"broke-step-{step:08d}-{rank}.safetensors"
+
     def publish(self, checkpoint: Path) -> None:
         """Show the weights of a checkpoint at the top of the folder, without a second copy of them."""
         for name in (WEIGHTS, AVERAGED):
@@ -108,6 +115,13 @@ class RunFolder:
                 except OSError:
                     shutil.copy2(checkpoint / name, link)  # not every file system has links
                 os.replace(link, self.path / name)
+
+    def sweep(self) -> None:
+        """Remove what a killed training has left half written; only for whoever holds the lock."""
+        for folder in (self.path, self.state, self.path / "samples", self.path / "eval"):
+            for path in folder.glob(".*"):
+                if DRAFT.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # ---- metrics ----------------------------------------------------------------------------------------------
 
