@@ -13,7 +13,7 @@ from harness import paired_ratio, present
 import logosphere as ls
 from logosphere.data.batches import Crops
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import Head, Trunk
+from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.training.fit import Training
 
 LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15

@@ -12,12 +12,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"}
+RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"} | dict.fromkeys(
+    ("plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex"), "2.5e-3"
+)
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
+
+OTHER_RATE = "2e-3"
+"""Of systems that were not tried with several."""
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
     "mdlm": ["mdlm"],
+    "mdlm, loss = bound": ["mdlm", "loss=bound"],
+    "md4": ["md4"],
+    "genmd4": ["genmd4"],
+    "sedd-absorb": ["sedd-absorb"],
+    "sedd-uniform": ["sedd-uniform"],
+    "udlm": ["udlm"],
+    "gidd": ["gidd"],
+    "ardm": ["ardm"],
+    "d3pm-absorbing": ["d3pm-absorbing"],
+    "d3pm-uniform": ["d3pm-uniform"],
+    "multinomial": ["multinomial"],
+    "bd3lm, blocks of 16": ["bd3lm", "block=16"],
     "rdlm": ["rdlm"],
     "rdlm-heat": ["rdlm-heat"],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
@@ -30,6 +47,17 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
     "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "plaid": ["plaid"],
+    "plaid, beliefs as input": ["plaid", "input=belief"],
+    "gaussian-ce": ["gaussian-ce"],
+    "gaussian-ce, no posterior head": ["gaussian-ce", "posterior_head=False"],
+    "gaussian-ce, states as input": ["gaussian-ce", "input=state"],
+    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "highest=2.8"],
+    "gaussian-ce, one-hot": ["gaussian-ce", "codec=one-hot"],
+    "cdcd": ["cdcd"],
+    "diffusion-lm": ["diffusion-lm"],
+    "bit-diffusion": ["bit-diffusion"],
+    "simplex": ["simplex"],
 }
 
 
@@ -54,9 +82,9 @@ def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
     if not path.exists():
         system, *options = ROWS[name]
         choices = ["--options", *options] if options else []
-        rate = ["--optim.lr", RATES[system]] if system in RATES else []
+        rate = ["--optim.lr", RATES.get(system, OTHER_RATE)]
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
-             "--cpu-minutes", str(minutes), "--out", str(folder))  # fmt: skip
+             "--cpu-minutes", str(minutes), "--validations", "3", "--out", str(folder))  # fmt: skip
         printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(sequences), "--json")
         path.write_text(printed)
     return json.loads(path.read_text())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from logosphere.model import Model
 from logosphere.noise import Keyed
+from logosphere.parallel.team import ALONE, Team
 from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Kind, Predict
 
@@ -46,22 +47,33 @@ def ratio(values: Float[Tensor, "N"], count: Tensor) -> tuple[float, float]:
 
 
 def bounds(
-    model: Model, batches: Iterable[Batch], *, draws: int, seed: int, predict: Predict | None = None
+    model: Model,
+    batches: Iterable[Batch],
+    *,
+    draws: int,
+    seed: int,
+    predict: Predict | None = None,
+    team: Team = ALONE,
 ) -> Iterator[Estimate]:
-    """The estimate of each batch in turn; noise depends on (seed, sample) and not on how batches are cut."""
+    """The estimate of each batch in turn; noise depends on (seed, sample) and not on how batches are cut.
+
+    A team shares out the rows, and every process gets the estimates of all of them.
+    """
     training = model.training
     model.eval()
     try:
         for batch in batches:
-            batch = batch.to(model.device)
-            noise = Keyed(seed, 0, batch.ids, batch.place, batch.total)
+            rows = len(batch)
+            sharing = team if rows >= team.size else ALONE  # nobody may be without a row
+            part = batch.part(sharing.share(rows)).to(model.device)
+            noise = Keyed(seed, 0, part.ids, part.place, part.total)
             with torch.no_grad():
-                bound = model.bound(batch, noise, draws, predict)
+                bound = model.bound(part, noise, draws, predict)
             yield Estimate(
-                bound.recon.double().cpu(),
-                bound.diffusion.double().cpu(),
-                bound.prior.double().cpu(),
-                bound.count.cpu(),
+                sharing.joined(bound.recon.double().cpu(), rows),
+                sharing.joined(bound.diffusion.double().cpu(), rows),
+                sharing.joined(bound.prior.double().cpu(), rows),
+                sharing.joined(bound.count.cpu(), rows),
                 bound.kind,
             )
     finally:

@@ -11,9 +11,9 @@ from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process, bound
-from logosphere.processes.mixtures import averaged, mixed
+from logosphere.processes.mixtures import averaged, leave_one_out, mixed
 from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, Bound, Positions, Predict, State, Tokens
+from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 
@@ -38,6 +38,8 @@ class Model(nn.Module):
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
+        self.remasker: nn.Module | None = None  # tells which tokens are wrong, for samplers that ask (G-Star)
+        self.sampler = "ancestral"  # the name of the sampler that belongs to the system
         self.anchor: Tensor
         self.register_buffer("anchor", torch.empty(0), persistent=False)  # knows the device of models without weights
 
@@ -57,8 +59,13 @@ class Model(nn.Module):
         predict = self.denoiser if predict is None else predict
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        if batch.condition is not None:
+            predict = told(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
+        if self.process.learns_noise and self.training and draws == 1:
+            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))
@@ -85,15 +92,16 @@ class Model(nn.Module):
         denoiser: Predict | None = None,
         draws: int = 1,
         known: Positions | None = None,
+        condition: Condition | None = None,
     ) -> Bound:
-        """An unbiased estimate of the bound on -log p(tokens | known tokens), nats per sequence."""
+        """An unbiased estimate of the bound on -log p(tokens | known tokens, condition), nats per sequence."""
         self._check_tokens(tokens)
         if known is not None:
             self.check_known(known)
         with torch.no_grad():
-            return self.bound(Batch.of(tokens, known), Drawn(rng, len(tokens)), draws, denoiser)
+            return self.bound(Batch.of(tokens, known, condition=condition), Drawn(rng, len(tokens)), draws, denoiser)
 
-    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."], rng: torch.Generator) -> State:
+    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."] | float, rng: torch.Generator) -> State:
         """A draw of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
         t = torch.as_tensor(t, dtype=torch.float32, device=tokens.device).expand(tokens.shape)
@@ -124,3 +132,8 @@ class Model(nn.Module):
             raise UserError(f"This model reads sequences of {self.length} tokens, not {tokens.shape[1]}.")
         if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
             raise UserError(f"Tokens must be numbers from 0 to {self.vocab_size - 1}.")
+
+
+def told(predict: Predict, condition: Condition) -> Predict:
+    """A denoiser that knows a condition; functions that are no denoisers are taken to know it already."""
+    return predict.given(condition) if isinstance(predict, Denoiser) else predict

@@ -1,11 +1,14 @@
 """How much of the signal is left at time t: monotone maps with derivative and inverse.
 
-Every schedule has exact ends, signal(0) = 1 and signal(1) = 0, so that no bound has to forget a term there.
+Every schedule begins at signal(0) = 1 exactly, so that clean means clean. Most end at signal(1) = 0; what others leave
+there is paid for as a prior term, so that no bound has to forget anything.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -87,18 +90,191 @@ class Cosine(Schedule):
         return math.pi / 2 * torch.sin(math.pi / 2 * t)
 
     def time(self, noise: Number) -> Number:
-        return 4 / math.pi * torch.asin((noise / 2).sqrt())
+        return (4 / math.pi * torch.asin((noise / 2).sqrt())).clamp_max(1.0)
+
+
+@dataclass(frozen=True)
+class Cut(Schedule):
+    """A schedule that stops short of pure noise, at a_1 = `left`; with the linear one this is the log-linear schedule.
+
+    σ = -log(1 - (1 - ε) t) in SEDD and MDLM, with ε = 1e-3. What is left at the end costs a prior term, which counts.
+    """
+
+    inner: Schedule
+    left: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.left < 1:
+            raise UserError(f"The signal left at the end must be at least 0 and below 1, not {self.left}.")
+
+    @property
+    def warp(self) -> float:
+        return self.inner.warp
+
+    def noise(self, t: Number) -> Number:
+        return (1 - self.left) * self.inner.noise(t)
+
+    def slope(self, t: Number) -> Number:
+        return (1 - self.left) * self.inner.slope(t)
+
+    def time(self, noise: Number) -> Number:
+        return self.inner.time(noise / (1 - self.left))
+
+
+RAMP = 0.01
+"""The share of time in which a geometric schedule rises from no noise at all to its smallest."""
+
+
+@dataclass(frozen=True)
+class Geometric(Schedule):
+    """a_t = exp(-σ_t) with σ from `low` to `high` in equal ratios (Lou et al. 2024, SEDD).
+
+    The paper begins at a_0 = exp(-low) < 1. Here a short ramp leads there from 1, so that the first tokens lost are
+    paid for; the signal exp(-high) left at the end costs a prior term.
+    """
+
+    low: float = 1e-4
+    high: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high:
+            raise UserError(f"A geometric schedule must rise: 0 < low < high, not {self.low} and {self.high}.")
+
+    @property
+    def warp(self) -> float:
+        return 2.0
+
+    def _sigma(self, t: Number) -> Number:
+        return self.low * (self.high / self.low) ** ((t - RAMP).clamp_min(0) / (1 - RAMP))
+
+    def noise(self, t: Number) -> Number:
+        return torch.where(t < RAMP, -math.expm1(-self.low) * t / RAMP, -torch.expm1(-self._sigma(t)))
+
+    def slope(self, t: Number) -> Number:
+        sigma = self._sigma(t)
+        later = math.log(self.high / self.low) / (1 - RAMP) * sigma * torch.exp(-sigma)
+        return torch.where(t < RAMP, -math.expm1(-self.low) / RAMP, later)
+
+    def signal(self, t: Number) -> Number:
+        return torch.where(t < RAMP, 1 - self.noise(t), torch.exp(-self._sigma(t)))
+
+    def time(self, noise: Number) -> Number:
+        first = -math.expm1(-self.low)
+        sigma = -torch.log1p(-noise.clamp(first, 1 - math.exp(-self.high)))
+        later = RAMP + (1 - RAMP) * torch.log(sigma / self.low) / math.log(self.high / self.low)
+        return torch.where(noise < first, noise / first * RAMP, later.clamp_max(1.0))
+
+
+@dataclass(frozen=True)
+class Tabulated(Schedule):
+    """Signal levels at the times k/T, k = 0 … T, and straight lines between them."""
+
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        falls = all(later <= earlier for earlier, later in pairwise(self.levels))
+        if len(self.levels) < 2 or self.levels[0] != 1 or self.levels[-1] < 0 or not falls:
+            raise UserError("A table of signal levels must begin at 1 and fall monotonically, never below 0.")
+
+    @property
+    def warp(self) -> float:
+        return 2.0
+
+    def _table(self, like: Number) -> Float[Tensor, "n"]:
+        return 1 - torch.tensor(self.levels, dtype=torch.float64, device=like.device)
+
+    def _between(self, t: Number) -> tuple[Number, Number, Number]:
+        """Noise at the two ends of the interval in which t lies, and the share of it that has passed."""
+        table, steps = self._table(t), len(self.levels) - 1
+        left = (t.double() * steps).floor().long().clamp(0, steps - 1)
+        return table[left], table[left + 1], t.double() * steps - left
+
+    def noise(self, t: Number) -> Number:
+        left, right, share = self._between(t)
+        return torch.lerp(left, right, share).to(t.dtype)
+
+    def signal(self, t: Number) -> Number:
+        return (1 - self.noise(t.double())).to(t.dtype)
+
+    def slope(self, t: Number) -> Number:
+        left, right, _ = self._between(t)
+        return ((right - left) * (len(self.levels) - 1)).to(t.dtype)
+
+    def time(self, noise: Number) -> Number:
+        table, steps = self._table(noise), len(self.levels) - 1
+        right = torch.searchsorted(table, noise.double().contiguous()).clamp(1, steps)
+        share = (noise - table[right - 1]) / (table[right] - table[right - 1]).clamp_min(1e-300)
+        return ((right - 1 + share.clamp(0, 1)) / steps).to(noise.dtype)
+
+
+def of_betas(betas: Sequence[float]) -> Tabulated:
+    """The schedule of a chain of T = len(betas) steps in which a token is lost with probability β (D3PM)."""
+    if not betas or not all(0 <= beta <= 1 for beta in betas):
+        raise UserError("Every β of a schedule must lie between 0 and 1, otherwise its signal is not monotone.")
+    levels = [1.0]
+    for beta in betas:
+        levels.append(levels[-1] * (1 - beta))
+    return Tabulated(tuple(levels))
+
+
+def cosine_betas(steps: int) -> list[float]:
+    """β_t of cos((t/T + s)/(1 + s) · π/2), s = 0.008, at most 0.999 (D3PM, appendix A.3; Multinomial Diffusion)."""
+
+    def level(step: int) -> float:
+        return math.cos((step / steps + 0.008) / 1.008 * math.pi / 2)
+
+    return [min(0.999, 1 - level(step) / level(step - 1)) for step in range(1, steps + 1)]
+
+
+def information(p: Sequence[float], points: int = 1000) -> Tabulated:
+    """Signal levels at which uniform noise has left 1 - t of the information on the token (D3PM, appendix A.4).
+
+    I(z_t; x) = H(z_t) - Σ_x p(x) H(z_t | x) for tokens of frequencies p; found by bisection at `points` times. With
+    masks I = a_t H(x), so that the same rule is the linear schedule.
+    """
+    if len(p) < 2 or min(p) < 0 or not 0.999 < sum(p) < 1.001 or max(p) >= 1:
+        raise UserError("The frequencies of a mutual-information schedule must be probabilities of several tokens.")
+    law = torch.tensor(p, dtype=torch.float64)
+
+    def told(a: Tensor) -> Tensor:
+        u = (1 - a) / len(p)
+        marginal = torch.special.entr(a[:, None] * law + u[:, None]).sum(1)
+        return marginal - torch.special.entr(a + u) - (len(p) - 1) * torch.special.entr(u)
+
+    wanted = torch.linspace(1, 0, points + 1).double()[1:-1] * torch.special.entr(law).sum()
+    low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+    for _ in range(60):
+        middle = (low + high) / 2
+        enough = told(middle) > wanted
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return Tabulated((1.0, *((low + high) / 2).tolist(), 0.0))
 
 
 SCHEDULES: dict[str, Schedule] = {
     "linear": Polynomial(1.0),
     "quadratic": Polynomial(2.0),
     "cosine": Cosine(),
+    "log-linear": Cut(Polynomial(1.0), 1e-3),
+    "geometric": Geometric(),
 }
+NAMES = [*SCHEDULES, "polynomial:2", "log-linear:0.001", "geometric:0.0001,20"]
 
 
-def schedule(name: str) -> Schedule:
-    """A schedule by its name, for recipes."""
-    if name not in SCHEDULES:
-        raise UserError(f"There is no schedule '{name}'.{nearest(name, SCHEDULES)}")
-    return SCHEDULES[name]
+def schedule(name: str | Sequence[float]) -> Schedule:
+    """A schedule by its name, with its numbers after a colon; a list of numbers holds the β of the steps of a chain."""
+    if not isinstance(name, str):
+        return of_betas(name)
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    family, _, numbers = name.partition(":")
+    try:
+        values = [float(number) for number in numbers.split(",")]
+    except ValueError:
+        values = []
+    if family == "polynomial" and len(values) == 1:
+        return Polynomial(values[0])
+    if family == "log-linear" and len(values) == 1:
+        return Cut(Polynomial(1.0), values[0])
+    if family == "geometric" and len(values) == 2:
+        return Geometric(values[0], values[1])
+    raise UserError(f"There is no schedule '{name}'.{nearest(name, NAMES)}")

@@ -58,6 +58,8 @@ def build(name: str, *, vocab_size: int, length: int, denoiser: "Denoiser | None
     if denoiser is not FRESH:
         model.denoiser = denoiser
     model.spec = Spec(name, vocab_size, length, options)
+    if denoiser is FRESH:  # around an oracle samples are to be draws from the model, whatever its network likes
+        model.sampler = system(name).sampler
     return model
 
 

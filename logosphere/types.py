@@ -37,6 +37,42 @@ class Predict(Protocol):
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What sequences are written from: a label, a source text, a signal along the sequence; whatever there is of them.
+
+    Where not `given`, a condition is withheld: networks learn to do without it, which guidance needs.
+    """
+
+    given: Bool[Tensor, "B"]
+    labels: Int64[Tensor, "B"] | None = None
+    source: Int64[Tensor, "B S"] | None = None
+    """Tokens of the source text, NO_TOKEN where it is shorter."""
+    signal: Float[Tensor, "B L C"] | None = None
+
+    @staticmethod
+    def of(labels: Tensor | None = None, source: Tensor | None = None, signal: Tensor | None = None) -> "Condition":
+        """A condition that is given to every sequence."""
+        first = next(field for field in (labels, source, signal) if field is not None)
+        return Condition(torch.ones(len(first), dtype=torch.bool, device=first.device), labels, source, signal)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def withheld(self, rows: Bool[Tensor, "B"]) -> "Condition":
+        """The same, but not given to these sequences."""
+        return Condition(self.given & ~rows, self.labels, self.source, self.signal)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Condition":
+        """The same with every field changed, for example cut or moved."""
+        fields = (self.labels, self.source, self.signal)
+        return Condition(change(self.given), *(None if field is None else change(field) for field in fields))
+
+
+NO_TOKEN = -1
+"""Stands where a source text has ended."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Sequences, what is known of them, and who they are.
 
@@ -51,19 +87,29 @@ class Batch:
     ids: Int64[Tensor, "B"]
     place: Int64[Tensor, "B"]
     total: int
+    condition: Condition | None = None
+    units: Int64[Tensor, "B"] | None = None
+    """Tokens that bits are counted per, where that is not every free position: filled-up sequences have fewer."""
 
     @staticmethod
-    def of(tokens: Tokens, known: Positions | None = None, first: int = 0) -> "Batch":
+    def of(
+        tokens: Tokens, known: Positions | None = None, first: int = 0, condition: Condition | None = None
+    ) -> "Batch":
         """A batch of whole sequences, numbered from `first`."""
         place = torch.arange(len(tokens), device=tokens.device)
         if known is None:
             known = torch.zeros_like(tokens, dtype=torch.bool)
-        return Batch(tokens, known, torch.ones_like(known), first + place, place, len(tokens))
+        return Batch(tokens, known, torch.ones_like(known), first + place, place, len(tokens), condition)
 
     @property
     def free(self) -> Positions:
         """Positions to be modelled: neither known nor padding."""
         return self.valid & ~self.known
+
+    @property
+    def counted(self) -> Int64[Tensor, "B"]:
+        """Tokens of each sequence that bits are counted per."""
+        return self.free.sum(1) if self.units is None else self.units
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -77,7 +123,9 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         known, valid, place = change(self.known), change(self.valid), change(self.place)
-        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total)
+        condition = None if self.condition is None else self.condition.each(change)
+        units = None if self.units is None else change(self.units)
+        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total, condition, units)
 
 
 @dataclass(frozen=True)
@@ -91,6 +139,8 @@ class Bound:
     count: Int64[Tensor, "B"]
     """Positions that were counted."""
     kind: Kind
+    credit: Float[Tensor, "B"] | None = None
+    """log q(z | x) where the noise itself is learned."""
 
     @property
     def total(self) -> Float[Tensor, "B"]:

@@ -41,14 +41,26 @@ MASKED = [
     System("mdlm", {"exact_count": False}),
     System("d3pm-absorbing"),
     System("d3pm-absorbing", {"timesteps": None}),
+    System("sedd-absorb"),
 ]
 UNIFORM = [
     System("d3pm-uniform"),
     System("d3pm-uniform", {"timesteps": None}),
     System("d3pm-uniform", {"timesteps": None, "schedule": "linear"}),
     System("d3pm-uniform", {"block": 2}),
+    System("multinomial"),
+    System("sedd-uniform"),
+    System("gidd"),
 ]
 DIFFUSIONS = MASKED + UNIFORM
+SAME = [
+    (System("md4"), System("mdlm", {"exact_count": False})),
+    (System("ardm"), System("mdlm")),
+    (System("bd3lm", {"block": 2}), System("mdlm", {"block": 2})),
+    (System("gidd", {"p_u": 0.0}), System("mdlm", {"exact_count": False})),
+    (System("udlm"), System("d3pm-uniform", {"timesteps": None, "schedule": "linear"})),
+]
+"""Systems whose bound is that of another, to the last bit; they differ in networks, training or sampling."""
 PLAIN = [System("ar"), System("mdlm"), System("d3pm-absorbing"), System("d3pm-uniform")]
 
 

@@ -71,7 +71,7 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
     assert result["nfe"] == (12 if system == "ar" else 4) and result["seconds"] > 0
 
 
-@pytest.mark.parametrize("sampler", ["ancestral", "cached", "first-hitting", "confidence", "entropy"])
+@pytest.mark.parametrize("sampler", ["cached", "first-hitting", "llada", "entropy-bounded", "star"])
 def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     train()
     capsys.readouterr()
@@ -158,3 +158,22 @@ def test_help_comes_without_torch() -> None:
         program = f"import sys; from logosphere.cli import main; main({words!r}); print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip().endswith("False"), words
+
+
+def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    capsys.readouterr()
+    words = ["sample", "run", "-n", "2", "--steps", "4", "--length", "40", "--prompt", "the ", "--json"]
+    assert main(words) == 0
+    result = said(capsys)
+    assert [sample["text"][:4] for sample in result["samples"]] == ["the ", "the "]
+    assert all(len(sample["tokens"]) == 40 for sample in result["samples"]) and result["nfe"] == 4 * 4
+    assert main([*words, "--overlap", "16"]) == 1
+
+
+def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["samplers", "--json"]) == 0
+    listed = {one["name"]: one for one in said(capsys)["samplers"]}
+    assert listed["ancestral"]["draw"] and not listed["confidence"]["draw"]
+    assert main(["samplers"]) == 0
+    assert "not a draw from the model" in capsys.readouterr().out

@@ -113,6 +113,8 @@ def test_samplers_say_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> N
     train("--system", "d3pm-uniform")
     assert "masked" in sentence(capsys, ["sample", "run", "--sampler", "confidence"])
     assert "time" in sentence(capsys, ["sample", "run", "--sampler", "cached"])
+    assert "Did you mean 'star'" in sentence(capsys, ["sample", "run", "--sampler", "stra"])
+    assert "top_k" in sentence(capsys, ["sample", "run", "--top-k", "0"])
 
 
 def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types", "cache"],
-    ["noise", "schedules", "geometry"],
+    ["errors", "shapes", "atomic", "types", "cache", "box"],
+    ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
     ["denoisers"],

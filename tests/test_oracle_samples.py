@@ -37,7 +37,7 @@ def drawn(system: System, language: Language, n: int = N, **how) -> torch.Tensor
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("system", [AR, System("mdlm"), System("d3pm-uniform")], ids=str)
+@pytest.mark.parametrize("system", [AR, System("mdlm"), System("d3pm-uniform"), System("gidd")], ids=str)
 def test_samples_have_the_law_of_the_language(system: System, language: Language) -> None:
     assert same_law(drawn(system, language), language) > CHANCE
 

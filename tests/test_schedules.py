@@ -1,14 +1,35 @@
 """Schedules: signal and noise add up, ends are exact, time runs one way, and slope and inverse are what they say."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logosphere.errors import UserError
-from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule, schedule
+from logosphere.processes.mixing import Blended
+from logosphere.schedules import (
+    SCHEDULES,
+    Cosine,
+    Cut,
+    Geometric,
+    Polynomial,
+    Schedule,
+    Tabulated,
+    cosine_betas,
+    information,
+    of_betas,
+    schedule,
+)
 
-schedules = st.one_of(st.just(Cosine()), st.floats(0.25, 4).map(Polynomial))
+CHAIN = of_betas(cosine_betas(50))
+SKEWED = information([0.6, 0.3, 0.1], points=50)
+schedules = st.one_of(
+    st.sampled_from([Cosine(), Cut(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED]),
+    st.floats(0.1, 3).map(lambda strength: Blended(Cosine(), strength)),
+    st.floats(0.25, 4).map(Polynomial),
+)
 times = st.floats(0, 1)
 inner_times = st.floats(0.001, 0.999)
 
@@ -23,11 +44,22 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("curve", [*SCHEDULES.values(), Polynomial(0.7)], ids=str)
-def test_both_ends_are_exact(curve: Schedule, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "curve, left",
+    [
+        *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine")],
+        *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (Blended(Cosine(), 0.5), 0.0)],
+        *[(SCHEDULES["log-linear"], 1e-3), (Geometric(), math.exp(-20)), (Cut(Cosine(), 0.2), 0.2)],
+        (CHAIN, math.prod(1 - beta for beta in cosine_betas(50))),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_both_ends_are_exact(curve: Schedule, left: float, dtype: torch.dtype) -> None:
+    """All begin clean; what is left at the end is what they say, most often nothing."""
     ends = torch.tensor([0.0, 1.0], dtype=dtype)
-    assert curve.signal(ends).tolist() == [1, 0]
-    assert curve.noise(ends).tolist() == [0, 1]
+    assert curve.signal(ends)[0] == 1 and curve.noise(ends)[0] == 0
+    assert float(curve.signal(ends)[1]) == pytest.approx(left, rel=1e-4, abs=1e-15)
+    assert float(curve.noise(ends)[1]) == pytest.approx(1 - left, rel=1e-6)
 
 
 @given(schedules, times, times)
@@ -50,7 +82,8 @@ def test_slope_is_the_derivative_of_the_noise(curve: Schedule, t: float) -> None
 @given(schedules, times)
 def test_time_is_the_inverse_of_the_noise(curve: Schedule, t: float) -> None:
     assert float(curve.time(curve.noise(number(t)))) == pytest.approx(t, rel=1e-6, abs=1e-7)
-    assert float(curve.noise(curve.time(number(t)))) == pytest.approx(t, rel=1e-9, abs=1e-12)
+    level = t * curve.noise(number(1.0))  # what is left at the end is never reached
+    assert float(curve.noise(curve.time(level))) == pytest.approx(float(level), rel=1e-9, abs=1e-12)
 
 
 @given(inner_times)
@@ -69,3 +102,53 @@ def test_a_misspelt_schedule_is_met_with_the_right_name() -> None:
 def test_a_schedule_must_rise(power: float) -> None:
     with pytest.raises(UserError, match="positive"):
         Polynomial(power)
+
+
+@pytest.mark.parametrize("levels", [(1.0, 0.5, 0.6, 0.0), (0.9, 0.0), (1.0, -0.1), (1.0,)])
+def test_a_table_must_fall(levels: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match="fall monotonically"):
+        Tabulated(levels)
+
+
+@pytest.mark.parametrize(
+    "name, curve",
+    [
+        ("polynomial:3", Polynomial(3.0)),
+        ("log-linear", Cut(Polynomial(1.0), 1e-3)),
+        ("log-linear:0.01", Cut(Polynomial(1.0), 0.01)),
+        ("geometric", Geometric(1e-4, 20.0)),
+        ("geometric:0.001,10", Geometric(1e-3, 10.0)),
+        ([0.5, 1.0], Tabulated((1.0, 0.5, 0.0))),
+    ],
+)
+def test_schedules_have_names_with_numbers(name, curve: Schedule) -> None:
+    assert schedule(name) == curve
+
+
+@pytest.mark.parametrize("name", ["polynomial", "polynomial:x", "geometric:1", "linear:3"])
+def test_numbers_that_do_not_fit_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="There is no schedule"):
+        schedule(name)
+
+
+def test_the_log_linear_schedule_is_the_published_one() -> None:
+    t = torch.linspace(0, 1, 11).double()
+    torch.testing.assert_close(-schedule("log-linear").signal(t).log(), -torch.log1p(-(1 - 1e-3) * t))
+
+
+def test_a_mutual_information_schedule_loses_information_evenly() -> None:
+    """I(z_t; x) = (1 - t) H(x) under uniform noise, the information taken from the joint table of x and z."""
+    p = torch.tensor([0.6, 0.3, 0.1]).double()
+    for t in (0.1, 0.5, 0.8):
+        a = information(p.tolist()).signal(number(t))
+        joint = p[:, None] * (a * torch.eye(3).double() + (1 - a) / 3)
+        told = (joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum()
+        assert float(told) == pytest.approx((1 - t) * float(torch.special.entr(p).sum()), rel=1e-3)
+
+
+def test_published_rates_are_those_of_a_cosine() -> None:
+    """D3PM's table at T = 1000: levels of the cosine, but for the offset, and a last step that is cut."""
+    betas = cosine_betas(1000)
+    assert max(betas) == 0.999 and betas[0] < 1e-4
+    t = torch.linspace(0.01, 0.99, 50).double()
+    assert (of_betas(betas).signal(t) - Cosine().signal(t)).abs().max() < 0.01

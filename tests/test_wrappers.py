@@ -6,7 +6,7 @@ from laws import generator, network, skewed
 from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Counting, Informed, Remembering, Sharpened
+from logosphere.denoisers.wrappers import Counting, Informed, Remembering, Sharpened, Tally
 from logosphere.errors import UserError
 
 LANGUAGE = skewed(5, 6)
@@ -51,13 +51,36 @@ def test_the_nucleus_is_the_smallest_set_that_weighs_enough(top_p: float, kept: 
     torch.testing.assert_close(nucleus, expected / expected.sum())
 
 
+@pytest.mark.parametrize("top_k, kept", [(1, 1), (3, 3), (5, 5), (9, 5)])
+def test_the_likeliest_tokens_are_kept_by_number(top_k: int, kept: int) -> None:
+    out = ask(Sharpened(Spoken(P.flip(0).log()), top_k=top_k), Z).softmax(-1)[0, 0]
+    torch.testing.assert_close(out.flip(0)[:kept], P[:kept] / P[:kept].sum())
+    assert out.flip(0)[kept:].eq(0).all()
+
+
+@pytest.mark.parametrize("min_p, kept", [(0.0, 5), (0.2, 4), (0.3, 3), (0.7, 2), (0.8, 1), (1.0, 1)])
+def test_tokens_are_kept_by_their_share_of_the_likeliest(min_p: float, kept: int) -> None:
+    assert ask(Sharpened(Spoken(P.log()), min_p=min_p), Z).isfinite().sum(-1).eq(kept).all()
+
+
 def test_the_temperature_comes_before_the_nucleus() -> None:
     """At temperature 1/2 the two likeliest tokens weigh 0.87 and not 0.7."""
     kept = ask(Sharpened(Spoken(P.log()), 0.5, 0.8), Z).isfinite().sum(-1)
     assert kept.eq(2).all()
 
 
-@pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.1}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": 0.0},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": 0},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+    ],
+)
 def test_impossible_sharpness_is_refused(setting: dict) -> None:
     with pytest.raises(UserError):
         Sharpened(Spoken(P.log()), **setting)
@@ -83,13 +106,14 @@ def test_remembering_refuses_networks_that_read_the_time() -> None:
 
 
 def test_counting_counts_sequences() -> None:
-    counting = Counting(Spoken(P.log()))
+    tally = Tally()
+    counting = Counting(Spoken(P.log()), tally)
     for n in (3, 1, 5):
         ask(counting, torch.zeros(n, 6).long())
-    assert counting.sequences == 9
+    assert tally.sequences == 9
 
 
-@pytest.mark.parametrize("wrap", [Sharpened, Remembering, Counting])
+@pytest.mark.parametrize("wrap", [Sharpened, Remembering, lambda inner: Counting(inner, Tally())])
 def test_a_wrapper_that_does_nothing_changes_nothing(wrap) -> None:
     inner = network("mdlm", LANGUAGE).denoiser.requires_grad_(False)
     z = torch.randint(6, (4, 6), generator=generator(1))

@@ -1,12 +1,15 @@
 """The cards of all systems, family by family. Nothing here knows torch, so that listing systems is instant."""
 
-from logosphere.cards import autoregressive, discrete, sphere
+from logosphere.cards import autoregressive, discrete, flows, gaussian, remasking, sphere
 from logosphere.cards.card import Card
 
 CARDS: list[Card] = [
     *autoregressive.CARDS,
     *discrete.CARDS,
+    *remasking.CARDS,
     *sphere.CARDS,
+    *gaussian.CARDS,
+    *flows.CARDS,
 ]
 
 __all__ = ["CARDS", "Card"]

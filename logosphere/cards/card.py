@@ -20,3 +20,5 @@ class Card:
     """What sets it apart from its neighbours, in one line."""
     builder: str
     """module:function; called with vocab_size, length and the system's own options."""
+    sampler: str = "ancestral"
+    """The sampler it is written with unless another is asked for."""

@@ -7,13 +7,17 @@ from collections.abc import Callable
 from importlib import import_module
 
 from logosphere.errors import UserError, nearest
+from logosphere.parallel.launch import launched, rank
 
 COMMANDS = {
     "train": "train a model on your text",
     "evaluate": "measure the likelihood of a trained model, with its error",
     "sample": "generate text, continue a prompt, fill gaps",
-    "compare": "rank models on the same sequences",
+    "compare": "train systems alike, rank them on the same sequences, write one report",
+    "bench": "measure the speed and memory of training and sampling",
+    "pack": "make a small folder of a run that a package can carry",
     "systems": "list the systems that can be trained",
+    "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
 }
 
@@ -37,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
     # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    if launched():  # several processes would each remark that all parameters happened to be used
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -62,6 +68,8 @@ def _explain(problem: BaseException) -> int:
     match problem:
         case SystemExit():
             return problem.code if isinstance(problem.code, int) else FAILED
+        case UserError() | KeyboardInterrupt() if rank() > 0:
+            return FAILED  # what one process of a team cannot do, none can, and the first says so
         case UserError():
             return _complain(str(problem), FAILED)
         case KeyboardInterrupt():

@@ -154,6 +154,7 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
     from logosphere.comparison.assemble import COSTS
     from logosphere.comparison.entrants import begun, finished
     from logosphere.evaluation.costs import forget_peak, peak_bytes
+    from logosphere.parallel.team import ALONE
     from logosphere.runs.train import start
 
     run = begun(entrant)
@@ -162,7 +163,7 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
         return run
     run = run or start(entrant.recipe, corpus, entrant.folder)
     forget_peak()
-    outcome = followed(run, corpus, lambda event: None)
+    outcome = followed(run, corpus, ALONE, lambda event: None)
     write_json(run.path / COSTS, {"peak_bytes": peak_bytes()})
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} of {entrant.name} and saved. Go on with the same command.")

@@ -11,14 +11,16 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from logosphere.parallel.launch import rank
+
 if TYPE_CHECKING:
     from logosphere.data.corpora import Corpus
     from logosphere.data.tokenizers import Tokenizer
 
 T = TypeVar("T")
 
-messages = Console(stderr=True, highlight=False)
-"""Progress and remarks go here, so that results on standard output can be piped."""
+messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
+"""Progress and remarks go here, so that results on standard output can be piped. Of several processes one speaks."""
 
 
 def say(remark: str) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import tyro
 
 from logosphere.cli.console import corpus_with_progress, parse, print_json
-from logosphere.data.sources import CORPORA
 from logosphere.errors import UserError
 
 
@@ -26,16 +25,21 @@ class Arguments:
 
 def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "data")
+
+    from logosphere.data.batches import tokens_in
+    from logosphere.data.examples.opening import DESCRIPTIONS
+    from logosphere.data.sources import CORPORA
+
     if arguments.action == "list":
         if arguments.json:
-            print_json({"corpora": CORPORA})
+            print_json({"corpora": CORPORA | DESCRIPTIONS})
         else:
-            print("\n".join(f"{name:<10} {line}" for name, line in CORPORA.items()))
+            print("\n".join(f"{name:<13} {line}" for name, line in (CORPORA | DESCRIPTIONS).items()))
         return 0
     if not arguments.name:
         raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
     corpus = corpus_with_progress(arguments.name, arguments.tokenizer)
-    sizes = {"train": len(corpus.train), "valid": len(corpus.valid), "test": len(corpus.test)}
+    sizes = {split: tokens_in(getattr(corpus, split)) for split in ("train", "valid", "test")}
     if arguments.json:
         print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
     else:

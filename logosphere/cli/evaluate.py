@@ -68,7 +68,7 @@ def run(words: list[str]) -> int:
 
 def measured(folder: "RunFolder", measure: Measure) -> "Report":
     """The report of a run."""
-    from logosphere.data.batches import check_length, windows
+    from logosphere.data.batches import check_length, sequences, sequences_in, tokens_in
     from logosphere.evaluation.report import evaluate
     from logosphere.runs.train import device_of
 
@@ -80,8 +80,11 @@ def measured(folder: "RunFolder", measure: Measure) -> "Report":
     row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
     check_length(row, model.length)
     unit = tokenizer.unit if measure.per == "auto" else measure.per
-    counts = {"token": len(row), "character": corpus.characters[measure.split], "byte": corpus.bytes[measure.split]}
-    total = min(len(row) // model.length, measure.sequences or len(row))
+    tokens = tokens_in(row)
+    counts = {"token": tokens, "character": corpus.characters[measure.split], "byte": corpus.bytes[measure.split]} | {
+        tokenizer.unit: tokens
+    }
+    total = sequences_in(row, model.length, measure.sequences or None)
     finished = 0
 
     with bar(f"evaluate {folder.path.name}") as shown:
@@ -93,12 +96,12 @@ def measured(folder: "RunFolder", measure: Measure) -> "Report":
 
         return evaluate(
             model,
-            windows(row, model.length, measure.batch, measure.sequences or None),
+            sequences(row, model.length, measure.batch, measure.sequences or None),
             draws=measure.draws,
             rng=measure.seed,
             name=folder.path.name,
             unit=unit,
-            units_per_token=1.0 if unit == tokenizer.unit else counts[unit] / len(row),
+            units_per_token=1.0 if unit == tokenizer.unit else counts[unit] / tokens,
             data=f"{corpus.name} {measure.split}",
             tokenizer=tokenizer.fingerprint,
             weights=measure.weights,

@@ -7,28 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from logosphere.cli.conditions import condition_of
 from logosphere.cli.console import messages, parse, print_json, say
 from logosphere.cli.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
+from logosphere.sampling.catalogue import listing
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from logosphere.data.tokenizers import Tokenizer
+    from logosphere.data.tokenizers import Ids, Tokenizer
     from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.walk import Frame, Generation
 
-Sampler = Literal["ancestral", "cached", "first-hitting", "confidence", "entropy", "geodesic", "matched"]
 FRAMES_PER_SECOND = 30
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Generate text with a trained model; without RUN, with the one trained last."""
+    """Generate text with a trained model; without RUN, with the one trained last, or else with the one in the box."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of the run."""
+    """Folder of the run, or box:NAME for a model that came with the package."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
     """How many texts."""
     steps: int = 64
@@ -37,18 +38,34 @@ class Arguments:
     """Begin with this text."""
     infill: str = ""
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
+    label: str = ""
+    """Write for this label, where the model has learnt labels."""
+    source: str = ""
+    """Write from this source text, where the model has learnt pairs."""
+    guidance: float = 1.0
+    """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
+    image: Path | None = None
+    """Also write the samples as a picture (.png), where they are images."""
     watch: bool = False
     """Show the text condensing."""
-    sampler: Sampler = "ancestral"
-    """For masked models also: cached (same draws, fewer evaluations), first-hitting (one token at a time, exact),
-    confidence or entropy (the surest first). On the sphere ancestral draws a token and follows its bridge; also:
-    geodesic (the paper's random walk), matched (second order)."""
+    length: int | None = None
+    """Tokens of each text; more than the model's length are written window by window."""
+    overlap: int | None = None
+    """Tokens that windows share; half of the model's length unless set."""
+    sampler: str = "auto"
+    """How to write; auto is the sampler of the system. `logosphere samplers` lists them all."""
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
     temperature: float = 1.0
     """Below 1: likelier, less varied."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens with this much probability together."""
+    top_k: int | None = None
+    """Draw only from so many likeliest tokens."""
+    min_p: float = 0.0
+    """Draw only tokens with at least this share of the likeliest one's probability."""
+    greedy_end: bool = False
+    """Take the likeliest tokens in the last step."""
     weights: Literal["ema", "best", "model"] = "ema"
     """Averaged weights, the best of them, or the plain ones."""
     seed: int = 0
@@ -61,11 +78,13 @@ def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "sample")
     if arguments.prompt and arguments.infill:
         raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+    if arguments.sampler != "auto":
+        listing(arguments.sampler)
 
-    from logosphere.runs.folder import RunFolder, newest
+    from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
-    folder = RunFolder(arguments.run or newest())
+    folder = RunFolder(arguments.run or newest_or_box())
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
     given: Given | None = None
@@ -77,6 +96,8 @@ def run(words: list[str]) -> int:
         model.check_known(given.known)
     drawn = _draw(folder, model, given, tokenizer, arguments)
     rows = drawn.tokens.cpu().numpy()
+    if arguments.image is not None:
+        _picture(arguments.image, rows, folder)
     if arguments.json:
         texts = [{"text": tokenizer.decode(row), "tokens": row.tolist()} for row in rows]
         print_json({"samples": texts, "nfe": _plain(drawn.nfe), "seconds": round(drawn.seconds, 4)})
@@ -92,28 +113,11 @@ def _draw(
 ) -> "Generation":
     import torch
 
-    from logosphere.processes.moves import MOVES
     from logosphere.sampling.plan import GRIDS
-    from logosphere.sampling.steppers import (
-        Moved,
-        Ordered,
-        Stepper,
-        ancestral,
-        entropy_order,
-        first_hitting,
-        likelihood_order,
-    )
+    from logosphere.sampling.samplers import sampler
+    from logosphere.sampling.sliding import slide
     from logosphere.sampling.walk import generate
 
-    steppers: dict[str, Stepper] = {
-        "ancestral": ancestral,
-        "cached": ancestral,
-        "first-hitting": first_hitting,
-        "confidence": Ordered(likelihood_order),
-        "entropy": Ordered(entropy_order),
-        "geodesic": Moved(MOVES["geodesic"]),
-        "matched": Moved(MOVES["matched"]),
-    }
     # A network that reads the time and never met clean positions among noisy ones is shown known text as noisy as
     # the rest; the result is then an approximation.
     renoise = given is not None and model.process.needs_time and folder.recipe.task == "unconditional"
@@ -123,25 +127,50 @@ def _draw(
             "train with --task infilling for exact conditioning."
         )
     shown = Condensing(tokenizer, given) if arguments.watch and messages.is_terminal else None
-    try:
+    rng = torch.Generator(model.device).manual_seed(arguments.seed)
+    way = sampler(model.sampler if arguments.sampler == "auto" else arguments.sampler, model)
+
+    def write(known: torch.Tensor | None, tokens: torch.Tensor | None) -> "Generation":
         return generate(
             model,
             n=arguments.n,
             steps=arguments.steps,
-            rng=torch.Generator(model.device).manual_seed(arguments.seed),
-            known=None if given is None else given.known,
-            tokens=None if given is None else given.tokens,
-            stepper=steppers[arguments.sampler],
+            rng=rng,
+            known=known,
+            tokens=tokens,
+            sampler=way,
             grid=GRIDS.get(arguments.grid),
-            cached=arguments.sampler == "cached",
             temperature=arguments.temperature,
             top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            min_p=arguments.min_p,
+            greedy_end=arguments.greedy_end,
+            condition=condition_of(folder, arguments.label, arguments.source, arguments.n),
+            guidance=arguments.guidance,
             renoise_known=renoise,
             watch=None if shown is None else shown.show,
         )
+
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
+    try:
+        if arguments.length is None:
+            return write(known, tokens)
+        overlap = model.length // 2 if arguments.overlap is None else arguments.overlap
+        return slide(write, window=model.length, length=arguments.length, overlap=overlap, known=known, tokens=tokens)
     finally:
         if shown is not None:
             shown.close()
+
+
+def _picture(path: Path, rows: "Ids", folder: "RunFolder") -> None:
+    from logosphere.atomic import write_whole
+    from logosphere.evaluation.images import grid, png
+
+    axes = folder.recipe.network.axes
+    if not axes:
+        raise UserError("These samples are no images: the model was trained without --network.shape.")
+    write_whole(path, png(grid(rows.astype("int64"), axes, folder.tokenizer.size)))
+    say(f"Saved as {path}")
 
 
 def _plain(nfe: float) -> float | int:

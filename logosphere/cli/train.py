@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import tyro
 
 from logosphere.cli.console import Bar, bar, corpus_with_progress, parse, print_json, say
 from logosphere.errors import UserError
+from logosphere.parallel.launch import abandoned, launch, must_launch
 from logosphere.recipes.catalogue import RECIPES, recipe
 from logosphere.recipes.recipe import Recipe
 from logosphere.systems import system
@@ -17,6 +19,7 @@ from logosphere.systems import system
 if TYPE_CHECKING:
     from logosphere.data.corpora import Corpus
     from logosphere.evaluation.report import Report
+    from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
     from logosphere.runs.train import Event
 
@@ -33,6 +36,8 @@ class Arguments:
     """Folder of the run; default: runs/SYSTEM-DATA."""
     resume: bool = False
     """Go on with the run in --out, or with the one trained last."""
+    nproc: int = 1
+    """Processes on this machine that share the work; under torchrun it need not be given."""
     tensorboard: bool = False
     """Also write metrics for tensorboard (extra 'track')."""
     json: bool = False
@@ -47,20 +52,41 @@ def run(words: list[str]) -> int:
     chosen = _one_budget(arguments.recipe, words)
     system(chosen.system)
 
+    if must_launch(arguments.nproc):
+        return launch(["train", name, *words], arguments.nproc)
+
+    from logosphere.parallel.team import assembled
+    from logosphere.runs.folder import RunFolder
+
+    with assembled() as team:
+        # The first process sets up the folder and the tokens; the others find both.
+        prepared = team.first(lambda: _prepared(chosen, arguments))
+        path = team.told("" if prepared is None else str(prepared[0].path))
+        folder, corpus = prepared or (RunFolder(path), _opened(RunFolder(path), chosen, arguments))
+        return _carry_out(folder, corpus, arguments, team)
+
+
+def _prepared(chosen: Recipe, arguments: Arguments) -> "tuple[RunFolder, Corpus]":
+    """The folder of a new run, or of one to be resumed, and its text."""
     from logosphere.runs.folder import RunFolder, free_name, newest
     from logosphere.runs.train import start
 
     if arguments.resume:
         folder = RunFolder(arguments.out or newest())
-        corpus = corpus_with_progress(folder.recipe.data, folder.tokenizer)
-    else:
-        if arguments.out is not None and arguments.out.exists() and any(arguments.out.iterdir()):
-            raise UserError(
-                f"{arguments.out} exists already; choose another --out, or continue the run in it with --resume."
-            )
-        corpus = corpus_with_progress(chosen.data, chosen.tokenizer)
-        folder = start(chosen, corpus, arguments.out or free_name(chosen.system, chosen.data))
-    return _carry_out(folder, corpus, arguments)
+        return folder, _opened(folder, chosen, arguments)
+    if arguments.out is not None and arguments.out.exists() and any(arguments.out.iterdir()):
+        raise UserError(
+            f"{arguments.out} exists already; choose another --out, or continue the run in it with --resume."
+        )
+    corpus = corpus_with_progress(chosen.data, chosen.tokenizer)
+    return start(chosen, corpus, arguments.out or free_name(chosen.system, chosen.data)), corpus
+
+
+def _opened(folder: "RunFolder", chosen: Recipe, arguments: Arguments) -> "Corpus":
+    """The text of a run that has its folder."""
+    if arguments.resume:
+        return corpus_with_progress(folder.recipe.data, folder.tokenizer)
+    return corpus_with_progress(chosen.data, chosen.tokenizer)
 
 
 def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
@@ -80,37 +106,40 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
     )
 
 
-def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments) -> int:
-    with _board(folder, arguments) as board:
-        outcome = followed(folder, corpus, board.note)
+def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team: "Team") -> int:
+    with _board(folder, arguments, team) as board:
+        outcome = followed(folder, corpus, team, board.note)
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
         return 130
     assert outcome.report is not None  # the last step of a run is always validated
-    return _finish(folder, corpus, outcome.step, outcome.report, arguments)
+    return 0 if not team.leads else _finish(folder, corpus, outcome.step, outcome.report, arguments)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: at its last step or because somebody stopped it."""
+    """How a training ended: at its last step, or because somebody stopped it."""
 
     step: int
     report: "Report | None"
     stopped: bool
 
 
-def followed(folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]") -> Outcome:
+def followed(folder: "RunFolder", corpus: "Corpus", team: "Team", note: "Callable[[Event], None]") -> Outcome:
     """Train, with a bar for those who watch."""
+    from logosphere.data.batches import tokens_in
     from logosphere.runs.interrupts import Interrupts
-    from logosphere.runs.train import Advanced, Saved, Validated, train
+    from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
     settings = folder.recipe
-    say(f"[bold]{settings.system}[/] on {corpus.name} ({len(corpus.train):,} tokens) in {folder.path}")
+    say(f"[bold]{settings.system}[/] on {corpus.name} ({tokens_in(corpus.train):,} tokens) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
+    event: Event | None = None
     interrupts = Interrupts()
-    with interrupts.heard(), folder.lock(), bar(settings.system) as shown:
-        for event in train(folder, corpus, stop=lambda: interrupts.requested):
+    with interrupts.heard(), ExitStack() as stack, bar(settings.system) as shown:
+        team.first(lambda: stack.enter_context(folder.lock()))
+        for event in train(folder, corpus, lambda: interrupts.requested or abandoned(), team):
             note(event)
             match event:
                 case Advanced():
@@ -121,7 +150,7 @@ def followed(folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], Non
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    return Outcome(step, report, interrupts.requested and done < 1)
+    return Outcome(step, report, isinstance(event, Saved) and done < 1)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:
@@ -153,8 +182,8 @@ def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report", 
     return 0
 
 
-def _board(folder: "RunFolder", arguments: Arguments) -> "Board":
-    return Board(folder.path / "tensorboard" if arguments.tensorboard else None)
+def _board(folder: "RunFolder", arguments: Arguments, team: "Team") -> "Board":
+    return Board(folder.path / "tensorboard" if arguments.tensorboard and team.leads else None)
 
 
 class Board:

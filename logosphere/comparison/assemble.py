@@ -49,7 +49,7 @@ def board(
         sequences=first.sequences,
         draws=first.draws,
         budget=_budget(recipe),
-        entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
+        entries=[_entry(one, runs[one.name], portraits.get(one.name), corpus) for one in standing],
         measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
@@ -64,7 +64,7 @@ def _budget(recipe: Recipe) -> str:
     return f"{recipe.minutes:g} minutes" if recipe.cpu_minutes is None else f"{recipe.cpu_minutes:g} CPU minutes"
 
 
-def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:
+def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None, corpus: Corpus) -> Entry:
     run, report = runs[0], one.report
     card = system(run.recipe.system)
     seeds = [
@@ -79,7 +79,7 @@ def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) 
         samplings=[] if portrait is None else portrait.samplings,
         texts=[] if portrait is None else portrait.texts,
         film=None if portrait is None else portrait.film,
-        costs=_costs(run, report.seconds / len(seeds)),
+        costs=_costs(run, corpus, report.seconds / len(seeds)),
     )  # fmt: skip
 
 
@@ -105,9 +105,9 @@ def _curve(run: RunFolder) -> list[Point]:
     return points
 
 
-def _costs(run: RunFolder, evaluation: float) -> Costs:
+def _costs(run: RunFolder, corpus: Corpus, evaluation: float) -> Costs:
     recipe, last = run.recipe, _last(run)
-    model = build_model(recipe, run.tokenizer.size)
+    model = build_model(recipe, corpus)
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),

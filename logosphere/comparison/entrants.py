@@ -36,7 +36,7 @@ class Budget:
     def _given(self) -> dict[str, float]:
         return {name: float(value) for name, value in asdict(self).items() if value is not None}
 
-    def applied(self, recipe: Recipe, vocab_size: int) -> Recipe:
+    def applied(self, recipe: Recipe, corpus: Corpus) -> Recipe:
         """The recipe with this budget. Tokens and operations are turned into steps, rounded down but at least 1."""
         if not self._given():
             return recipe
@@ -44,7 +44,7 @@ class Budget:
         if self.tokens is not None:
             steps = max(1, int(self.tokens // (recipe.batch * recipe.length)))
         if self.flops is not None:
-            steps = max(1, int(self.flops // step_flops(build_model(recipe, vocab_size), recipe.batch)))
+            steps = max(1, int(self.flops // step_flops(build_model(recipe, corpus), recipe.batch)))
         return replace(recipe, steps=steps, minutes=self.minutes, cpu_minutes=self.cpu_minutes)
 
 
@@ -108,7 +108,7 @@ def entrants(
         raise UserError(f"There must be at least 1 seed, not {seeds}.")
     every = []
     for contender in found:
-        recipe = budget.applied(contender.recipe(common), corpus.tokenizer.size)
+        recipe = budget.applied(contender.recipe(common), corpus)
         for number in range(seeds):
             place = re.sub(r"[^A-Za-z0-9.=-]+", "-", contender.name)
             folder = out / (place if number == 0 else f"{place}-seed{number}")

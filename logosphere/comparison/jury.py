@@ -3,9 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from logosphere.comparison.entrants import Budget, Entrant
 from logosphere.comparison.fairness import opened
+from logosphere.data.batches import Split
 from logosphere.data.corpora import Corpus
+from logosphere.data.examples.collection import Examples
 from logosphere.errors import UserError
 from logosphere.evaluation.judges import Judge, OwnJudge, hugging_face, smollm2
 from logosphere.recipes.recipe import Recipe
@@ -16,14 +20,20 @@ HELD_BACK = 10
 
 def judge_corpus(corpus: Corpus) -> Corpus:
     """The validation split as a text of its own: systems train on the other one and are measured on the test split."""
-    cut = len(corpus.valid) - max(len(corpus.valid) // HELD_BACK, 1)
-    return replace(corpus, name=f"{corpus.name} (validation split)", train=corpus.valid[:cut], valid=corpus.valid[cut:])
+    every = corpus.valid
+    cut = len(every) - max(len(every) // HELD_BACK, 1)
+    train, valid = _rows(every, 0, cut), _rows(every, cut, len(every))
+    return replace(corpus, name=f"{corpus.name} (validation split)", train=train, valid=valid)
+
+
+def _rows(split: Split, first: int, last: int) -> Split:
+    return split.chosen(np.arange(first, last)) if isinstance(split, Examples) else split[first:last]
 
 
 def judge_entrant(common: Recipe, budget: Budget, corpus: Corpus, folder: Path) -> Entrant:
     """An autoregressive model with the network and the budget of the systems."""
     recipe = replace(common, system="ar", options=(), task="unconditional")
-    return Entrant("judge", budget.applied(recipe, corpus.tokenizer.size), folder)
+    return Entrant("judge", budget.applied(recipe, corpus), folder)
 
 
 def summoned(name: str, own: Path) -> Judge:

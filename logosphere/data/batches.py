@@ -10,11 +10,37 @@ from typing import Any
 import numpy as np
 import torch
 
+from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
 
 Row = np.ndarray[Any, np.dtype[Any]]
+Split = Row | Examples
+"""A part of a corpus: one long row of tokens, or separate examples."""
+
+
+def tokens_in(split: Split) -> int:
+    """How many tokens a split has."""
+    return split.tokens if isinstance(split, Examples) else len(split)
+
+
+def sequences_in(split: Split, length: int, limit: int | None = None) -> int:
+    """How many sequences of this length `sequences` makes of a split."""
+    available = len(split.of_length(length)) if isinstance(split, Examples) else len(split) // length
+    return available if limit is None else min(limit, available)
+
+
+def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
+    """Batches to train on."""
+    return Picks(split, length, batch, seed) if isinstance(split, Examples) else Crops(split, length, batch, seed)
+
+
+def sequences(split: Split, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
+    """Batches to evaluate on, at most `limit` sequences spread over the whole split."""
+    if isinstance(split, Examples):
+        return in_turn(split, length, batch, limit)
+    return windows(split, length, batch, limit)
 
 
 @dataclass(frozen=True)
@@ -31,11 +57,11 @@ class Crops:
             raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
         check_length(self.tokens, self.length)
 
-    def at(self, step: int) -> Batch:
-        """The batch of a step."""
-        place = torch.arange(self.batch)
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
         ids = step * self.batch + place
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(self.batch, 1)
+        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
@@ -45,8 +71,7 @@ class Crops:
 def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
     """Consecutive windows that do not overlap (the tail is dropped); at most `limit`, spread over the whole row."""
     check_length(tokens, length)
-    available = len(tokens) // length
-    wanted = available if limit is None else min(limit, available)
+    available, wanted = len(tokens) // length, sequences_in(tokens, length, limit)
     ids = np.arange(wanted) * available // wanted
     for first in range(0, wanted, batch):
         part = ids[first : first + batch]
@@ -56,9 +81,12 @@ def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> I
         yield Batch(rows, ~everywhere, everywhere, torch.as_tensor(part), place, wanted)
 
 
-def check_length(tokens: Row, length: int) -> None:
+def check_length(tokens: Split, length: int) -> None:
     if length < 1:
         raise UserError(f"The length must be at least 1, not {length}.")
+    if isinstance(tokens, Examples):
+        tokens.of_length(length)
+        return
     if len(tokens) < length:
         raise UserError(
             f"A split of the text has only {len(tokens):,} tokens, fewer than one sequence of {length}; "

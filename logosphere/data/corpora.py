@@ -3,33 +3,24 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
+from logosphere.data.batches import Split
+from logosphere.data.choosing import TOKENIZERS, choose
+from logosphere.data.examples.collection import Examples
+from logosphere.data.examples.opening import Collection, is_collection, open_collection
 from logosphere.data.sources import CORPORA, Report, Source, find_source
 from logosphere.data.tokenfile import DamagedCache, build, open_tokens, read_meta
-from logosphere.data.tokenizers import (
-    TEXT8_ALPHABET,
-    Bytes,
-    Characters,
-    Ids,
-    Subwords,
-    Tokenizer,
-    characters_of,
-    from_description,
-    text8,
-)
-from logosphere.errors import UserError, nearest
+from logosphere.data.tokenizers import Tokenizer, characters_of, from_description
+from logosphere.errors import UserError
 
 __all__ = ["CORPORA", "TOKENIZERS", "Corpus", "get", "open_corpus"]
 
-TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE")
-MOST_CHARACTERS = 128
-"""The largest alphabet for which 'auto' takes characters rather than bytes."""
 HELD_OUT = 5
 """Per cent of the text for each of the splits a source does not bring along."""
 PIECE = 1 << 20
@@ -43,14 +34,23 @@ class Corpus:
 
     name: str
     tokenizer: Tokenizer
-    train: Ids
-    valid: Ids
-    test: Ids
+    train: Split
+    valid: Split
+    test: Split
     sha256: str
     """Of the source text."""
     characters: dict[str, int]
     bytes: dict[str, int]
-    folder: Path
+    folder: Path | None
+    """Where the tokens lie; nowhere when a set is small and read anew."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels that examples have."""
+
+    @property
+    def conditions(self) -> dict[str, int]:
+        """What a network must be built for to read the conditions of all examples; nothing for a running text."""
+        parts = [part.conditions for part in (self.train, self.valid, self.test) if isinstance(part, Examples)]
+        return {name: max(part[name] for part in parts) for part in parts[:1] for name in part}
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,6 @@ class _Survey:
     """Per split that the source brings along."""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """A tokenizer to be made: `key` names it in the cache, and `make` may train it on the train split."""
-
-    key: str
-    make: Callable[[Iterable[str]], Tokenizer]
-
-
 def open_corpus(
     source: str, tokenizer: str | Tokenizer = "auto", cache: Path | None = None, report: Report | None = None
 ) -> Corpus:
@@ -78,12 +70,22 @@ def open_corpus(
     cache = cache or cache_folder()
     report = report or _silent
     try:
+        if is_collection(source):
+            return _collected(open_collection(source, tokenizer, cache, report))
         return _open(find_source(source, cache, report), tokenizer, cache, report)
     except OSError as error:
         raise UserError(
             f"The cache folder {cache} cannot be used ({error}); set the environment variable "
             f"LOGOSPHERE_CACHE to a folder that can be written and has space."
         ) from error
+
+
+def _collected(found: Collection) -> Corpus:
+    splits = found.splits
+    return Corpus(
+        found.name, found.tokenizer, splits["train"], splits["valid"], splits["test"], found.sha256,
+        found.characters, found.bytes, folder=None, labels=found.labels,
+    )  # fmt: skip
 
 
 def get(name: str, cache: Path | None = None, report: Report | None = None) -> Corpus:
@@ -93,7 +95,7 @@ def get(name: str, cache: Path | None = None, report: Report | None = None) -> C
 
 def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: Report) -> Corpus:
     survey = _surveyed(source, cache, report)
-    choice = _given(tokenizer) if isinstance(tokenizer, Tokenizer) else _choose(tokenizer, survey.alphabet)
+    choice = choose(tokenizer, survey.alphabet)
     key = _digest(json.dumps([survey.sha256, survey.characters, choice.key]))
     folder = cache / "tokens" / f"{re.sub(r'[^a-z0-9]+', '-', choice.key)[:20]}-{key[:24]}"
     try:
@@ -210,49 +212,6 @@ def _even(pieces: Iterable[str]) -> Iterator[str]:
         text = text[start:]
     if text:
         yield text
-
-
-def _given(tokenizer: Tokenizer) -> _Choice:
-    return _Choice(f"given-{tokenizer.fingerprint}", lambda texts: tokenizer)
-
-
-def _choose(name: str, alphabet: str) -> _Choice:
-    """The tokenizer a user means, for a text of this alphabet."""
-    if name == "auto":
-        name = _suited(alphabet)
-    if name == "text8":
-        strange = set(alphabet) - set(TEXT8_ALPHABET)
-        if strange:
-            raise UserError(
-                f"The text holds {min(strange)!r}, which is not in the alphabet of text8; "
-                f"use --tokenizer characters or --tokenizer byte."
-            )
-        return _Choice(name, lambda texts: text8())
-    if name == "characters":
-        return _Choice(name, lambda texts: Characters(alphabet))
-    if name == "byte":
-        return _Choice(name, lambda texts: Bytes())
-    kind, _, size = name.partition(":")
-    if kind in _TRAINERS:
-        if not re.fullmatch(r"[0-9]{1,9}", size):
-            raise UserError(f"The tokenizer '{name}' lacks a size; write {kind}:8000, say.")
-        return _Choice(f"{kind}:{int(size)}", lambda texts: _TRAINERS[kind](texts, int(size)))
-    path = Path(name).expanduser()
-    if path.is_file():
-        return _given(Subwords.from_file(path))
-    raise UserError(f"There is no tokenizer or tokenizer file '{name}'.{nearest(name, TOKENIZERS)}")
-
-
-_TRAINERS: dict[str, Callable[[Iterable[str], int], Tokenizer]] = {
-    "bpe": Subwords.train_bpe,
-    "wordpiece": Subwords.train_wordpiece,
-}
-
-
-def _suited(alphabet: str) -> str:
-    if set(alphabet) <= set(TEXT8_ALPHABET):
-        return "text8"
-    return "characters" if len(alphabet) <= MOST_CHARACTERS else "byte"
 
 
 def _digest(text: str) -> str:

@@ -176,7 +176,7 @@ class Oracle(Denoiser):
                 seen = torch.cat([clean[:, :start], own[:, start:end], torch.zeros_like(own[:, end:])], dim=1)
                 parts.append(self.language.posterior(seen)[:, start:end])
             out = torch.cat(parts, dim=1)
-        out = out.float()
+        out = self.process.phrased(out, z, t).float()
         return out if where is None else out[where]
 
 

@@ -17,7 +17,7 @@ from logosphere.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as SubwordModel
 
-Unit = Literal["character", "byte", "token"]
+Unit = Literal["character", "byte", "token", "dimension"]
 Ids = npt.NDArray[np.integer[Any]]
 
 TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
@@ -214,7 +214,15 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "characters": lambda description: Characters(description["alphabet"], description["name"]),
     "bytes": lambda description: Bytes(),
     "subwords": lambda description: Subwords.from_json(description["json"], description["name"]),
+    "ended": lambda description: _special(description),
+    "levels": lambda description: _special(description),
 }
+
+
+def _special(description: Mapping[str, Any]) -> Tokenizer:
+    from logosphere.data.special import described  # it is made of the tokenizers of this file
+
+    return described(description)
 
 
 def from_description(description: Mapping[str, Any]) -> Tokenizer:

@@ -4,22 +4,39 @@ Three patterns cover every model: all positions see each other (`full`); positio
 noisy blocks see themselves and the clean blocks before them (`block_causal_mask`).
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.shapes import Bool, Float
+from logosphere.errors import UserError
+from logosphere.shapes import Bool, Float, Int64
 
 
-def rotary_table(length: int, head_width: int, base: float = 10_000.0) -> Float[Tensor, "2 L h"]:
-    """cos and sin of position × frequency, frequencies base^(-2i/h) (Su et al. 2021, RoPE)."""
-    angles = torch.arange(length).float()[:, None] * _frequencies(head_width, base)
+def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Float[Tensor, "2 L h"]:
+    """cos and sin of place × frequency (Su et al. 2021, RoPE).
+
+    A sequence has one place per position. An image has one for each axis, and the planes of a head are shared out to
+    the axes in turn (Heo et al. 2024, axial RoPE), so that a head can look along any of them.
+    """
+    if axes and math.prod(axes) != length:
+        raise UserError(f"A shape of {'x'.join(map(str, axes))} has {math.prod(axes)} positions, not {length}.")
+    places = torch.cartesian_prod(*map(torch.arange, axes or (length,))).view(length, -1).float()
+    frequencies, axis = plane_frequencies(head_width, max(1, len(axes)))
+    angles = places[:, axis] * frequencies
     angles = torch.cat([angles, angles], dim=1)
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def _frequencies(head_width: int, base: float = 10_000.0) -> Float[Tensor, "n"]:
-    return base ** (-torch.arange(0, head_width, 2).float() / head_width)
+def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+    """The frequency of each plane, base^(-i/n) with i counted within its axis, and the axis it turns with."""
+    planes = torch.arange(head_width // 2)
+    own = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes that the same axis has
+    return BASE ** (-(planes // axes).float() / own), planes % axes
+
+
+BASE = 10_000.0
 
 
 def rotate(x: Float[Tensor, "B H M h"], table: Float[Tensor, "2 M h"]) -> Float[Tensor, "B H M h"]:
@@ -67,16 +84,17 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     @torch.no_grad()
-    def look_at_neighbours(self, *, ahead: bool) -> None:
-        """Head by head, look 1, 2, 3 … places back; with `ahead`, 1 back, 1 ahead, 2 back, 2 ahead …
+    def look_at_neighbours(self, *, ahead: bool, axes: int = 1) -> None:
+        """Head by head, look 1, 2, 3 … places back; with `ahead`, 1 back, 1 ahead, 2 back, 2 ahead … Axes take turns.
 
         q = r (1, 0) and k = r (cos ωδ, sin ωδ) in each plane add r² Σ_ω cos(ω(i - j - δ)) to what decides, largest at
         j = i - δ. With r = 3 a head looks there and nowhere else; with 1 it hardly does, and learns much more slowly.
         """
-        heads = torch.arange(self.heads)
-        back = (1 + heads // 2) * (1 - 2 * (heads % 2)) if ahead else 1 + heads
+        turn, along = torch.arange(self.heads) // axes, torch.arange(self.heads) % axes
+        back = (1 + turn // 2) * (1 - 2 * (turn % 2)) if ahead else 1 + turn
         width = self.qkv.in_features // self.heads
-        angles = back[:, None] * _frequencies(width)
+        frequencies, axis = plane_frequencies(width, axes)
+        angles = back[:, None] * frequencies * (axis == along[:, None])
         q, k, _ = self.qkv.bias.zero_().view(3, self.heads, width)
         q[:, : width // 2] = 3
         k.copy_(3 * torch.cat([angles.cos(), angles.sin()], 1))
@@ -96,4 +114,24 @@ class Attention(nn.Module):
             k, v = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        return self.out(mixed.transpose(1, 2).reshape(B, M, D))
+
+
+class CrossAttention(nn.Module):
+    """Attention of positions to a memory of other vectors."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, h: Float[Tensor, "B M D"], memory: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"]
+    ) -> Float[Tensor, "B M D"]:
+        B, M, D = h.shape
+        q = self.query(h).view(B, M, self.heads, -1).transpose(1, 2)
+        k, v = self.key_value(memory).view(B, memory.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=valid[:, None, None])
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 
-from torch import nn
+from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.shapes import Bool
+from logosphere.types import Condition, Logits, Positions, State, Times
 
 
 def check_block(length: int, block: int) -> None:
@@ -33,3 +34,35 @@ class Denoiser(nn.Module, ABC):
     def session(self) -> "Denoiser":
         """A denoiser for one run of the sampler, free to remember what it has seen (a cache); by default itself."""
         return self
+
+    def given(self, condition: Condition) -> "Denoiser":
+        """The same denoiser, told a condition; it then belongs to these sequences and no others."""
+        raise UserError(
+            "This model was built without conditions; build it with labels=…, source=… or signal=… to use one."
+        )
+
+    def rows(self, kept: Bool[Tensor, "B"]) -> "Denoiser":
+        """The same denoiser for some of the sequences it belongs to; by default it belongs to none in particular."""
+        return self
+
+
+class Wrapper(Denoiser, ABC):
+    """A denoiser around a denoiser, of which it asks everything it does not know itself."""
+
+    inner: Denoiser
+
+    @abstractmethod
+    def around(self, inner: Denoiser) -> Denoiser:
+        """The same wrapper around another denoiser."""
+
+    def session(self) -> Denoiser:
+        return self._again(self.inner.session())
+
+    def given(self, condition: Condition) -> Denoiser:
+        return self._again(self.inner.given(condition))
+
+    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+        return self._again(self.inner.rows(kept))
+
+    def _again(self, inner: Denoiser) -> Denoiser:
+        return self.around(inner).train(self.training)  # modules are born in training

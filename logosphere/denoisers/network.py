@@ -1,5 +1,6 @@
-"""The size of a network, apart from the network: recipes and the command line read it without loading torch."""
+"""The size of a network and what it reads, apart from the network: recipes read it without loading torch."""
 
+import re
 from dataclasses import dataclass
 
 from logosphere.errors import UserError
@@ -7,7 +8,7 @@ from logosphere.errors import UserError
 
 @dataclass(frozen=True)
 class Network:
-    """The size of a transformer."""
+    """The size of a transformer, and the conditions it can be told."""
 
     width: int = 128
     """Features per position."""
@@ -17,6 +18,18 @@ class Network:
     """Attention heads; must divide the width into even parts."""
     dropout: float = 0.0
     """Share of activations dropped while training."""
+    body: str = "transformer"
+    """What reads the states: attention, or dilated convolutions (for DNA)."""
+    shape: str = ""
+    """Extents of images, such as 32x32x3: positions then have a row, a column and a channel."""
+    labels: int = 0
+    """Number of labels a sequence may be written for; 0 for none."""
+    source: int = 0
+    """Size of the vocabulary of source texts; 0 for none."""
+    source_length: int = 64
+    """Longest source text."""
+    signal: int = 0
+    """Numbers given at every position; 0 for none."""
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth, self.heads) < 1:
@@ -25,3 +38,21 @@ class Network:
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
+        if self.body not in ("transformer", "convolution"):
+            raise UserError(f"The body of a network is transformer or convolution, not '{self.body}'.")
+        if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):
+            raise UserError(f"A shape is written like 32x32x3, not '{self.shape}'.")
+        if len(self.axes) > self.width // self.heads // 2:
+            raise UserError(f"Heads of {self.width // self.heads} features are too small for {len(self.axes)} axes.")
+        if min(self.labels, self.source, self.signal) < 0 or self.source_length < 1:
+            raise UserError("The numbers of labels, source tokens and signals must not be negative.")
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The extents of `shape`; none for a plain sequence."""
+        return tuple(map(int, self.shape.split("x"))) if self.shape else ()
+
+    @property
+    def conditional(self) -> bool:
+        """Can it be told anything?"""
+        return max(self.labels, self.source, self.signal) > 0

@@ -1,36 +1,59 @@
-"""Self-conditioning (Chen et al. 2022, Bit Diffusion): the network reads its own last prediction beside the state."""
+"""Self-conditioning (Chen et al. 2022, Bit Diffusion): the network reads its own last estimate beside the state.
+
+It serves every continuous process. What is shown is an `Estimate` of the clean state, made of what the network said.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, Wrapper
+from logosphere.errors import UserError
 from logosphere.types import Logits, Positions, State, Times
 
+Estimate = Callable[[Tensor, State, Times], Tensor]
+"""(what the network said, what it saw, times) -> what it is shown the next time, [B, M, width]."""
 
-class SelfConditioned(Denoiser):
-    """Shows a network, whose inputs are twice as wide, the first `choices` coordinates and its own prediction.
 
-    Training shows the prediction in half of the steps, and zeros in the others. A bound belongs to a model that depends
-    on the state alone, so outside of sampling the network is always asked twice: first without, then with its first
-    answer. A sampler remembers the answer of the step before instead, at no cost.
+def likely_tokens(out: Logits, z: State, t: Times) -> Tensor:
+    """p(token), scaled like a belief."""
+    return out.softmax(-1) * out.shape[-1] ** 0.5
+
+
+class SelfConditioned(Wrapper):
+    """Shows a network the first `reads` coordinates of a state and an estimate of `width` more, or zeros at first.
+
+    Training shows an estimate with some probability, whole batches at a time; the coin is drawn like dropout, from
+    torch's generator, which training sets by the seed and the step. A bound belongs to a model that depends on the
+    state alone, so outside of sampling the network is always asked twice: first without, then with its first answer.
+    A sampler remembers the answer of the step before instead, so that a step costs one evaluation.
     """
 
-    def __init__(self, inner: Denoiser, choices: int):
+    def __init__(
+        self, inner: Denoiser, reads: int, width: int, estimate: Estimate = likely_tokens, probability: float = 0.5
+    ):
         super().__init__()
-        self.inner, self.block, self.reads_time, self.choices = inner, inner.block, inner.reads_time, choices
+        if not 0 < probability <= 1:
+            raise UserError(f"The probability of self-conditioning is above 0 and at most 1, not {probability}.")
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self.reads, self.width, self.estimate, self.probability = reads, width, estimate, probability
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         first = None
-        if not self.training or bool(torch.rand(()) < 0.5):
+        if not self.training or bool(torch.rand(()) < self.probability):
             with torch.no_grad():
-                first = self.shown(z, t, context, None, None).softmax(-1)
+                first = self.estimate(self.shown(z, t, context, None, None), z, t)
         return self.shown(z, t, context, where, first)
 
     def shown(self, z: State, t: Times, context: State, where: Positions | None, last: Tensor | None) -> Logits:
-        """Ask the network, showing it a prediction."""
-        seen = z[..., : self.choices]
-        last = torch.zeros_like(seen) if last is None else last.to(seen.dtype) * self.choices**0.5
+        """Ask the network, showing it an estimate."""
+        seen = z[..., : self.reads]
+        last = seen.new_zeros(*seen.shape[:-1], self.width) if last is None else last.to(seen.dtype)
         return self.inner(torch.cat([seen, last], -1), t, context, where)
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return SelfConditioned(inner, self.reads, self.width, self.estimate, self.probability)
 
     def session(self) -> Denoiser:
         return Recalling(self)
@@ -46,5 +69,5 @@ class Recalling(Denoiser):
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.model.shown(z, t, context, None, self.last)
-        self.last = out.softmax(-1)
+        self.last = self.model.estimate(out, z, t)
         return out if where is None else out[where]

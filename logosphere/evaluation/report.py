@@ -16,6 +16,7 @@ from logosphere.atomic import write_json
 from logosphere.errors import UserError
 from logosphere.likelihood import Estimate, bounds, joined, ratio
 from logosphere.model import Model
+from logosphere.parallel.team import ALONE, Team
 from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
 
 
@@ -81,18 +82,21 @@ def evaluate(
     tokenizer: str = "",
     weights: str = "",
     watch: Callable[[Estimate], None] | None = None,
+    team: Team = ALONE,
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
-    `units_per_token` turns bits per token into bits per character or byte. `watch` is called after each batch.
+    `units_per_token` turns bits per token into bits per character or byte. `watch` is called after each batch. The
+    processes of a `team` share out the sequences and all get the report.
     """
     if draws < 1:
         raise UserError(f"The number of draws must be at least 1, not {draws}.")
     started = time.perf_counter()
-    seed = _seed(rng)
+    seed = int(team.told(str(_seed(rng))))
     digest = hashlib.sha256()
     parts: list[Estimate] = []
-    for part in bounds(model, _digested(_batches(batches), digest.update), draws=draws, seed=seed, predict=denoiser):
+    read = _digested(_batches(batches), digest.update)
+    for part in bounds(model, read, draws=draws, seed=seed, predict=denoiser, team=team):
         parts.append(part)
         if watch is not None:
             watch(part)

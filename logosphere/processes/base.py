@@ -47,6 +47,8 @@ class Process(nn.Module, ABC):
     branches: int = 1
     """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
     branch: int | None = None
+    learns_noise: bool = False
+    """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
     @abstractmethod
     def prior(self, batch: int, length: int, noise: Noise) -> State:
@@ -76,6 +78,10 @@ class Process(nn.Module, ABC):
     def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
 
+    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """The loss of processes that also look at z to weigh it; by default `loss`."""
+        return self.loss(nats, out, u, t, weight)
+
     @abstractmethod
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | u) || p(z_1)) at each position."""
@@ -84,12 +90,34 @@ class Process(nn.Module, ABC):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
 
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:
+        """log q(z_t | u) of each sequence, where the path learns."""
+        return None
+
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+        """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
+
+        Terms that anchor a codec or shape a schedule belong here.
+        """
+        return torch.zeros_like(nats)
+
+    def figures(self) -> dict[str, float]:
+        """What to log of the parts a process learns by itself."""
+        return {}
+
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
+
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default.
+
+        Scores and predicted states are other words.
+        """
+        return posterior
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
@@ -115,11 +143,17 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
         return field.masked_scatter(where, values).sum(1)
 
+    recon = per_sequence(torch.where(last, nats, 0) * weight[where])
+    diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
+    loss = per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
+    if process.training:
+        loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(
-        recon=per_sequence(torch.where(last, nats, 0) * weight[where]),
-        diffusion=per_sequence(torch.where(last, 0, nats) * weight[where]),
+        recon=recon,
+        diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
-        loss=per_sequence(process.loss(nats, out, u[where], t[where], weight[where])),
-        count=batch.free.sum(1),
+        loss=loss,
+        count=batch.counted,
         kind=process.kind,
+        credit=process.credit(u, z, t, free),
     )

@@ -9,6 +9,7 @@ always measured at times drawn in proportion to the root mean square of the nats
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.shapes import Float, Int64
@@ -23,6 +24,7 @@ MEMORY = 0.95
 class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
+    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -35,8 +37,9 @@ class Clock(nn.Module):
     pending: Tensor
     drawn: Tensor | None
 
-    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None):
+    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None, *, warped: bool = False):
         super().__init__()
+        self.warped = warped
         self.steps = len(base)
         bins = min(BINS, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
@@ -52,7 +55,9 @@ class Clock(nn.Module):
         if self.drawn is not None and self.training:
             return self.drawn
         squares, cost, doubt = self.measured
-        if self.training:
+        if self.training and self.warped:
+            cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
+        elif self.training:
             cost = cost * (1 - doubt / doubt[self.seen > 0].max()).square() if bool(self.seen.any()) else cost
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
@@ -67,6 +72,25 @@ class Clock(nn.Module):
         p = self.probabilities(together)
         step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(self.steps - 1)
         return step, 1 / p[step]
+
+    def within(
+        self, w: Float[Tensor, "..."], together: int = 1
+    ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """As `locate`, for steps that are intervals: also how much of the step lies before the quantile."""
+        p = self.probabilities(together)
+        ends = p.cumsum(0)
+        step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
+        return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
+
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
+        nats = self.measured[1][self.bin_of][:-1].cpu()
+        gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
+        wanted = torch.arange(steps, dtype=gained.dtype) / steps
+        right = torch.searchsorted(gained, wanted, right=True).clamp(1, len(gained) - 1)
+        share = (wanted - gained[right - 1]) / (gained[right] - gained[right - 1]).clamp_min(1e-12)
+        t = 1 - (right - 1 + share) / self.steps
+        return F.pad(t, (0, 1)).float()
 
     def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""

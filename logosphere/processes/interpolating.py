@@ -1,14 +1,14 @@
 """Discrete diffusion by interpolation: q(z_t | x) = a_t [z = x] + b_t(z).
 
-Masked diffusion puts the mass b_t on one extra state, uniform diffusion spreads it over all tokens. Between two times
-everything stays in closed form and costs O(K) (Austin et al. 2021, D3PM; Sahoo et al. 2024, MDLM):
+What b_t is, a noise law tells (mixing.py): the mask, random tokens, or both. What the denoiser's numbers mean, a head
+tells (heads.py). Between two times everything stays in closed form and costs O(K) (Austin et al. 2021, D3PM):
 
-    q(z_t | z_s)      = (a_t/a_s) [z_t = z_s] + b_ts(z_t),       b_ts = b_t - (a_t/a_s) b_s
-    q(z_s | z_t, x)   = q(z_t | z_s) q(z_s | x) / q(z_t | x)
+    q(z_s | z_t, x) = q(z_t | z_s) q(z_s | x) / q(z_t | x)
 
-A model of the token given everything *but* z_t at its own position, x̂, may be put for x in the last line: that is the
-exact posterior step. `out` holds p(x | z), so x̂ ∝ p(x | z) / q(z_t | x): one Bayes step back (`_context`).
+The token as the context sees it, x̂, may be put for x: that is the exact posterior step.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,67 +17,101 @@ from torch import Tensor
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
-from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.schedules import Schedule
+from logosphere.processes.base import Noised, Process, uniform_grid
+from logosphere.processes.heads import Head, Posterior, Score, cross_entropy
+from logosphere.processes.mixing import Mixing
 from logosphere.shapes import Float
 from logosphere.types import Kind, Logits, Positions, State, Times
 
+Weighting = Callable[[Mixing, State, State, Tensor], Tensor]
+"""Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
+
 
 class Interpolating(Process):
-    """Masked (`mask=True`) or uniform diffusion of tokens, in continuous time or in `timesteps` steps.
+    """Diffusion of tokens with one noise law, in continuous time or in `timesteps` steps.
 
     `hybrid` adds that share of cross-entropy to the training loss (D3PM's L_λ); `unweighted` trains on the
-    cross-entropy of hidden tokens alone, whatever the time, which learns faster (the bound is measured all the same).
-    `exact_count` masks exactly
-    ceil(w·n) of n positions instead of each by chance: the same bound with less variance, for models that do not
-    read the time.
+    cross-entropy of hidden tokens alone, whatever the time, which learns faster; `weighting` trains with other weights
+    than the bound's. The bound is measured all the same. `exact_count` masks exactly ceil(w·n) of n positions instead
+    of each by chance: the same bound with less variance, for models that do not read the time. `clip` keeps the share
+    of hidden positions in an interval while training (BD3-LM); bounds are always measured over all of [0, 1].
     """
 
     kind: Kind = "bound"
 
     def __init__(
         self,
-        vocab_size: int,
-        schedule: Schedule,
+        law: Mixing,
         *,
-        mask: bool,
         timesteps: int | None = None,
+        head: Head | None = None,
         hybrid: float = 0.0,
         exact_count: bool = False,
         unweighted: bool = False,
+        weighting: Weighting | None = None,
+        clip: tuple[float, float] = (0.0, 1.0),
+        grid: Callable[[int], Tensor] = uniform_grid,
     ):
         super().__init__()
-        if vocab_size < 2:
-            raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
+        self.law, self.head, self.timesteps = law, head or Posterior(), timesteps
+        self.vocab_size, self.schedule = law.vocab_size, law.schedule
+        self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
+        self.weighting, self.clip, self._grid = weighting, clip, grid
+        self._check()
+        self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
+        self.mask, self.most_steps, self.needs_time = self.codec.mask, timesteps, law.spreads
+        self.first = 0.0 if timesteps is None else 1.5 / timesteps  # halfway from the first time to the second
+
+    def _check(self) -> None:
+        timesteps, law = self.timesteps, self.law
         if timesteps is not None and timesteps < 1:
             raise UserError(f"timesteps must be at least 1 (or None for continuous time), not {timesteps}.")
-        if exact_count and (timesteps is not None or not mask):
-            raise UserError("exact_count needs masked diffusion in continuous time (mask=True, timesteps=None).")
-        self.codec: TokenCodec = TokenCodec(vocab_size, mask=mask)
-        self.vocab_size, self.schedule, self.timesteps = vocab_size, schedule, timesteps
-        self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
-        self.mask, self.most_steps, self.needs_time = self.codec.mask, timesteps, not mask
-        self.first = 0.0 if timesteps is None else 1.5 / timesteps  # halfway from the first time to the second
+        if self.exact_count and (timesteps is not None or law.spreads or law.prior_nats() > 0):
+            raise UserError(
+                "exact_count needs masked diffusion in continuous time on a schedule that hides everything in the end."
+            )
+        if isinstance(self.head, Score) and (timesteps is not None or self.hybrid or (law.hides and law.spreads)):
+            raise UserError("Score entropy needs continuous time, either masks or random tokens, and hybrid=0.")
+        if self.hybrid < 0:
+            raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {self.hybrid}.")
+        low, high = self.clip
+        if not 0 <= low < high <= 1:
+            raise UserError(f"clip must be an interval within [0, 1], such as [0.3, 0.8], not [{low}, {high}].")
 
     # ---- forward ---------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        if self.mask is not None:
-            return torch.full((batch, length), self.mask, device=noise.device)
-        return (noise.uniform(batch, length) * self.vocab_size).long().clamp_max(self.vocab_size - 1)
+        """The mean of q(z_1 | x) over all tokens: nothing but noise when the schedule ends at signal 0."""
+        V, one = self.vocab_size, torch.ones((), device=noise.device, dtype=torch.float64)
+        hidden = float(self.law.hidden(one))
+        if hidden == 1:
+            return torch.full((batch, length), V, device=noise.device)
+        token = (noise.uniform(batch, length) * V).long().clamp_max(V - 1)
+        return token if hidden == 0 else torch.where(noise.uniform(batch, length) < hidden, V, token)
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         lost = noise.uniform(*u.shape) < self.schedule.noise(t)
-        return torch.where(lost, self.prior(len(u), u.shape[1], noise), u)
+        return torch.where(lost, self._replacement(t, noise), u)
+
+    def _replacement(self, t: Times, noise: Noise) -> State:
+        """A draw from b_t, the mask or a token."""
+        if not self.law.spreads:
+            return torch.full(t.shape, self.vocab_size, device=t.device)
+        token = (noise.uniform(*t.shape) * self.vocab_size).long().clamp_max(self.vocab_size - 1)
+        if not self.law.hides:
+            return token
+        hidden = noise.uniform(*t.shape) * self.schedule.noise(t) < self.law.hidden(t)
+        return torch.where(hidden, self.vocab_size, token)
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        if self.training and self.clip != (0.0, 1.0):
+            w = self.clip[0] + (self.clip[1] - self.clip[0]) * w
         if self.exact_count:
             return self._noised_by_count(u, w, free, noise)
         if self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
         else:
-            warp = self.schedule.warp
-            t, weight = w**warp, warp * w ** (warp - 1)
+            t, weight = w**self.law.warp, self.law.warp * w ** (self.law.warp - 1)
         block = u.shape[1] // w.shape[1]
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
@@ -97,44 +131,33 @@ class Interpolating(Process):
         hidden = ((scores <= threshold) & (free_count > 0)).view_as(u)
         rate = (hidden_count / free_count.clamp_min(1)).expand_as(scores).reshape(u.shape)
         t = self.schedule.time(rate)
-        z = torch.where(hidden, self.prior(len(u), u.shape[1], noise), u)
+        z = torch.where(hidden, self.vocab_size, u)
         return Noised(z, torch.where(free, t, 0.0).float(), (1 / self.schedule.slope(t)).float())
 
     # ---- what a state says ------------------------------------------------------------------------------------
 
     def wanted(self, z: State, moving: Positions) -> Positions:
-        return moving if self.mask is None else moving & (z == self.mask)
+        return moving if self.law.spreads else moving & (z == self.mask)
 
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         own = z.clamp_max(self.vocab_size - 1)[..., None]
-        return logits.scatter_add(-1, own, self._gain(z, t).to(logits.dtype)[..., None])
+        return logits.scatter_add(-1, own, self.law.gain(z, t).to(logits.dtype)[..., None])
 
-    def _gain(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """log q(z | x = z) - log q(z | x ≠ z): how much louder z speaks for itself than for any other token."""
-        if self.mask is not None:
-            return torch.where(z == self.mask, 0.0, CERTAIN)
-        return self._odds(t).log1p().clamp_max(CERTAIN)
-
-    def _odds(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """ρ = V a_t / (1 - a_t), so that q(z_t = j | x̂) ∝ 1 + ρ x̂_j in uniform diffusion."""
-        return self.vocab_size * self.schedule.signal(t) / self.schedule.noise(t)
-
-    def _context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
-        """x̂: what the others say of this token, the posterior with its own evidence taken out again."""
-        return out.scatter_add(-1, z[..., None], -self._gain(z, t).to(out.dtype)[..., None]).softmax(-1)
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        return self.head.phrased(self.law, posterior, z, t)
 
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        if self.mask is not None:
-            return self._revealed_per_time(t) * _cross_entropy(out, u)
+        if not self.law.spreads:
+            return self._revealed_per_time(t) * self.head.surprise(self.law, out, u, t)
         if self.timesteps is None:
             return self._jump_divergence(out, u, z, t)
         if self.timesteps == 1:
-            return _cross_entropy(out, u)
+            return cross_entropy(out, u)
         last = t <= self.first
         step = self._step_divergence(out, u, z, torch.where(last, 1.0, t))
-        return self.timesteps * torch.where(last, _cross_entropy(out, u), step)
+        return self.timesteps * torch.where(last, cross_entropy(out, u), step)
 
     def _revealed_per_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """-a'/(1 - a), the rate at which a mask is lifted; in T steps T (a_s - a_t)/(1 - a_t) (MDLM eqs. 8, 10)."""
@@ -148,63 +171,67 @@ class Interpolating(Process):
         return ((t * self.timesteps).round() - 1) / self.timesteps
 
     def _jump_divergence(self, out: Logits, x: State, z: State, t: Tensor) -> Float[Tensor, "..."]:
-        """Uniform diffusion in continuous time, the limit of T·KL (Schiff et al. 2024, UDLM eq. 17):
+        """Continuous time, the limit of T·KL for every flat noise law (GIDD eq. 9; UDLM eq. 17; SEDD eq. 12):
 
-            β Σ_{j≠z} g_j (e^{δ_j} - 1 - δ_j),   β = -a'/(a V),   g_j = q(j|x)/q(z|x),   δ_j = log ĝ_j/g_j
+            r(z)/q(z|x) Σ_k q(k|x) (e^{δ_k} - 1 - δ_k),   δ_k = log [ĝ_k / g_k],   g_k = q(k|x)/q(z|x)
 
-        β g_j is the true backward rate z -> j and β ĝ_j the model's. Written by δ it keeps its digits where both agree.
+        r(z) g_k is the true backward rate z -> k and r(z) ĝ_k the model's. Written by δ it keeps its digits where both
+        agree, and as q(k|x) is flat but for k = x, one sum over the tokens is all there is to make.
         """
-        odds = self._odds(t)
-        model = (odds[..., None] * self._context(out, z, t)).log1p()  # log q(j|x̂) + const
-        truth = torch.zeros_like(model).scatter(-1, x[..., None], odds.log1p()[..., None])  # log q(j|x), likewise
-        log_g = truth - truth.gather(-1, z[..., None])
-        delta = model - model.gather(-1, z[..., None]) - log_g
-        terms = log_g.exp() * (delta.expm1() - delta)  # 0 at j = z, since delta is
-        signal = self.schedule.signal(t)
-        return torch.where(signal > 0, self.schedule.slope(t) / (signal * self.vocab_size), 0.0) * terms.sum(-1)
+        law = self.law
+        delta, of_mask = self.head.misfit(law, out, x, z, t)
+        cost = delta.expm1() - delta  # 0 at k = z, since δ is
+        known = cost.gather(-1, x[..., None]).squeeze(-1)
+        total = law.token(t) * cost.sum(-1) + law.signal(t) * known
+        if law.hides:
+            total = total + law.hidden(t) * (of_mask.expm1() - of_mask)
+        return law.weight(x, z, t) * total
 
     def _step_divergence(self, out: Logits, x: State, z: State, t: Tensor) -> Float[Tensor, "..."]:
-        """KL(q(z_s | z_t, x) || p(z_s | z_t)) of one step of uniform diffusion to s > 0 (D3PM eq. 1).
+        """KL(q(z_s | z_t, x) || p(z_s | z_t)) of one step to s > 0 (D3PM eq. 1).
 
         The factor q(z_t | z_s) is common to both, so only the marginals at s and t enter the log ratio δ, and
         Σ q (e^δ - 1 - δ) = KL because both sides sum to one.
         """
         s = self._step_before(t)
-        context, one_hot = self._context(out, z, t), F.one_hot(x, self.vocab_size)
+        context, one_hot = self.context(out, z, t), F.one_hot(x, self.vocab_size).to(out.dtype)
         log_q = self._log_step(one_hot, z, t, s)
         delta = self._log_step(context, z, t, s) - log_q
         return (log_q.exp() * (delta.expm1() - delta)).sum(-1)
 
-    def _log_step(self, x: Float[Tensor, "... V"] | Tensor, z: State, t: Tensor, s: Tensor) -> Tensor:
-        """log q(z_s = k | z_t, x) of uniform diffusion for 0 <= s < t, for x one-hot or a distribution."""
-        signal_t, signal_s, noise_t, noise_s = self._levels(t, s)
-        share = 1 / self.vocab_size
-        fresh = (noise_t - noise_s) / signal_s * share  # b_ts: the chance to have jumped here in between
-        own = F.one_hot(z, self.vocab_size)
-        jump = (own * (signal_t / signal_s) + fresh).log()
-        here = (signal_s * x + noise_s * share).log()
-        seen = (signal_t * x.gather(-1, z[..., None]) + noise_t * share).log()
-        return jump + here - seen
+    def context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
+        """x̂: what the others say of this token."""
+        return self.head.context(self.law, out, z, t)
 
-    def _levels(self, t: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        t, s = t[..., None], s[..., None]
-        return self.schedule.signal(t), self.schedule.signal(s), self.schedule.noise(t), self.schedule.noise(s)
+    def _log_step(self, x: Float[Tensor, "... V"], z: State, t: Tensor, s: Tensor) -> Float[Tensor, "... K"]:
+        """log q(z_s = k | z_t, x) for 0 <= s < t, for x one-hot or a distribution."""
+        stayed, jumped = (chance.to(x.dtype)[..., None] for chance in self.law.jump(z, t, s))
+        here = self.law.marginal(x, s)
+        own = F.one_hot(z, here.shape[-1])
+        seen = self.law.marginal(x, t).gather(-1, z[..., None])
+        return (own * stayed + jumped).log() + here.log() - seen.log()
 
     def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5); or the plain cross-entropy alone."""
         if self.unweighted:
-            return _cross_entropy(out, u)
-        return weight * (nats + self.hybrid * _cross_entropy(out, u) if self.hybrid else nats)
+            return cross_entropy(out, u)
+        return weight * (nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats)
+
+    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        if self.weighting is None:
+            return self.loss(nats, out, u, t, weight)
+        due = self.law.weight(u, z, t)
+        return weight * nats * torch.where(due > 0, self.weighting(self.law, u, z, t) / due, 0.0)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
-        """0: every schedule ends at signal exactly 0, where q(z_1 | x) is the prior."""
-        return torch.zeros(u.shape, device=u.device)
+        """0 for a schedule that ends at signal 0, where q(z_1 | x) is the prior."""
+        return torch.full(u.shape, self.law.prior_nats(), device=u.device)
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        if self.mask is None:
-            moved = categorical(self._log_step(self._context(out, z, t), z, t, s), noise.uniform(*z.shape))
+        if self.law.spreads:
+            moved = categorical(self._log_step(self.context(out, z, t), z, t, s), noise.uniform(*z.shape))
             return torch.where(s < t, moved, z)
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
@@ -212,6 +239,5 @@ class Interpolating(Process):
         z[revealed] = categorical(out[revealed], noise.uniform(int(revealed.sum())))
         return z
 
-
-def _cross_entropy(out: Logits, x: State) -> Float[Tensor, "..."]:
-    return F.cross_entropy(out.flatten(0, -2), x.flatten(), reduction="none").view_as(x)
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        return self._grid(steps)

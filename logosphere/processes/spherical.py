@@ -111,13 +111,7 @@ class Spherical(Process):
         """
         if self.chain:
             return super().grid(steps)
-        nats = self.clock.measured[1][self.clock.bin_of][:-1].cpu()
-        gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
-        wanted = torch.arange(steps, dtype=gained.dtype) / steps
-        right = torch.searchsorted(gained, wanted, right=True).clamp(1, len(gained) - 1)
-        share = (wanted - gained[right - 1]) / (gained[right] - gained[right - 1]).clamp_min(1e-12)
-        t = 1 - (right - 1 + share) / self.timesteps
-        return F.pad(t, (0, 1)).float()
+        return self.clock.grid(steps)
 
     # ---- forward ----------------------------------------------------------------------------------------------
 

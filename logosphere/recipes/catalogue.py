@@ -50,11 +50,57 @@ def text8() -> Recipe:
     )  # fmt: skip
 
 
+def digits() -> Recipe:
+    """Handwritten digits, 8 × 8 pixels of 17 levels: images as tokens, offline, in minutes."""
+    return Recipe(
+        system="mdlm", data="digits", length=64, batch=64, steps=1500, validations=5, validation_sequences=128,
+        network=Network(width=128, depth=4, heads=4, shape="8x8"), optim=Optim(lr=2e-3, warmup=50), ema=0.995,
+    )  # fmt: skip
+
+
+def cifar10() -> Recipe:
+    """CIFAR-10 as 3,072 pixels of 256 levels, in any order: 10 blocks (MD4, RDLM); for a GPU."""
+    return Recipe(
+        system="md4", data="cifar10", length=3072, batch=128, steps=100_000, validations=50, validation_sequences=256,
+        network=Network(width=512, depth=10, heads=8, shape="32x32x3", dropout=0.1),
+        optim=Optim(lr=3e-4, warmup=2500), ema=0.9999,
+    )  # fmt: skip
+
+
+def promoter_design() -> Recipe:
+    """DNA of 96 bases from a signal along it (synthetic), by dilated convolutions; promoters:FILE takes 1,024."""
+    return Recipe(
+        system="rdlm-heat", data="synthetic-promoters", length=96, batch=64, steps=2000, validations=5,
+        network=Network(width=128, depth=10, body="convolution"), optim=Optim(lr=1e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def sudoku() -> Recipe:
+    """Sudokus from their clues: every cell depends on all others."""
+    return Recipe(
+        system="mdlm", data="sudoku", length=81, batch=64, steps=5000, validations=10,
+        network=Network(width=128, depth=4, heads=4, shape="9x9"), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def e2e() -> Recipe:
+    """Descriptions of restaurants from their meaning, in 512 pieces of words."""
+    return Recipe(
+        system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
+        network=Network(width=192, depth=4, heads=6, source_length=128), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "text8-tiny": text8_tiny,
     "text8-small": text8_small,
     "text8": text8,
+    "digits": digits,
+    "cifar10": cifar10,
+    "promoters": promoter_design,
+    "sudoku": sudoku,
+    "e2e": e2e,
 }
 
 

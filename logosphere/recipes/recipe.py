@@ -21,7 +21,8 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500."""
     data: str = "pydoc"
-    """A corpus by name (pydoc, text8), a file or folder of text, or hf:owner/name."""
+    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, or lines:FILE, labelled:FILE,
+    pairs:FILE for separate sequences."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
@@ -38,6 +39,8 @@ class Recipe:
     """Wall-clock minutes to train, instead of steps."""
     cpu_minutes: float | None = None
     """Minutes of processor time to train, instead of steps: fair on a shared machine."""
+    withhold: float = 0.1
+    """Share of training sequences whose label or source is withheld, which guidance needs."""
     ema: float = 0.999
     """Decay of the running average of the weights that is evaluated and sampled."""
     validations: int = 10
@@ -50,6 +53,10 @@ class Recipe:
     """auto, cpu, cuda, cuda:1, mps."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    shard: bool = False
+    """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
+    recompute: bool = False
+    """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
     seed: int = 0
     """Fixes weights, data order and noise."""
     network: Network = field(default_factory=Network)

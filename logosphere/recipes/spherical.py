@@ -140,7 +140,7 @@ def _network(
         inner = FullTransformer(codec, states, network, reads_time=reads_time)
         if self_conditioning:
             inner.stem = Coordinates(2 * codec.choices, network.width)
-            inner = SelfConditioned(inner, codec.choices)
+            inner = SelfConditioned(inner, codec.choices, codec.choices)
     return Believing(inner, process) if input == "belief" else inner
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import write_json, write_whole
+from logosphere.box import first_box, located
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
@@ -36,7 +37,7 @@ class RunFolder:
     """A folder that holds a run."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = located(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
@@ -55,7 +56,12 @@ class RunFolder:
                 (draft / part).mkdir(parents=True)
             save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
             write_json(draft / "env.json", environment())
-            source = {"name": corpus.name, "sha256": corpus.sha256, "tokenizer": corpus.tokenizer.fingerprint}
+            source = {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "tokenizer": corpus.tokenizer.fingerprint,
+                "labels": corpus.labels,
+            }
             write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
             if path.exists():
                 path.rmdir()
@@ -74,6 +80,11 @@ class RunFolder:
         return load_tokenizer(self.path / "tokenizer.json")
 
     @property
+    def labels(self) -> list[str]:
+        """Names of the labels that the model was trained with, in the order of their numbers."""
+        return [str(name) for name in self.content.get("corpus", {}).get("labels", [])]
+
+    @property
     def state(self) -> Path:
         return self.path / "state"
 
@@ -85,6 +96,8 @@ class RunFolder:
         if not (self.path / WEIGHTS).exists():
             remedy = f"logosphere train --out {self.path} --resume"
             raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
+        if weights == "ema" and not (self.path / AVERAGED).exists():
+            weights = "model"  # a box holds one kind of weights, and they are the averaged ones
         return load_weights(self.path, self.path / files[weights])
 
     def publish(self, checkpoint: Path) -> None:
@@ -124,16 +137,23 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one training at a time; the lock goes with the process, however that ends."""
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / ".lock").open("a+") as file:
             _lock(file, self.path)
             yield
 
 
 def _lock(file: IO[str], path: Path) -> None:
+    """Lock the file and put our process number into it, for whoever finds it locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"Another training is running in {path}; wait for it or choose another --out.") from None
+        file.seek(0)
+        holder = file.read().strip()
+        who = f" (process {holder})" if holder else ""
+        raise UserError(f"Another training is running in {path}{who}; wait for it or choose another --out.") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
 
 
 def newest(parent: Path = Path("runs")) -> Path:
@@ -142,6 +162,12 @@ def newest(parent: Path = Path("runs")) -> Path:
     if not runs:
         raise UserError("There is no run yet; train one with: logosphere train")
     return max(runs, key=lambda path: (path / WEIGHTS).stat().st_mtime)
+
+
+def newest_or_box(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, or else the model in the box."""
+    box = first_box()
+    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else newest(parent)
 
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:

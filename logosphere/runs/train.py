@@ -1,5 +1,6 @@
 """Carry out a recipe: train, validate, save; yield what happens, stop when asked, go on from where it stopped."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -8,17 +9,18 @@ from pathlib import Path
 
 import torch
 
-from logosphere.data.batches import Crops, check_length, windows
+from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
-from logosphere.denoisers.transformer import Trunk
+from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
+from logosphere.parallel.team import ALONE, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import BEST, RunFolder
+from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
-from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
 from logosphere.training.fit import Diverged, Progress, Training
 from logosphere.weights import write_tensors
 
@@ -61,6 +63,11 @@ class Clock:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
+    def later(self, seconds: float, cpu_seconds: float, team: Team) -> "Clock":
+        """The time after a step, the same for a whole team: wall time of the first process, processor time of all."""
+        spent, busy = team.total(seconds if team.leads else 0.0, cpu_seconds)
+        return Clock(self.seconds + spent, self.cpu_seconds + busy)
+
     def done(self, recipe: Recipe, step: int) -> float:
         """The share of the budget that is used up."""
         shares = []
@@ -74,9 +81,11 @@ class Clock:
 
 
 def device_of(name: str) -> torch.device:
-    """A device by name; 'auto' takes a GPU where there is one."""
+    """A device by name; 'auto' takes a GPU where there is one, and of several processes each takes its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -85,16 +94,25 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def build_model(recipe: Recipe, vocab_size: int) -> Model:
-    """A fresh model, its weights determined by the seed."""
-    size = vars(recipe.network)
+def build_model(recipe: Recipe, corpus: Corpus) -> Model:
+    """A fresh model for the texts and conditions of a corpus, its weights determined by the seed."""
+    size = vars(recipe.network) | corpus.conditions
     options = recipe.system_options()
     if clash := sorted(options.keys() & size.keys()):
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build(recipe.system, vocab_size=vocab_size, length=recipe.length, **size, **options)
+        model = build(recipe.system, vocab_size=corpus.tokenizer.size, length=recipe.length, **size, **options)
+    if recipe.recompute:
+        _recompute(model)
     return model.to(device_of(recipe.device))
+
+
+def _recompute(model: Model) -> None:
+    """Keep no activations inside the blocks of the network."""
+    for module in model.modules():
+        if isinstance(module, Trunk):
+            module.recompute = True
 
 
 def _compile(model: Model) -> None:
@@ -108,86 +126,113 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     """Check a recipe against its data and set up its folder."""
     for split in (corpus.train, corpus.valid):
         check_length(split, recipe.length)
-    model = build_model(recipe, corpus.tokenizer.size)
-    crops = Crops(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    model = build_model(recipe, corpus)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
     model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     return RunFolder.create(path, recipe, model.spec, corpus)
 
 
-def train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+def train(
+    run: RunFolder, corpus: Corpus, stop: Callable[[], bool] = lambda: False, team: Team = ALONE
+) -> Iterator[Event]:
     """Take the run in its folder to its end, from its last checkpoint if there is one.
 
-    When `stop` answers True, the current step is finished and saved, and the iterator ends.
+    When `stop` answers True, the current step is finished and saved, and the iterator ends. The processes of a `team`
+    all run this: they see the same events, and the first of them writes.
     """
     recipe = run.recipe
     _check_corpus(run, corpus)
-    model = build_model(recipe, corpus.tokenizer.size)
+    _check_team(recipe, team)
+    model = build_model(recipe, corpus)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
-        accumulate=recipe.accumulate, precision=recipe.precision,
+        accumulate=recipe.accumulate, precision=recipe.precision, withhold=recipe.withhold,
+        team=team, sharded=recipe.shard,
     )  # fmt: skip
     clock, best = Clock(), float("inf")
-    if (checkpoint := latest(run.state)) is not None:
-        saved = load_checkpoint(checkpoint, training)
+    saves = Saves(run, training, sharded=recipe.shard)
+    if (saved := saves.resume()) is not None:
         clock = Clock(float(saved["seconds"]), float(saved["cpu_seconds"]))  # type: ignore[arg-type]
         best = float(saved["best"])  # type: ignore[arg-type]
-        run.publish(checkpoint)
     if recipe.compile:
         _compile(model)
-    run.forget_after(training.step)
-    crops = Crops(corpus.train, recipe.length, recipe.batch, recipe.seed)
-    posed = task(recipe.task)
-    last_save = time.monotonic()
+    team.first(lambda: run.forget_after(training.step))
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    rows, posed = team.share(recipe.batch), task(recipe.task)
+    last_save = clock.seconds
 
-    def save() -> Saved:
+    def save(*, wait: bool) -> Iterator[Saved]:
         nonlocal last_save
-        state: dict[str, object] = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best}
-        run.publish(save_checkpoint(run.state, training, state))
-        last_save = time.monotonic()
-        return Saved(training.step)
+        yield from done_saves(wait=True)
+        saves.begin({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best})
+        last_save = clock.seconds
+        yield from done_saves(wait=wait)
+
+    def done_saves(*, wait: bool) -> Iterator[Saved]:
+        if (step := saves.done(wait=wait)) is not None:
+            yield Saved(step)
 
     if clock.done(recipe, training.step) >= 1:  # nothing is left to do, but the result is still wanted
-        yield Validated(training.step, validate(recipe, training, corpus))
+        yield Validated(training.step, validate(recipe, training, corpus, team))
     while (done := clock.done(recipe, training.step)) < 1:
-        if stop():
-            yield save()
+        if team.total(stop())[0]:
+            yield from save(wait=True)
             return
         cpu = time.process_time()
-        batch = posed.pose(crops.at(training.step), recipe.seed)
+        batch = posed.pose(crops.at(training.step, rows), recipe.seed)
         try:
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
-            yield save()
+            yield from save(wait=True)
             raise Diverged(f"{problem} The weights before that step are in {run.path}.") from None
-        clock = Clock(clock.seconds + progress.seconds, clock.cpu_seconds + time.process_time() - cpu)
+        clock = clock.later(progress.seconds, time.process_time() - cpu, team)
         before, done = done, clock.done(recipe, training.step)
-        run.log(_metrics(progress, clock, corpus.tokenizer.unit))
+        if team.leads:
+            run.log(_metrics(progress, clock, corpus.tokenizer.unit))
         yield Advanced(progress, min(done, 1.0))
         if int(before * recipe.validations) < int(min(done, 1.0) * recipe.validations):
-            report = validate(recipe, training, corpus)
-            run.log(_validation(training.step, report))
+            report = validate(recipe, training, corpus, team)
+            if team.leads:
+                run.log(_validation(training.step, report) | model.process.figures())
             if report.bits < best:
                 best = report.bits
-                averaged = training.averaged
-                write_tensors(run.path / BEST, model.state_dict() if averaged is None else averaged.tensors(model))
+                _keep_best(run, training)
             yield Validated(training.step, report)
-            yield save()
-        elif time.monotonic() - last_save > SAVE_SECONDS:
-            yield save()
+            yield from save(wait=done >= 1)
+        elif clock.seconds - last_save > SAVE_SECONDS:
+            yield from save(wait=False)
+        else:
+            yield from done_saves(wait=False)
 
 
-def validate(recipe: Recipe, training: Training, corpus: Corpus) -> Report:
+def _keep_best(run: RunFolder, training: Training) -> None:
+    """Write the weights that are evaluated and sampled."""
+    averaged, model = training.averaged, training.model
+    shares = model.state_dict() if averaged is None else averaged.tensors(model)
+    weights = {name: training.objective.whole(tensor) for name, tensor in shares.items()}
+    training.team.first(lambda: write_tensors(run.path / BEST, weights))
+
+
+def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:
     """The bound of the averaged weights on the validation split."""
-    batches = windows(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
+    batches = sequences(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
     with training.averaged.applied() if training.averaged is not None else nullcontext():
         return evaluate(
             training.model, batches, draws=VALIDATION_DRAWS, rng=recipe.seed, name=recipe.system,
-            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint,
+            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint, team=team,
         )  # fmt: skip
 
 
-SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt"}
+def _check_team(recipe: Recipe, team: Team) -> None:
+    if recipe.batch < team.size * recipe.accumulate and team.size > 1:
+        raise UserError(
+            f"A batch of {recipe.batch} cannot be shared by {team.size} processes in {recipe.accumulate} parts each; "
+            "use a larger --batch or fewer processes."
+        )
+
+
+SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
 """Names of bits per unit in metrics."""
 
 

@@ -20,12 +20,52 @@ def cosine_grid(steps: int) -> Float[Tensor, "n"]:
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 
+@dataclass(frozen=True)
+class Loop:
+    """Falls to `level`, stands there from `on` to `off` of the way, then falls to 0 (Wang et al. 2025, ReMDM-loop).
+
+    Remasking goes on while time stands still. The published path is on = 0.55, off = 0.05 with a tenth masked.
+    """
+
+    on: float = 0.55
+    off: float = 0.05
+    level: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.off < self.on < 1 or not 0 < self.level < 1:
+            raise UserError("A loop needs 1 > on > off > 0 and a level between 0 and 1.")
+
+    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+        left = uniform_grid(steps)
+        before = self.level + (1 - self.level) * (left - self.on) / (1 - self.on)
+        return torch.where(left > self.on, before, self.level * (left / self.off).clamp_max(1.0))
+
+
+@dataclass(frozen=True)
+class StandingEnd:
+    """Equal steps to `level`, where time stands for a share of the steps; the very last step goes to 0."""
+
+    level: float
+    share: float
+
+    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+        if steps == 1:
+            return uniform_grid(1)
+        standing = min(int(steps * self.share), steps - 2)
+        falling = 1 - (1 - self.level) * (1 - uniform_grid(steps - standing - 1))  # from 1 to the level
+        return torch.cat([falling, torch.full((standing,), self.level), torch.zeros(1)])
+
+
 GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Times [S + 1, L]: row 0 is all noise, the last row is all data, and no clock ever runs backwards."""
+    """Times [S + 1, L]: row 0 is all noise, the last row is all data, and no clock ever runs backwards.
+
+    A clock may stand: at 1 before its block begins, at 0 when it is done, in between while tokens are hidden and
+    written again.
+    """
 
     times: Float[Tensor, "S L"]
 

@@ -11,16 +11,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Counting, Remembering, Sharpened
+from logosphere.denoisers.base import Denoiser, check_block
+from logosphere.denoisers.conditioner import check_guidable
+from logosphere.denoisers.wrappers import Counting, Guided, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Grid, Plan
-from logosphere.sampling.steppers import Stepper, ancestral, first_hitting
+from logosphere.sampling.samplers import Sampler, sampler_of
+from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, ancestral, as_stepper
 from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Batch, Predict, State, Tokens
+from logosphere.types import Batch, Condition, Logits, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def walk(
     plan: Plan,
     given: Batch,
     noise: Noise,
-    stepper: Stepper = ancestral,
+    stepper: Stepper | Rule = ancestral,
     *,
     renoise_known: bool = False,
 ) -> Iterator[Frame]:
@@ -56,17 +58,20 @@ def walk(
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
     rows = codec.spread(plan.times.to(free.device))
+    stepper = as_stepper(stepper)
+    stepper.check(process)
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
-        t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
-        seen, seen_t = z, t
-        if renoise_known:
-            seen_t = t_row.expand_as(t)
-            seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, noise))
-        where = process.wanted(z, t > s)
-        if where.any():
+
+        def ask(z: State, t: Times, where: Positions, row: Tensor = t_row) -> Logits:
+            seen, seen_t = z, t
+            if renoise_known:
+                seen_t = torch.where(free, t, row)
+                seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, noise))
             with torch.no_grad():
-                out = predict(seen, seen_t, context=z, where=where)
-                z = stepper(process, out, z, t, s, where, noise)
+                return predict(seen, seen_t, context=z, where=where)
+
+        t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
+        z = stepper(process, ask, z, t, s, noise)
         yield Frame(step, len(rows) - 1, s, z, codec.read(z))
 
 
@@ -89,46 +94,63 @@ def generate(
     known: Bool[Tensor, "... L"] | None = None,
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
-    stepper: Stepper = ancestral,
+    sampler: Sampler | None = None,
+    stepper: Stepper | Rule | None = None,
     grid: Grid | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int | None = None,
+    min_p: float = 0.0,
+    greedy_end: bool = False,
     renoise_known: bool = False,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
     watch: Callable[[Frame], None] | None = None,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
-    The times are those of `grid`, by default the process's own. `cached` keeps predictions while a sequence does not
-    change, `watch` is called with every frame.
+    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it).
+
+    Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
+    own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
-    if stepper is first_hitting and network.reads_time:
-        raise UserError("First-hitting sampling needs a model that does not read the time; use the ancestral sampler.")
+    if sampler is None:
+        sampler = sampler_of(model) if stepper is None else Sampler(stepper)
+    elif stepper is not None:
+        raise UserError("Pass either sampler=… or stepper=…, not both.")
+    cached = cached or sampler.cached
+    move = as_stepper(sampler.stepper).session()
+    move = GreedyEnd(move) if greedy_end else move
+    if move.time_free and network.reads_time:
+        raise UserError("This sampler needs a model that does not read the time; use the ancestral sampler.")
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
     given = _given(model, n, known, tokens, device)
-    counter = Counting(network if cached else network.session())  # two memories would confuse each other
-    predict: Denoiser = counter
-    if temperature != 1 or top_p != 1:
-        predict = Sharpened(predict, temperature, top_p)
-    if cached:
-        predict = Remembering(predict)
-    steps = model.length if stepper is first_hitting else steps
-    plan = model_plan(model, steps, grid)
+    tally = Tally()
+    plan = model_plan(model, move.steps(model.length, steps), grid or sampler.grid, sampler.blocks)
     was_training = model.training, network.training
     started = time.perf_counter()
     try:
         model.eval(), network.eval()
-        for frame in walk(model.process, predict, plan, given, Drawn(rng, n), stepper, renoise_known=renoise_known):
+        # Two memories would confuse each other: what is cached, or asked about in part, has no session.
+        predict = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
+        if move.adaptive:
+            predict = Selective(predict)
+        if (temperature, top_p, top_k, min_p) != (1, 1, None, 0):
+            predict = Sharpened(predict, temperature, top_p, top_k, min_p)
+        if cached:
+            predict = Remembering(predict)
+        for frame in walk(model.process, predict, plan, given, Drawn(rng, n), move, renoise_known=renoise_known):
             if watch is not None:
                 watch(frame)
     finally:
         model.train(was_training[0]), network.train(was_training[1])
     drawn = model.process.codec.decode(frame.z)
-    return Generation(drawn, counter.sequences / n, time.perf_counter() - started)
+    return Generation(drawn, (tally.sequences + move.asked) / n, time.perf_counter() - started)
 
 
 def sample(
@@ -140,28 +162,53 @@ def sample(
     known: Bool[Tensor, "... L"] | None = None,
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
-    stepper: Stepper = ancestral,
+    sampler: Sampler | None = None,
+    stepper: Stepper | Rule | None = None,
     grid: Grid | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int | None = None,
+    min_p: float = 0.0,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
-        model, n, steps, rng, denoiser, known, tokens,
-        stepper=stepper, grid=grid, cached=cached, temperature=temperature, top_p=top_p,
+        model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
     )  # fmt: skip
     return drawn.tokens
 
 
-def model_plan(model: Model, steps: int, grid: Grid | None = None) -> Plan:
-    """`steps` shared out over the blocks of a model, and no more than its process can use."""
+def _asked(network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool) -> Denoiser:
+    """The denoiser of a run: told its condition, guided by it, and counted."""
+
+    def counted(denoiser: Denoiser) -> Denoiser:
+        return Counting(denoiser.session() if session else denoiser, tally)
+
+    if condition is None:
+        if guidance != 1:
+            raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
+        return counted(network)
+    told = network.given(condition)
+    if guidance == 1:
+        return counted(told)
+    check_guidable(network)
+    without = network.given(condition.withheld(torch.ones_like(condition.given)))
+    return Guided(counted(told), counted(without), guidance)
+
+
+def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int = 1) -> Plan:
+    """`steps` shared out over the blocks of a model or sampler, and no more than its process can use."""
     if steps < 1:
         raise UserError(f"Sampling needs at least 1 step, not {steps}.")
-    per_block = max(1, steps * model.block // model.length)
+    check_block(model.length, model.length // blocks)
+    block = min(model.block, model.length // blocks)
+    per_block = max(1, steps * block // model.length)
     if model.process.most_steps is not None:
         per_block = min(per_block, model.process.most_steps)
-    return Plan.blocks(model.length, model.block, per_block, grid or model.process.grid)
+    return Plan.blocks(model.length, block, per_block, grid or model.process.grid)
 
 
 def _given(model: Model, n: int, known: Tensor | None, tokens: Tensor | None, device: torch.device) -> Batch:

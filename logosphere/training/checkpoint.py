@@ -19,29 +19,52 @@ from logosphere.errors import UserError
 from logosphere.training.fit import Training
 from logosphere.weights import fill, read_tensors, write_tensors
 
+STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(folder: Path, training: Training, extra: dict[str, object]) -> Path:
     """Save a training under `folder`, name it the latest and drop the one before."""
-    final = folder / f"step-{training.step:08d}"
-    if latest(folder) == final:
-        return final  # saved already; to replace it would leave a moment without any
-    draft = folder / f".draft-{training.step:08d}"
-    shutil.rmtree(draft, ignore_errors=True)
+    if (final := saved_already(folder, training.step)) is not None:
+        return final
+    draft = draft_of(folder, training.step)
     try:
         _write(draft, training, extra)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(draft, final)
+        return install(folder, draft, training.step)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def saved_already(folder: Path, step: int) -> Path | None:
+    """The checkpoint of a step, if it is the latest; to replace it would leave a moment without any."""
+    final = _final(folder, step)
+    return final if latest(folder) == final else None
+
+
+def draft_of(folder: Path, step: int) -> Path:
+    """A place where a checkpoint can be written, empty."""
+    draft = folder / f".draft-{step:08d}"
+    shutil.rmtree(draft, ignore_errors=True)
+    return draft
+
+
+def install(folder: Path, draft: Path, step: int) -> Path:
+    """Move a whole draft to its place, name it the latest and drop the one before."""
+    final = _final(folder, step)
+    sync_folder(draft)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(draft, final)
     sync_folder(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
-    for old in folder.glob("step-*"):
+    for old in [*folder.glob("step-*"), *folder.glob(".draft-*")]:
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _final(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
 def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
@@ -50,11 +73,13 @@ def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
     if averaged is not None:
         write_tensors(draft / "ema.safetensors", averaged.tensors(model))
     write_tensors(draft / "optimizer.safetensors", _moments(training))
-    updates = None if averaged is None else averaged.updates
-    write_json(
-        draft / "state.json", {"step": training.step, "tokens": training.tokens, "ema_updates": updates, **extra}
-    )
-    sync_folder(draft)
+    write_json(draft / STATE, counts(training) | extra)
+
+
+def counts(training: Training) -> dict[str, object]:
+    """What a checkpoint says in plain numbers."""
+    updates = None if training.averaged is None else training.averaged.updates
+    return {"step": training.step, "tokens": training.tokens, "ema_updates": updates}
 
 
 def latest(folder: Path) -> Path | None:
@@ -74,21 +99,28 @@ def latest(folder: Path) -> Path | None:
 
 def load_checkpoint(path: Path, training: Training) -> dict[str, object]:
     """Put a checkpoint into a training and return what else was saved with it."""
-    try:
-        state = json.loads((path / "state.json").read_bytes())
-        step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
-    except (OSError, ValueError, KeyError, AttributeError):
-        raise UserError(f"{path / 'state.json'} is missing or damaged; restore it from a copy.") from None
+    rest = restore_counts(path, training)
     model, averaged = training.model, training.averaged
     if averaged is not None:
         # The averaged weights pass through the model, whose names they carry; the live ones follow.
         fill(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
         averaged.shadow = [p.detach().clone() for p in averaged.live]
-        averaged.updates = int(updates)
     fill(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
     _restore_moments(training, read_tensors(path / "optimizer.safetensors"), path)
-    training.step, training.tokens = int(step), int(tokens)
-    return dict(state)
+    return rest
+
+
+def restore_counts(path: Path, training: Training) -> dict[str, object]:
+    """The plain numbers of a checkpoint, those of the training put into it and the others returned."""
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
+        training.step, training.tokens = int(step), int(tokens)
+        if training.averaged is not None:
+            training.averaged.updates = int(updates)
+        return {str(name): float(value) for name, value in state.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{path / STATE} is missing or damaged; restore it from a copy.") from None
 
 
 def _moments(training: Training) -> dict[str, Tensor]:

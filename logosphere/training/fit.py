@@ -3,8 +3,8 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 
 import torch
 from torch import Tensor
@@ -12,9 +12,18 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Keyed
+from logosphere.parallel.team import ALONE, Team
 from logosphere.training.ema import Averaged
+from logosphere.training.objective import objective
 from logosphere.training.optim import Optim
 from logosphere.types import Batch, Kind, Tokens
+
+WITHHOLDING = 1 << 61
+"""Sets the names of samples apart when conditions are withheld, so that this noise is no other's."""
+
+
+OBSERVED = "pending"
+"""Buffers of this name hold sums of what was observed in a step, which `Process.settle` takes into account."""
 
 
 class Diverged(UserError):
@@ -56,13 +65,20 @@ class Training:
         seed: int = 0,
         accumulate: int = 1,
         precision: str = "float32",
+        withhold: float = 0.1,
+        team: Team = ALONE,
+        sharded: bool = False,
     ):
+        if not 0 <= withhold <= 1:
+            raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
         if ema is not None and not 0 <= ema < 1:
             raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
         if accumulate < 1:
             raise UserError(f"accumulate must be at least 1, not {accumulate}.")
         self.model, self.optim, self.seed, self.accumulate = model, optim or Optim(), seed, accumulate
+        self.withhold, self.team = withhold, team
         self.precision = _dtype(precision, model.device)
+        self.objective = objective(model, team, sharded=sharded)
         parameters = [p for p in model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.optim.weight_decay},
@@ -75,23 +91,16 @@ class Training:
         self.step, self.tokens = 0, 0
 
     def advance(self, batch: Batch, steps: int, done: float) -> Progress:
-        """One step of the optimiser, when the share `done` of the training lies behind."""
+        """One step of the optimiser, when the share `done` of the training lies behind; `batch` is our part of it."""
         started = time.perf_counter()
         self.model.train()
-        batch = batch.to(self.model.device)
-        count = int(batch.free.sum())
+        batch = self._withheld(batch).to(self.model.device)
+        count = int(self.team.total(int(batch.free.sum()))[0])
         lr = self.optim.rate(self.step, done)
-        loss = nats = 0.0
         self.optimizer.zero_grad(set_to_none=True)
-        size = -(-len(batch) // self.accumulate)
-        for start in range(0, len(batch), size):
-            part = batch.part(slice(start, start + size))
-            with self._own_randomness(), self._autocast():
-                bound = self.model.bound(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
-            share = bound.loss.sum() / count
-            share.backward()
-            loss, nats = loss + share.item(), nats + bound.total.sum().item() / count
-        gradient = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True).item()
+        loss, nats, kind = self._differentiate(batch, count)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True)
+        gradient = self.objective.whole(norm).item()
         if not (abs(loss) < float("inf") and gradient < float("inf")):
             raise Diverged(
                 f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
@@ -100,16 +109,43 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        self.team.add_up([buffer for name, buffer in self.model.named_buffers() if name.endswith(OBSERVED)])
         self.model.process.settle(done)
         if self.averaged is not None:
             self.averaged.update()
         self.step, self.tokens = self.step + 1, self.tokens + count
         seconds = time.perf_counter() - started
-        return Progress(self.step, steps, loss, nats, bound.kind, lr, gradient, self.tokens, count, seconds)
+        return Progress(self.step, steps, loss, nats, kind, lr, gradient, self.tokens, count, seconds)
+
+    def _differentiate(self, batch: Batch, count: int) -> tuple[float, float, Kind]:
+        """Leave the gradient of the whole batch behind; its loss and bound, per token."""
+        loss = nats = 0.0
+        cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
+        parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
+        for rows in parts:
+            part = batch.part(rows)
+            with self.objective.part(last=rows is parts[-1]):
+                with self._own_randomness(), self._autocast():
+                    bound = self.objective(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
+                share = bound.loss.sum() / count
+                (share * self.team.size).backward()  # the team takes the mean of its gradients, and we want the sum
+            loss, nats = loss + share.item(), nats + bound.total.sum().item() / count
+        loss, nats = self.team.total(loss, nats)
+        return loss, nats, bound.kind
+
+    def _withheld(self, batch: Batch) -> Batch:
+        """The batch, with the condition of some sequences withheld."""
+        if batch.condition is None or self.withhold == 0:
+            return batch
+        u = Keyed(self.seed, self.step, batch.ids ^ WITHHOLDING, batch.place, batch.total).uniform(len(batch), 1)
+        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.withhold))
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Dropout draws from torch's global generator; inside this block that is set by the seed and the step."""
+        """Dropout draws from torch's global generator; inside this block that is set by the seed and the step.
+
+        It is the same for all processes and parts of a batch, which must agree on how often the network is asked.
+        """
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed((self.seed + 1) * 1_000_003 + self.step)
@@ -131,12 +167,16 @@ def fit(
     seed: int = 0,
     accumulate: int = 1,
     precision: str = "float32",
+    withhold: float = 0.1,
 ) -> Iterator[Progress]:
     """Train for `steps` steps, one batch each, and yield after every one.
 
-    With `ema` the model holds its averaged weights once all steps are done.
+    Batches with a condition are shown without it in a share `withhold` of the sequences, which guidance needs. With
+    `ema` the model holds its averaged weights once all steps are done.
     """
-    training = Training(model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision)
+    training = Training(
+        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision, withhold=withhold
+    )
     first = 0
     for number, given in enumerate(islice(batches, steps)):
         batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given

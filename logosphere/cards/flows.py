@@ -1,0 +1,24 @@
+"""The systems on the simplex of distributions."""
+
+from logosphere.cards.card import Card
+
+CARDS = [
+    Card(
+        name="bfn",
+        title="Bayesian flow network",
+        paper="Graves et al. 2023, arXiv:2308.07037",
+        family="continuous",
+        kind="bound",
+        difference="states are beliefs fed with noisy messages, in continuous time or (timesteps=n) in n of them",
+        builder="logosphere.recipes.flows:bfn",
+    ),
+    Card(
+        name="fisher-flow",
+        title="Fisher-Flow matching",
+        paper="Davis et al. 2024, arXiv:2405.14664; prior=simplex: Cheng et al. 2024, arXiv:2405.16441",
+        family="continuous",
+        kind="surrogate",
+        difference="geodesics of the positive orthant lead from random distributions to tokens; closed-form posterior",
+        builder="logosphere.recipes.flows:fisher_flow",
+    ),
+]

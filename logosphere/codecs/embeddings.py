@@ -1,0 +1,119 @@
+"""Tokens as points of R^d: a table with one row for each token, learned or fixed.
+
+Fixed tables are the analog bits of Bit Diffusion, one-hot vectors and the ±1 logits of SSD-LM. Learned ones have rows
+of a given norm; or they are free, and then rows need a loss that keeps them apart and one that keeps them small.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.codecs.base import HIDDEN, Codec
+from logosphere.errors import UserError
+from logosphere.shapes import Float, Int64
+from logosphere.types import State, Tokens
+
+CLEAR = 0.25
+"""A state spells a token once it lies three quarters of the way to it from any other; half of this is the middle."""
+
+FEW = 512
+"""Figures of large tables are those of so many rows."""
+
+
+class Embeddings(Codec):
+    """States are rows of a table [V, d]; with `norm` every row is scaled to that length whenever it is used."""
+
+    local = True
+    weight: Tensor
+
+    def __init__(self, table: Float[Tensor, "V d"], *, learned: bool = False, norm: float | None = None):
+        super().__init__()
+        self.vocab_size, self.width = table.shape
+        self.learned, self.norm = learned, norm
+        if learned:
+            self.weight = nn.Parameter(table.float())
+        else:
+            self.register_buffer("weight", table.float(), persistent=False)
+
+    def table(self) -> Float[Tensor, "V d"]:
+        """The rows as they are used."""
+        return self.weight if self.norm is None else self.norm * F.normalize(self.weight, dim=-1)
+
+    def rows(self, tokens: Int64[Tensor, "..."]) -> State:
+        """The points of tokens, wherever these stand."""
+        return F.embedding(tokens, self.table())
+
+    def nearest(self, z: State) -> Int64[Tensor, "..."]:
+        """The token whose point is nearest."""
+        return self._closeness(z).argmax(-1)
+
+    def encode(self, tokens: Tokens) -> State:
+        return self.rows(tokens)
+
+    def decode(self, z: State) -> Tokens:
+        return self.nearest(z)
+
+    def _closeness(self, z: State) -> Float[Tensor, "... V"]:
+        """(|z|² - |z - e_k|²) / 2: largest for the nearest row."""
+        table = self.table().detach()
+        return z.detach() @ table.T - table.square().sum(-1) / 2
+
+    def read(self, z: State) -> Tokens:
+        best = self._closeness(z).topk(2, dim=-1)
+        first, second = self.rows(best.indices).detach().unbind(-2)
+        margin = best.values[..., 0] - best.values[..., 1]
+        return torch.where(margin > CLEAR * (first - second).square().sum(-1), best.indices[..., 0], HIDDEN)
+
+    def spread(self, field: Tensor) -> Tensor:
+        return field
+
+    def stem(self, width: int) -> nn.Module:
+        layer = nn.Linear(self.width, width)
+        nn.init.normal_(layer.weight, std=self.width**-0.5)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    @torch.no_grad()
+    def figures(self, alpha: float, sigma: float) -> dict[str, float]:
+        """Norm, spread (distance to the nearest other row, over the norm) and how often α e + σ ε is nearest to α e."""
+        rows = torch.randperm(self.vocab_size, generator=torch.Generator().manual_seed(0))[:FEW].to(self.weight.device)
+        table = self.table()
+        some, norm = table[rows], table.norm(dim=-1).mean()
+        apart = torch.cdist(some, table).scatter(1, rows[:, None], torch.inf).amin(1).mean()
+        noise = torch.randn(16, *some.shape, generator=torch.Generator().manual_seed(1)).to(some.device)
+        back = self.nearest(some + sigma / alpha * noise)
+        return {
+            "embedding/norm": float(norm),
+            "embedding/spread": float(apart / norm.clamp_min(1e-12)),
+            "embedding/rounding": float((back == rows).float().mean()),
+        }
+
+
+def learned(vocab_size: int, width: int, norm: float | None) -> Embeddings:
+    """Random directions; of length `norm`, or free, with coordinates of about 1 at first."""
+    if width < 1:
+        raise UserError(f"Embeddings need a width of at least 1, not {width}.")
+    if norm is not None and not 0 < norm < math.inf:
+        raise UserError(f"The norm of embeddings must be above 0, not {norm}.")
+    return Embeddings(torch.randn(vocab_size, width), learned=True, norm=norm)
+
+
+def bits(vocab_size: int) -> Embeddings:
+    """Each token as the ⌈log₂ V⌉ binary digits of its number, -1 or 1 (Chen et al. 2022, Bit Diffusion)."""
+    if vocab_size < 2:
+        raise UserError(f"Bits need a vocabulary of at least 2 tokens, not {vocab_size}.")
+    width = (vocab_size - 1).bit_length()
+    place = torch.arange(width - 1, -1, -1)
+    return Embeddings(2.0 * ((torch.arange(vocab_size)[:, None] >> place) & 1) - 1)
+
+
+def one_hot(vocab_size: int) -> Embeddings:
+    """The axes of R^V."""
+    return Embeddings(torch.eye(vocab_size))
+
+
+def logits(vocab_size: int) -> Embeddings:
+    """1 at the token and -1 elsewhere: SSD-LM's ±K (Han et al. 2023), whose noise has deviation K, in units of K."""
+    return Embeddings(2 * torch.eye(vocab_size) - 1)

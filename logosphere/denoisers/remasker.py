@@ -1,0 +1,42 @@
+"""The error predictor of G-Star (Meshchaninov et al. 2025): which tokens of a finished sequence are wrong?"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from logosphere.codecs.base import Codec
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.trunk import Head, Trunk
+from logosphere.errors import UserError
+from logosphere.shapes import Float
+from logosphere.types import State
+
+
+class Remasker(nn.Module):
+    """One logit of "this token is wrong" for each position, from a few blocks like those of the denoiser.
+
+    One block does nearly as well as a whole copy. The head starts at 0: until it is trained, every position is as
+    doubtful as any other, and G-Star is Star with exact counts.
+    """
+
+    def __init__(self, codec: Codec, length: int, network: Network, depth: int = 1):
+        super().__init__()
+        if not 1 <= depth <= network.depth:
+            raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
+        self.stem = codec.stem(network.width)
+        self.trunk = Trunk(
+            replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer"), length, reads_time=False
+        )
+        self.head = Head(network.width, 1)
+
+    def forward(self, z: State) -> Float[Tensor, "B L"]:
+        logits: Tensor = self.head(self.trunk(self.stem(z)))
+        return logits.squeeze(-1)
+
+    @torch.no_grad()
+    def inherit(self, stem: nn.Module, trunk: Trunk) -> None:
+        """Begin with the first blocks of a trained denoiser."""
+        self.stem.load_state_dict(stem.state_dict())
+        for own, trained in zip(self.trunk.blocks, trunk.blocks, strict=False):
+            own.load_state_dict(trained.state_dict())

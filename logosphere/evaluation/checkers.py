@@ -1,0 +1,85 @@
+"""Checkers: what can be said for certain of samples from small domains."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from logosphere.errors import UserError
+
+Numbers = npt.NDArray[np.int64]
+
+
+def sudoku_solved(cells: Numbers) -> npt.NDArray[np.bool_]:
+    """Which grids [N, 81] of digits 0 … 8 have every digit once in each row, column and box."""
+    if cells.ndim != 2 or cells.shape[1] != 81:
+        raise UserError(f"A sudoku has 81 cells, not {cells.shape[-1]}.")
+    grids = cells.reshape(-1, 9, 9)
+    boxes = grids.reshape(-1, 3, 3, 3, 3).transpose(0, 1, 3, 2, 4).reshape(-1, 9, 9)
+    groups = np.concatenate([grids, grids.transpose(0, 2, 1), boxes], axis=1)  # [N, 27, 9]
+    return (np.sort(groups, axis=2) == np.arange(9)).all(axis=(1, 2))
+
+
+def clues_kept(cells: Numbers, clues: Numbers) -> npt.NDArray[np.bool_]:
+    """Which grids keep their clues [N, 81], digits 1 … 9 and 0 for open cells."""
+    return ((clues == 0) | (cells + 1 == clues)).all(axis=1)
+
+
+def slots(meaning: str) -> dict[str, str]:
+    """The slots of an E2E meaning: 'name[Cocum], area[riverside]' -> {'name': 'Cocum', 'area': 'riverside'}."""
+    return dict(re.findall(r"(\w[\w ]*)\[([^\]]*)\]", meaning))
+
+
+VERBATIM = ("name", "near", "eatType", "food", "area")
+"""Slots whose value stands in a description as it is; prices, ratings and families are paraphrased."""
+
+
+def slot_accuracy(meanings: Sequence[str], texts: Sequence[str]) -> float:
+    """The share of verbatim slots that descriptions mention, of all that their meanings name."""
+    named = mentioned = 0
+    for meaning, text in zip(meanings, texts, strict=True):
+        for slot, value in slots(meaning).items():
+            if slot in VERBATIM:
+                named += 1
+                mentioned += value.lower() in text.lower()
+    return mentioned / named if named else float("nan")
+
+
+def kmer_divergence(samples: Iterable[str], reference: Iterable[str], k: int = 4) -> float:
+    """Jensen-Shannon divergence in bits between the frequencies of words of k letters; 0 for equal, at most 1."""
+    p, q = (_frequencies(texts, k) for texts in (samples, reference))
+    words = sorted(p.keys() | q.keys())
+    if not p or not q:
+        raise UserError(f"There are no words of {k} letters to compare.")
+    a, b = (np.array([part.get(word, 0.0) for word in words]) for part in (p, q))
+    middle = (a + b) / 2
+    return float(sum((x[x > 0] * np.log2(x[x > 0] / middle[x > 0])).sum() for x in (a, b)) / 2)
+
+
+def _frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
+    counts = Counter(text[i : i + k] for text in texts for i in range(len(text) - k + 1))
+    total = sum(counts.values())
+    return {word: count / total for word, count in counts.items()}
+
+
+def molecules(smiles: Sequence[str], training: Iterable[str] = ()) -> dict[str, float]:
+    """Shares of valid molecules, of different ones among them, and of those that are new, by RDKit."""
+    try:
+        from rdkit import Chem, RDLogger
+    except ImportError:
+        raise UserError("Molecules are checked by RDKit; get it with: pip install 'logosphere[molecules]'") from None
+    RDLogger.DisableLog("rdApp.*")
+
+    def canonical(text: str) -> str | None:
+        molecule = Chem.MolFromSmiles(text) if text else None
+        return None if molecule is None else Chem.MolToSmiles(molecule)
+
+    valid = [name for name in map(canonical, smiles) if name is not None]
+    different, known = set(valid), set(map(canonical, training))
+    return {
+        "valid": len(valid) / max(1, len(smiles)),
+        "unique": len(different) / max(1, len(valid)),
+        "novel": len(different - known) / max(1, len(different)),
+    }

@@ -1,0 +1,74 @@
+"""The schedule that Plaid learns (Gulrajani and Hashimoto 2023; Kingma et al. 2021, VDM, section 5).
+
+The bound depends on the ends of a schedule and not on its shape; the shape decides how noisy its estimate is. So the
+ends follow the gradient of the bound, and the shape that of E[nats²].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.logsnr.schedules import LogSNR, Number, check_ends
+from logosphere.shapes import Float
+
+UNITS = 32
+
+
+class Learned(LogSNR):
+    """λ_t = λ_0 - (λ_0 - λ_1) m(t) with m from 0 to 1: t + Σ_j s_j tanh k_j (t - c_j), s_j, k_j > 0, rescaled."""
+
+    def __init__(self, highest: float, lowest: float):
+        super().__init__()
+        check_ends(highest, lowest)
+        self.ends = nn.Parameter(torch.tensor([highest, lowest]))
+        self.heights = nn.Parameter(torch.full((UNITS,), -4.0))
+        self.rates = nn.Parameter(torch.full((UNITS,), 8.0))
+        self.centres = nn.Parameter((torch.arange(UNITS) + 0.5) / UNITS)
+
+    def _raw(self, t: Number) -> tuple[Number, Number, Number]:
+        """The unscaled shape and its first two derivatives."""
+        height, rate = F.softplus(self.heights.double()), F.softplus(self.rates.double())
+        wave = torch.tanh(rate * (t[..., None] - self.centres.double()))
+        rise = 1 - wave.square()
+        value = t + (height * wave).sum(-1)
+        first = 1 + (height * rate * rise).sum(-1)
+        second = (-2 * height * rate.square() * wave * rise).sum(-1)
+        return value, first, second
+
+    def shape(self, t: Number) -> tuple[Number, Number, Number]:
+        """m, m' and m''; a batch has few different times, and each is computed once."""
+        few, place = t.detach().double().unique(return_inverse=True)
+        value, first, second = self._raw(few)
+        (start, end), _, _ = self._raw(torch.tensor([0.0, 1.0], dtype=torch.float64, device=t.device))
+        length = end - start
+        return ((value - start) / length)[place], (first / length)[place], (second / length)[place]
+
+    def logsnr(self, t: Number) -> Number:
+        share = self.shape(t)[0].detach()
+        highest, lowest = self.ends.double()
+        return highest + (lowest - highest) * share
+
+    def slope(self, t: Number) -> Number:
+        return (self.ends[0] - self.ends[1]) * self.shape(t)[1].detach()
+
+    def time(self, logsnr: Number) -> Number:
+        """By bisection: m rises."""
+        with torch.no_grad():
+            share = (self.ends[0] - logsnr.double()) / (self.ends[0] - self.ends[1])
+            low, high = torch.zeros_like(share), torch.ones_like(share)
+            for _ in range(52):
+                middle = (low + high) / 2
+                above = self.shape(middle)[0] > share
+                low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+            return (low + high) / 2
+
+    def calm(self, t: Float[Tensor, "B"], nats: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+        """A loss whose gradient is that of E[nats²], times spread evenly (Plaid's, integrated by parts).
+
+        With f(λ) the nats per unit of λ, E[nats²] = ∫ f² |λ'|² dt = ∫ f² |λ'| dλ. At a fixed λ the variation of |λ'| is
+        δm' - (m''/m') δm, so that no gradient has to pass through f, that is through the network:
+
+            δ E[nats²] = E[nats² δ{log m' - [m''/m'²] m}],    the bracket held fixed
+        """
+        value, first, second = self.shape(t)
+        return nats.detach().square() * (first.log() - (second / first.square()).detach() * value)

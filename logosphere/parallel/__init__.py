@@ -1,0 +1,1 @@
+"""Several processes that train one model: who they are, how they agree, and how they are started."""

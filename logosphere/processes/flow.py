@@ -1,0 +1,162 @@
+"""Paths on the simplex, told by what they do at one position, and the process that runs along any of them.
+
+Inside a path the share s of the way runs from 0 (noise) to 1, where the token is read off; outside, t runs from 0
+(data) to 1 (noise). The way is cut into N equal cells, and the reading is one more:
+
+    -log p(x)  ≤ or ≈  Σ_cells E[nats of the cell] + E[-log p_θ(x | z at s = 1)] + prior
+
+Which sign it is depends on the path, and its `kind` says so.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.codecs.base import Codec
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import CERTAIN, Noised, Process
+from logosphere.processes.clock import Clock
+from logosphere.shapes import Float, Int64
+from logosphere.types import Kind, Logits, Positions, State, Times
+
+Loss = Literal["cross-entropy", "bound", "squared-error"]
+Share = Float[Tensor, "..."]
+"""The share s of the way that lies behind."""
+
+
+class Path(nn.Module, ABC):
+    """How one position goes from noise to its token. States [..., d] begin with one coordinate for each token."""
+
+    kind: Kind
+    """What the sum of `nats` is."""
+    width: int
+    """Coordinates of a state."""
+    offset: float | None
+    """Where in its cell a position is looked at: a share of the cell, or None for anywhere."""
+
+    @abstractmethod
+    def start(self, batch: int, length: int, noise: Noise) -> State:
+        """z at s = 0, which has nothing to do with the token."""
+
+    @abstractmethod
+    def at(self, u: State, s: Share, noise: Noise) -> State:
+        """z ~ q(z | x, s)."""
+
+    @abstractmethod
+    def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
+        """log q(z | x = k, s), up to what is the same for all k."""
+
+    @abstractmethod
+    def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
+        """What a cell of this length costs when z, at s, has been drawn in it; `out` are posterior logits."""
+
+    @abstractmethod
+    def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """z at `then` >= s, by one step of the model."""
+
+    def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:
+        """How far the model's move is from the true one, without any weight."""
+        return (out.softmax(-1) - u[..., : out.shape[-1]]).square().sum(-1)
+
+    def prior_nats(self) -> float:
+        """KL(q(z | x, s = 0) || p(z)) or more, at each position."""
+        return 0.0
+
+
+class Flow(Process):
+    """A path for all positions at once, looked at when a clock says."""
+
+    needs_time = True
+    most_steps = None
+
+    def __init__(self, codec: Codec, path: Path, clock: Clock, *, loss: Loss = "cross-entropy"):
+        super().__init__()
+        self.codec, self.path, self.clock, self.trains_on = codec, path, clock, loss
+        self.kind: Kind = path.kind
+        self.cells = clock.steps - 1
+        self.first = 0.75 / (self.cells + 1)
+
+    # ---- clocks -----------------------------------------------------------------------------------------------
+
+    def share(self, t: Float[Tensor, "..."]) -> Share:
+        """s at time t: linear, and 1 for all times of the last step."""
+        return ((1 - t) * ((self.cells + 1) / self.cells)).clamp(0, 1)
+
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """A chain has its own steps; else equal shares of the information lie between the times."""
+        return super().grid(steps) if self.path.offset == 0 else self.clock.grid(steps)
+
+    # ---- forward ----------------------------------------------------------------------------------------------
+
+    def prior(self, batch: int, length: int, noise: Noise) -> State:
+        return self.path.start(batch, length, noise)
+
+    def corrupt(self, u: State, t: Times, noise: Noise) -> State:
+        return torch.where(t[..., None] > 0, self.path.at(u, self.share(t), noise), u)
+
+    def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        block = u.shape[1] // w.shape[1]
+        cell, weight = self.clock.locate(w, together=block)
+        t = torch.where(free, self._time(cell, w, weight, block).repeat_interleave(block, 1), 0.0)
+        return Noised(self.corrupt(u, t, noise), t, weight.repeat_interleave(block, 1).float())
+
+    def _time(self, cell: Int64[Tensor, "B J"], w: Tensor, weight: Tensor, block: int) -> Float[Tensor, "B J"]:
+        """The time at which a cell is looked at; that of the reading lies half a cell before the data."""
+        within = torch.as_tensor(self.path.offset or 0.0, device=w.device)
+        if self.path.offset is None:  # w is spread evenly over the cell, too
+            ends = self.clock.probabilities(together=block).cumsum(0)[cell]
+            within = (1 - (ends - w) * weight).clamp(0, 1)
+        place = torch.where(cell < self.cells, cell + within, self.cells + 0.5)
+        return (1 - place / (self.cells + 1)).float()
+
+    def wanted(self, z: State, moving: Positions) -> Positions:
+        return moving
+
+    # ---- the bound --------------------------------------------------------------------------------------------
+
+    def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        said = self.path.evidence(z, self.share(t))
+        said = said - said.amax(-1, keepdim=True)
+        clean = CERTAIN * (F.one_hot(z[..., : said.shape[-1]].argmax(-1), said.shape[-1]) - 1)
+        return logits + torch.where(t[..., None] > 0, said, clean.to(said.dtype))
+
+    def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        s, last = self.share(t), t <= self.first
+        cross_entropy = self._cross_entropy(out, u)
+        if self.training and self.trains_on == "squared-error":
+            along = self.path.squared_error(out, u, z, s)
+        else:
+            along = self.path.nats(out, u, z, s, 1 / self.cells)
+        nats = torch.where(last, cross_entropy, along)
+        if self.training:
+            cell = torch.where(last, self.cells, (s * self.cells + 1e-4).long().clamp_max(self.cells - 1))
+            self.clock.observe(cell, nats, cross_entropy)
+        return nats
+
+    def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+        return F.cross_entropy(out, u[..., : out.shape[-1]].argmax(-1), reduction="none")
+
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """Cross-entropy where the clock draws, the bound, or squared errors, which are the figure of training then."""
+        if self.trains_on == "cross-entropy":
+            return self._cross_entropy(out, u)
+        return nats * weight if self.trains_on == "bound" else nats
+
+    def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
+        return torch.full(u.shape[:2], self.path.prior_nats(), device=u.device)
+
+    def settle(self, done: float = 0.0) -> None:
+        self.clock.settle()
+
+    # ---- backward ---------------------------------------------------------------------------------------------
+
+    def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """Along the path; at the end to the corner of a token drawn from p_θ."""
+        token = categorical(out, noise.uniform(*t.shape))
+        corner = F.one_hot(token, z.shape[-1]).to(z.dtype)
+        now, then = self.share(t), self.share(s)
+        moved = torch.where((then > now)[..., None], self.path.moved(out, z, now, then, noise), z)
+        return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], corner, z), moved)

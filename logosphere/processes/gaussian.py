@@ -1,0 +1,266 @@
+"""Gaussian diffusion over any continuous codec: z_t = α_t u + σ_t ε, α² + σ² = 1, SNR = α²/σ² = e^λ.
+
+One process serves embeddings, bits, simplex corners and latents. Time t = 0 is the clean state itself; the path runs
+from t = 1 to `FIRST`, where λ is finite and the token is read off:
+
+    -log p(x) ≤ E[-log p(x | z_first)] + ½ ∫ -SNR'(t) E|u - x̂(z_t)|² dt + KL(q(z_1 | x) || N(0, I))
+
+(Kingma et al. 2021, VDM, eq. 18) is a bound for every network, every schedule and every table of embeddings. With the
+exact posterior mean it is the entropy plus the prior term (Guo et al. 2005, I-MMSE).
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.codecs.base import Codec
+from logosphere.codecs.embeddings import Embeddings
+from logosphere.errors import UserError
+from logosphere.logsnr.schedules import LogSNR
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import CERTAIN, Noised, Process
+from logosphere.processes.clock import Clock
+from logosphere.processes.gaussian_moves import Move, ancestral
+from logosphere.processes.predictions import Prediction
+from logosphere.shapes import Float, Int64
+from logosphere.types import Batch, Logits, Positions, State, Times
+
+Loss = Literal["bound", "cross-entropy", "error"]
+Spacing = Literal["angle", "logsnr"]
+
+FIRST = 1e-3
+"""The time at which the path ends and the token is read off. A mark only: schedules run from here to 1."""
+BRINK = 1 - 1e-9
+"""Where a schedule ends without signal, its slope is infinite; it is not asked beyond this share of the path."""
+
+
+class Gaussian(Process):
+    """Diffusion of a codec's states.
+
+    `predicts` says how x̂ follows from the network's output; None if this is logits of tokens, x̂ = Σ_k p_k e_k.
+    `loss`: the bound, plain cross-entropy, or the squared error of what the network predicts, at the clock's times.
+    `anchor` adds that share of the cross-entropy of tokens read off their own noisy states, by a tied linear `head`
+    (Diffusion-LM) or else by Bayes' rule. `spacing` is that of the sampler's steps.
+    """
+
+    needs_time = True
+    most_steps = None
+    first = FIRST
+
+    def __init__(
+        self,
+        codec: Codec,
+        schedule: LogSNR,
+        clock: Clock,
+        *,
+        predicts: Prediction | None = None,
+        loss: Loss = "bound",
+        anchor: float = 0.0,
+        head: bool = False,
+        spacing: Spacing = "angle",
+    ):
+        super().__init__()
+        self.codec, self.schedule, self.clock = codec, schedule, clock
+        self.predicts, self.trains_on, self.anchor, self.spacing = predicts, loss, anchor, spacing
+        self.intervals = clock.steps - 1
+        self.kind = "bound" if isinstance(codec, Embeddings) else "surrogate"
+        if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
+            raise UserError(
+                "States that are not those of single tokens cannot be predicted as tokens; choose x0, v or eps."
+            )
+        if predicts is not None and loss == "cross-entropy":
+            raise UserError("Cross-entropy needs a network that predicts tokens; train on the bound or on the error.")
+        start = float(schedule.logsnr(torch.zeros(())).detach())
+        if not math.isfinite(start):
+            raise UserError(
+                "This schedule has an infinite signal-to-noise ratio at t = 0, where a bound needs a finite one; "
+                "say where it should begin, for example highest=6."
+            )
+        self.bias = nn.Parameter(torch.zeros(codec.vocab_size)) if head else None
+
+    # ---- levels -----------------------------------------------------------------------------------------------
+
+    def _own(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The schedule's time."""
+        return ((t.double() - FIRST) / (1 - FIRST)).clamp(0, 1)
+
+    def logsnr(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """λ at times from FIRST to 1, float64."""
+        return self.schedule.logsnr(self._own(t))
+
+    def levels(self, t: Float[Tensor, "..."]) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+        """α and σ; 1 and 0 where t = 0."""
+        logsnr, noisy = self.logsnr(t)[..., None], t[..., None] > 0
+        alpha, sigma = torch.sigmoid(logsnr).sqrt(), torch.sigmoid(-logsnr).sqrt()
+        return torch.where(noisy, alpha, 1.0).float(), torch.where(noisy, sigma, 0.0).float()
+
+    def _density(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """-½ dSNR/dt: nats per unit time and per unit of squared error."""
+        own = self._own(t).clamp_max(BRINK)
+        return (0.5 * self.schedule.logsnr(own).exp() * self.schedule.slope(own) / (1 - FIRST)).float()
+
+    def _place(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
+        """The clock's step: intervals from 1 down to FIRST, and the reading at the end."""
+        step = ((1 - self._own(t)) * self.intervals).long().clamp_max(self.intervals - 1)
+        return torch.where(t <= FIRST, self.intervals, step)
+
+    def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Equal steps of the angle arccos α or of λ from 1 to FIRST, then the reading; not those of the training."""
+        if steps == 1:
+            return torch.tensor([1.0, 0.0])
+        start, end = self.schedule.logsnr(torch.tensor([1.0, 0.0], device=self.clock.base.device)).detach().cpu()
+        share = torch.linspace(0, 1, steps, dtype=torch.float64)
+        if self.spacing == "logsnr" and math.isfinite(start):
+            logsnr = start + (end - start) * share
+        else:
+            angle = torch.lerp(torch.atan((-start / 2).exp()), torch.atan((-end / 2).exp()), share)
+            logsnr = -2 * angle.tan().log()
+        own = self.schedule.time(logsnr.to(self.clock.base.device)).cpu()
+        own[0], own[-1] = 1.0, 0.0
+        return F.pad(FIRST + (1 - FIRST) * own, (0, 1)).float()
+
+    # ---- forward ----------------------------------------------------------------------------------------------
+
+    def prior(self, batch: int, length: int, noise: Noise) -> State:
+        return noise.normal(batch, length, self.codec.encode(torch.zeros(1, 1, dtype=torch.long)).shape[-1])
+
+    def corrupt(self, u: State, t: Times, noise: Noise) -> State:
+        alpha, sigma = self.levels(t)
+        return alpha * u + sigma * noise.normal(*u.shape)
+
+    def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        block = u.shape[1] // w.shape[1]
+        step, share, weight = self.clock.within(w, together=block)
+        reading = step == self.intervals
+        own = 1 - (step + share) / self.intervals
+        lowest = torch.nextafter(torch.tensor(FIRST), torch.tensor(1.0))  # float32 must not round a time to FIRST
+        t = torch.where(reading, FIRST, (FIRST + (1 - FIRST) * own).float().clamp_min(lowest.to(w.device)))
+        weight = torch.where(reading, weight, weight * (1 - FIRST) / self.intervals).float()
+        t, weight = t.repeat_interleave(block, 1), weight.repeat_interleave(block, 1)
+        t = torch.where(free, t, 0.0)
+        return Noised(self.corrupt(u, t, noise), t, weight)
+
+    def wanted(self, z: State, moving: Positions) -> Positions:
+        return moving
+
+    # ---- what a state says ------------------------------------------------------------------------------------
+
+    def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """Adds log q(z | k) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + const: Plaid's output prior, for rows of any length."""
+        assert isinstance(self.codec, Embeddings)
+        table = self.codec.table()
+        snr = self.logsnr(t)[..., None].exp()
+        along, across = (snr * (1 + snr)).sqrt().float(), (snr / 2).float()
+        said = along * (z @ table.T) - across * table.square().sum(-1)
+        clean = CERTAIN * (F.one_hot(self.codec.nearest(z), self.codec.vocab_size) - 1)
+        return logits + torch.where(t[..., None] > 0, said - said.detach().amax(-1, keepdim=True), clean.to(said.dtype))
+
+    def clean(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
+        """x̂."""
+        if self.predicts is not None:
+            return self.predicts.clean(out, z, *self.levels(t))
+        assert isinstance(self.codec, Embeddings)
+        return out.softmax(-1) @ self.codec.table()
+
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """What a network that knows p(token | z) would say."""
+        if self.predicts is None:
+            return posterior
+        assert isinstance(self.codec, Embeddings)
+        table = self.codec.table()
+        return self.predicts.answer(posterior.to(table.dtype).softmax(-1) @ table, z, *self.levels(t))
+
+    def read_off(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """log p(token | z_first): what the network says, or what the state itself does where that is no token."""
+        if self.predicts is None:
+            return out
+        assert isinstance(self.codec, Embeddings)
+        if self.bias is not None:
+            return z @ self.codec.table().T + self.bias
+        return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=z.device), z, t)
+
+    # ---- the bound --------------------------------------------------------------------------------------------
+
+    def nats(self, out: Tensor, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        error = (u - self.clean(out, z, t)).square().sum(-1)
+        last, nats = t <= FIRST, self._density(t) * error
+        doubt = error
+        if isinstance(self.codec, Embeddings):
+            doubt = self._cross_entropy(self.read_off(out, z, t), u)
+            nats = torch.where(last, doubt, nats)
+        if self.training:
+            self.clock.observe(self._place(t), nats, doubt)
+        return nats
+
+    def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, "N"]:
+        assert isinstance(self.codec, Embeddings)
+        return F.cross_entropy(logits, self.codec.nearest(u), reduction="none")
+
+    def loss(self, nats: Tensor, out: Tensor, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        if self.trains_on == "bound":
+            return nats * weight
+        if self.trains_on == "cross-entropy":
+            return self._cross_entropy(out, u)
+        # The error of whatever is predicted, per coordinate, is that of x̂ by a factor, and nats are by another.
+        factor = 1.0 if self.predicts is None else self.predicts.factor(*self.levels(t)).squeeze(-1)
+        own = nats / self._density(t) * factor / u.shape[-1]
+        return torch.where(t <= FIRST, nats, own) if isinstance(self.codec, Embeddings) else own
+
+    def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
+        """½ Σ (α₁² u² + σ₁² - 1 - log σ₁²)."""
+        end = self.schedule.logsnr(torch.ones((), device=u.device))
+        alpha, flat = torch.sigmoid(end), -torch.sigmoid(end) - F.logsigmoid(-end)
+        return 0.5 * (alpha * u.square() + flat).sum(-1).float()
+
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+        """The prior term with the bound or the error, the anchor, and what teaches a learned schedule its shape."""
+        free = self.codec.spread(batch.free)
+        terms = torch.zeros_like(nats)
+        if self.trains_on != "cross-entropy":
+            share = 1.0 if self.trains_on == "bound" else 2 / u.shape[-1]  # Diffusion-LM's mean of α₁² u²
+            terms = share * (self.prior_nats(u) * free).sum(1)
+        if self.anchor:
+            at = torch.full_like(t, FIRST)
+            z = self.corrupt(u, at, noise)
+            read = self.read_off(z, z, at) if self.predicts is not None else self.evidence(z, at)
+            doubt = F.cross_entropy(read.flatten(0, 1), batch.tokens.flatten(), reduction="none").view_as(t)
+            terms = terms + self.anchor * (doubt * free).sum(1)
+        common = nats / (batch.free.sum(1).clamp_min(1) * math.log(self.codec.vocab_size))
+        return terms + self.schedule.calm(self._own(t.amax(1)), common)
+
+    def settle(self, done: float = 0.0) -> None:
+        self.clock.settle()
+
+    def figures(self) -> dict[str, float]:
+        """How the embeddings are: they must neither collapse nor explode."""
+        return {} if not isinstance(self.codec, Embeddings) else self.codec.figures(*self._first_levels())
+
+    def _first_levels(self) -> tuple[float, float]:
+        alpha, sigma = self.levels(torch.full((1,), FIRST, device=self.clock.base.device))
+        return float(alpha), float(sigma)
+
+    # ---- backward ---------------------------------------------------------------------------------------------
+
+    def step(self, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        return self.moved(ancestral, self.clean(out, z, t), out, z, t, s, noise)
+
+    def moved(self, move: Move, clean: State, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """A step by any of the moves, given x̂; the last one, to s = 0, reads the token off."""
+        now, then = self.logsnr(t)[..., None], self.logsnr(s)[..., None]
+        moved = torch.where((s < t)[..., None], move(clean, z, now, then, noise), z)
+        ends = (s == 0) & (t > 0)
+        if not bool(ends.any()):
+            return moved
+        if not isinstance(self.codec, Embeddings):
+            return torch.where(ends[..., None], clean, moved)
+        return torch.where(ends[..., None], self.codec.rows(self._read(out, z, moved, t, noise)), moved)
+
+    def _read(self, out: Tensor, z: State, near: State, t: Tensor, noise: Noise) -> Int64[Tensor, "N"]:
+        """Tokens drawn from p(x | z_t); a network that knows none is followed to FIRST before."""
+        if self.predicts is not None:
+            at = torch.full_like(t, FIRST)
+            out = self.read_off(out, torch.where((t > FIRST)[..., None], near, z), at)
+        return categorical(out, noise.uniform(len(out)))

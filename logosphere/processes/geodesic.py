@@ -1,0 +1,97 @@
+"""Flow matching on the sphere (Davis et al. 2024, Fisher-Flow; Cheng et al. 2024, statistical flow matching).
+
+Square roots of distributions fill the positive orthant of the sphere, and geodesics there lead from a random start to
+the corner of the token: the angle to e_x shrinks as φ = (1 - r) φ₀, and nothing else changes. The flow of all tokens
+together moves with the posterior mean of their velocities,
+
+    v = Σ_k p_k log_z(e_k) / (1 - r).
+
+Starts are √Dirichlet(c): c = 1/2 is uniform on the orthant (Fisher-Flow), c = 1 uniform on the simplex (statistical
+flow matching). Their density is Π_i x_i^(2c-1) and the volume at angle φ is sin^(K-2) φ. With φ_k = arccos z_k and
+φ₀ = φ_k / (1 - r), therefore,
+
+    log q(z | k) = (2c - 1) log(cos φ₀ / cos φ_k) + ((2c - 1)(K - 1) + K - 2) log(sin φ₀ / sin φ_k) + const
+
+where φ₀ ≤ π/2; elsewhere no geodesic to k can be. Corners are π/2 apart, so from r = 1/2 on the token is certain, and
+there the path ends.
+
+Velocities that are certain given the token leave no room for Girsanov's theorem, and the sum of nats is a surrogate:
+how much surer of x a position becomes when it alone goes on for one cell, and the others wait,
+
+    log p(x | z⁺) - log p(x | z),      p(k | z⁺) ∝ p(k | z) q(z⁺ | k) / q(z | k).
+
+For the exact posterior the sum over cells is the entropy, but for what waiting costs; for other networks it may be on
+either side.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from logosphere.geometry import sphere
+from logosphere.noise import Noise
+from logosphere.processes.flow import Path, Share
+from logosphere.shapes import Float
+from logosphere.types import Kind, Logits, State
+
+END = 0.5
+"""The share r of the geodesic after which no two tokens are possible."""
+FORBIDDEN = 1e6
+"""Nats for each radian outside of where a token can be: small errors of steps stay small offences."""
+
+
+class GeodesicPath(Path):
+    """From √Dirichlet(concentration) along geodesics."""
+
+    kind: Kind = "surrogate"
+    offset = 0.0
+
+    def __init__(self, choices: int, concentration: float = 0.5):
+        super().__init__()
+        self.width = self.choices = choices
+        self.rooted = 2 * concentration - 1
+        self.across = self.rooted * (choices - 1) + choices - 2
+
+    def start(self, batch: int, length: int, noise: Noise) -> State:
+        shape = (batch, length, self.choices)
+        if self.rooted == 0:
+            return sphere.normalised(noise.normal(*shape).abs())
+        return sphere.normalised((-noise.uniform(*shape).log()).sqrt().float())
+
+    def at(self, u: State, s: Share, noise: Noise) -> State:
+        return sphere.geodesic(self.start(s.shape[0], s.shape[1], noise).to(u), u, END * s)
+
+    def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
+        left = (1 - END * s)[..., None]
+        cosine = z.clamp(1e-6, 1)
+        angle = sphere.angle_over_sine(cosine) * (1 - cosine.square()).sqrt()
+        first = angle / left
+        inside = first.clamp_max(math.pi / 2)
+        # sin φ₀ / sin φ tends to 1 / (1 - r) at the corner itself.
+        sines = torch.where(angle > 1e-4, inside.sin() / angle.clamp_min(1e-4).sin(), 1 / left)
+        said = self.across * sines.log() - FORBIDDEN * (first - math.pi / 2).clamp_min(0)
+        if self.rooted:
+            said = said + self.rooted * (inside.cos().clamp_min(1e-6) / cosine).log()
+        return said
+
+    def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
+        z, u, s = z.double(), u.double(), s.double()  # small differences of large logarithms
+        ahead = sphere.geodesic(z, u, END * length / (1 - END * s))
+        told = self.evidence(ahead, s + length) - self.evidence(z, s)
+        told = told - told.gather(-1, u.argmax(-1, keepdim=True))
+        return -(out.double().log_softmax(-1) + told).logsumexp(-1).to(out.dtype)
+
+    def velocity(self, p: Float[Tensor, "... K"], z: State, s: Share) -> State:
+        """Of the model, per share of the geodesic."""
+        pull = sphere.angle_over_sine(z) / (1 - END * s)[..., None]
+        return sphere.project(z, p.to(z.dtype) * pull)
+
+    def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """Euler's step along a geodesic."""
+        step = END * (then - s).clamp_min(0)[..., None]
+        return sphere.exp(z, step * self.velocity(out.softmax(-1), z, s)).abs()
+
+    def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:
+        """|v_θ - v_x|², which the papers minimise."""
+        return self.velocity(out.softmax(-1) - u, z, s).square().sum(-1)

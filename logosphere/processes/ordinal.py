@@ -1,0 +1,155 @@
+"""Diffusion of ordered tokens: noise moves a value to its neighbours (Austin et al. 2021, D3PM, appendix A.2.3).
+
+    Q_t(i, j) ∝ exp(-4 (i - j)² / ((V - 1)² β_t))  for i ≠ j;   what is missing to 1 stays where it is
+
+The matrices are symmetric, so that their product Q̄_t = Q_1 ⋯ Q_t tends to the uniform law. They do not commute and
+have no closed form: this is the one process that keeps V × V matrices, one for each of T steps.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from logosphere.codecs.tokens import TokenCodec
+from logosphere.errors import UserError
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import CERTAIN, Noised, Process
+from logosphere.processes.heads import cross_entropy
+from logosphere.shapes import Float, Int64
+from logosphere.types import Kind, Logits, Positions, State, Times
+
+MOST = 1 << 28
+"""Numbers in all matrices together: one GiB in float32."""
+TINY = 1e-30
+"""Products of small probabilities below this count as this, so that logarithms stay finite."""
+
+
+def step_weights(vocab_size: int, steps: int) -> Float[Tensor, "T D"]:
+    """How likely each difference -(V-1) … V-1 is in each step: exp(-4 d²/((V - 1)² β)), normalised.
+
+    D3PM has β from 1e-4 to 0.02 in 1000 steps, which is a variance of V² β/8 where values are many. Where they are few
+    the same β would move nothing, so that here the variance is given and the width found by bisection; chains of fewer
+    steps take proportionally larger ones.
+    """
+    difference = torch.arange(-(vocab_size - 1), vocab_size).double()
+    wanted = vocab_size**2 / 8 * torch.linspace(1e-4, 0.02, steps).double() * 1000 / steps
+    widest = float(difference.square().mean())
+    low, high = torch.full_like(wanted, -12.0), torch.full_like(wanted, 12.0)  # log of the width
+    for _ in range(60):
+        middle = (low + high) / 2
+        weights = torch.softmax(-(difference**2) * torch.exp(-middle)[:, None], 1)
+        enough = weights @ difference**2 > wanted.clamp_max(0.9 * widest)
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return weights
+
+
+def transition(weights: Float[Tensor, "D"]) -> Float[Tensor, "V V"]:
+    """Q of one step: the weight of the difference, and on the diagonal what is missing to 1."""
+    vocab_size = (len(weights) + 1) // 2
+    i = torch.arange(vocab_size, device=weights.device)
+    matrix = weights[i[:, None] - i + vocab_size - 1].fill_diagonal_(0)
+    return matrix + torch.diag(1 - matrix.sum(1))
+
+
+class Ordinal(Process):
+    """A chain of T steps with discretised Gaussian noise; the end is compared with the uniform law, and counted."""
+
+    kind: Kind = "bound"
+    needs_time = True
+    products: Tensor
+    """Q̄_0 … Q̄_T."""
+    weights: Tensor
+
+    def __init__(self, vocab_size: int, *, timesteps: int, hybrid: float = 0.0):
+        super().__init__()
+        if timesteps < 1:
+            raise UserError(f"timesteps must be at least 1, not {timesteps}.")
+        if hybrid < 0:
+            raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {hybrid}.")
+        if timesteps * vocab_size**2 > MOST:
+            raise UserError(
+                f"{timesteps} matrices of {vocab_size} × {vocab_size} do not fit; take fewer timesteps or tokens."
+            )
+        self.codec: TokenCodec = TokenCodec(vocab_size, mask=False)
+        self.vocab_size, self.timesteps, self.hybrid = vocab_size, timesteps, hybrid
+        self.most_steps, self.first = timesteps, 1.5 / timesteps
+        self.register_buffer("weights", step_weights(vocab_size, timesteps), persistent=False)
+        product, products = torch.eye(vocab_size).double(), [torch.eye(vocab_size)]
+        for weights in self.weights:
+            product = product @ transition(weights)
+            products.append(product.float())
+        self.register_buffer("products", torch.stack(products), persistent=False)
+
+    def _place(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
+        """The step of a time; times between two steps belong to the later one."""
+        return (t.double() * self.timesteps - 1e-4).ceil().long().clamp(0, self.timesteps)
+
+    # ---- forward ---------------------------------------------------------------------------------------------
+
+    def prior(self, batch: int, length: int, noise: Noise) -> State:
+        return (noise.uniform(batch, length) * self.vocab_size).long().clamp_max(self.vocab_size - 1)
+
+    def corrupt(self, u: State, t: Times, noise: Noise) -> State:
+        return categorical(self.products[self._place(t), u].log(), noise.uniform(*u.shape))
+
+    def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        t = ((w * self.timesteps).floor() + 1) / self.timesteps
+        t = torch.where(free, t.repeat_interleave(u.shape[1] // w.shape[1], 1).float(), 0.0)
+        return Noised(self.corrupt(u, t, noise), t, torch.ones_like(t))
+
+    def wanted(self, z: State, moving: Positions) -> Positions:
+        return moving
+
+    def _evidence(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
+        """log q(z_t | x = k), at least -CERTAIN: Q̄ is symmetric step by step, but not as a product."""
+        return self.products.transpose(1, 2)[self._place(t), z].log().clamp_min(-CERTAIN)
+
+    def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        return logits + self._evidence(z, t).to(logits.dtype)
+
+    # ---- the bound --------------------------------------------------------------------------------------------
+
+    def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """T·KL(q(z_s | z_t, x) || p(z_s | z_t)); the last step is the cross-entropy (D3PM eq. 1)."""
+        place = self._place(t)
+        last = place <= 1
+        both = torch.stack([F.one_hot(u, self.vocab_size).to(out.dtype), self._context(out, z, t)])
+        log_q, log_p = self._log_step(both, z, place.clamp_min(2), (place - 1).clamp_min(1))
+        step = torch.where(log_q > -CERTAIN, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
+        return self.timesteps * torch.where(last, cross_entropy(out, u), step)
+
+    def _context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
+        """x̂ ∝ p(x | z) / q(z | x)."""
+        return (out - self._evidence(z, t).to(out.dtype)).softmax(-1)
+
+    def _log_step(self, x: Float[Tensor, "n ... V"], z: State, late: State, early: State) -> Float[Tensor, "n ... V"]:
+        """log q(z_s = k | z_t, x) = log q(z_t | z_s = k) + log q(z_s = k | x), normalised, for n laws x over tokens."""
+        here, jump = torch.empty_like(x), torch.empty_like(x[0])
+        for t, s in {*zip(late.flatten().tolist(), early.flatten().tolist(), strict=True)}:
+            rows = (late == t) & (early == s)
+            here[:, rows] = x[:, rows] @ self.products[s].to(x.dtype)
+            jump[rows] = self._between(s, t).to(x.dtype).T[z[rows]]
+        return (here.clamp_min(TINY).log() + jump.clamp_min(TINY).log()).log_softmax(-1)
+
+    def _between(self, s: int, t: int) -> Float[Tensor, "V V"]:
+        """q(z_t | z_s), the product of the steps between."""
+        product = torch.eye(self.vocab_size, dtype=torch.float64, device=self.weights.device)
+        for weights in self.weights[s:t]:
+            product = product @ transition(weights)
+        return product
+
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        return nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats
+
+    def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
+        """KL(q(z_1 | x) || uniform), which depends on where x lies."""
+        law = self.products[-1].double().clamp_min(TINY)
+        divergence = (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
+        return divergence.float().to(u.device)[u]
+
+    # ---- backward ---------------------------------------------------------------------------------------------
+
+    def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        late, early = self._place(t), self._place(s)
+        moved = categorical(self._log_step(self._context(out, z, t)[None], z, late, early)[0], noise.uniform(*z.shape))
+        return torch.where(s < t, moved, z)

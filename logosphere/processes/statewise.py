@@ -1,0 +1,89 @@
+"""Masked diffusion in which every token has its own speed (Shi et al. 2024, GenMD4, section 6).
+
+    q(z_t = mask | x = k) = t^{w_k},   w_k > 0 learned
+
+A hidden token k appears at the rate w_k/t, so that the mask itself tells something: tokens with small powers vanish
+first, and what is hidden late is more likely one of them. At t = 1 everything is hidden, whatever the powers.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.codecs.tokens import TokenCodec
+from logosphere.errors import UserError
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import CERTAIN, Noised, Process
+from logosphere.shapes import Float
+from logosphere.types import Kind, Logits, Positions, State, Times
+
+
+class Statewise(Process):
+    """Masked diffusion with powers w = softplus(raw), all 1 at first, trained with the network."""
+
+    kind: Kind = "bound"
+    first = 0.0
+    needs_time = True
+    most_steps = None
+    learns_noise = True
+
+    def __init__(self, vocab_size: int):
+        super().__init__()
+        if vocab_size < 2:
+            raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
+        self.codec: TokenCodec = TokenCodec(vocab_size, mask=True)
+        self.mask = vocab_size
+        self.raw = nn.Parameter(torch.full((vocab_size,), math.log(math.e - 1)))
+
+    @property
+    def powers(self) -> Float[Tensor, "V"]:
+        """w."""
+        return F.softplus(self.raw)
+
+    def prior(self, batch: int, length: int, noise: Noise) -> State:
+        return torch.full((batch, length), self.mask, device=noise.device)
+
+    def corrupt(self, u: State, t: Times, noise: Noise) -> State:
+        return torch.where(noise.uniform(*u.shape) < t ** self.powers.detach()[u], self.mask, u)
+
+    def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        """t = w², so that the cost 1/t of rare masks near t = 0 has a variance."""
+        block = u.shape[1] // w.shape[1]
+        w = w.repeat_interleave(block, 1)
+        t = torch.where(free, (w**2).float(), 0.0)
+        return Noised(self.corrupt(u, t, noise), t, (2 * w).float())
+
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"]:
+        """log q(z_t | u), through which the powers hear what the states they draw will cost."""
+        log_hidden = self.powers[u] * t.clamp_min(torch.finfo(t.dtype).tiny).log()
+        log_seen = torch.log(-torch.expm1(log_hidden.clamp_max(-torch.finfo(t.dtype).eps)))
+        return torch.where(free, torch.where(z == self.mask, log_hidden, log_seen), 0.0).sum(1)
+
+    def wanted(self, z: State, moving: Positions) -> Positions:
+        return moving & (z == self.mask)
+
+    def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        hidden = (z == self.mask)[..., None]
+        own = F.one_hot(z, self.mask + 1)[..., : self.mask] * CERTAIN
+        said = torch.where(hidden, self.powers * t.clamp_min(torch.finfo(t.dtype).tiny).log()[..., None], own)
+        return logits + said.to(logits.dtype)
+
+    def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """(1/t) [Σ_k w_k p_k - w_x - w_x log p_x]: the true rate w_x/t at x, the model's w_k p_k/t at all k."""
+        log_p, powers = out.log_softmax(-1), self.powers
+        of_x = log_p.gather(-1, u[..., None]).squeeze(-1)
+        return (log_p.exp() @ powers.to(log_p.dtype) - powers[u] - powers[u] * of_x) / t
+
+    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        return weight * nats
+
+    def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
+        return torch.zeros(u.shape, device=u.device)
+
+    def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """Which token it is, and then whether it has appeared by s: with probability 1 - (s/t)^{w_k}."""
+        drawn = categorical(out, noise.uniform(*z.shape))
+        stays = noise.uniform(*z.shape) < (s / t.clamp_min(torch.finfo(t.dtype).tiny)) ** self.powers.detach()[drawn]
+        return torch.where((z == self.mask) & ~stays & (s < t), drawn, z)

@@ -1,0 +1,102 @@
+"""Builders of the systems on the simplex: Bayesian flow networks, and flows and diffusions of distributions."""
+
+from logosphere.codecs.simplex import SimplexCodec
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.transformer import FullTransformer
+from logosphere.denoisers.wrappers import Believing, Informed
+from logosphere.errors import UserError, nearest
+from logosphere.model import Model
+from logosphere.processes.belief import BeliefPath, clear_accuracy
+from logosphere.processes.clock import Clock, even_law
+from logosphere.processes.flow import Flow
+from logosphere.processes.geodesic import GeodesicPath
+
+CELLS, FEW = 128, 64
+"""Cells of a path in continuous time; fewer where a cell's nats are rare and large."""
+CHOICES = {
+    "input": ("belief", "state"),
+    "loss": ("cross-entropy", "bound"),
+    "clock": ("information", "even"),
+}
+
+
+def bfn(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    accuracy: float | None = None,
+    timesteps: int | None = None,
+    posterior_head: bool = True,
+    input: str = "belief",
+    loss: str = "cross-entropy",
+    clock: str = "information",
+) -> Model:
+    """A Bayesian flow network; posterior_head=False with loss=bound and clock=even is the published one.
+
+    accuracy      β₁, what all messages tell together; by default chosen for the size of the vocabulary
+    timesteps     so many messages, and their exact bound; none: infinitely many
+    """
+    _check(input=input, loss=loss, clock=clock)
+    _positive(accuracy=accuracy, timesteps=timesteps)
+    path = BeliefPath(vocab_size, accuracy or clear_accuracy(vocab_size), chain=timesteps is not None)
+    process = Flow(SimplexCodec(vocab_size, width=path.width), path, _clock(clock, timesteps or CELLS), loss=loss)  # type: ignore[arg-type]
+    return _model(process, length, network, posterior_head, input)
+
+
+def fisher_flow(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    prior: str = "sphere",
+    posterior_head: bool = True,
+    input: str = "belief",
+    loss: str = "cross-entropy",
+    clock: str = "information",
+) -> Model:
+    """Flow matching along geodesics; posterior_head=False, input=state, loss=velocity, clock=even is the published one.
+
+    prior         sphere: starts uniform on the orthant (Fisher-Flow); simplex: uniform distributions (statistical flow
+                  matching)
+    """
+    losses, priors = ("cross-entropy", "velocity"), {"sphere": 0.5, "simplex": 1.0}
+    _check(input=input, clock=clock)
+    if loss not in losses:
+        raise UserError(f"There is no loss '{loss}'.{nearest(loss, losses)}")
+    if prior not in priors:
+        raise UserError(f"There is no prior '{prior}'.{nearest(prior, priors)}")
+    path = GeodesicPath(vocab_size, priors[prior])
+    minimised = "squared-error" if loss == "velocity" else "cross-entropy"
+    process = Flow(SimplexCodec(vocab_size, rooted=True), path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
+    return _model(process, length, network, posterior_head, input)
+
+
+def _check(**given: str) -> None:
+    for name, value in given.items():
+        if value not in CHOICES[name]:
+            raise UserError(f"There is no {name} '{value}'.{nearest(value, CHOICES[name])}")
+
+
+def _positive(**given: int | float | None) -> None:
+    for name, value in given.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{name} must be above 0, not {value}.")
+
+
+def _clock(name: str, cells: int) -> Clock:
+    even = even_law(cells + 1)
+    return Clock(even, None if name == "information" else even)
+
+
+def _model(process: Flow, length: int, network: Network | None, posterior_head: bool, input: str) -> Model:
+    denoiser: Denoiser | None = None
+    if network is not None:
+        # Tokens depend on states through their likelihoods alone: to a network that reads those, time says nothing.
+        denoiser = FullTransformer(process.codec, length, network, reads_time=input == "state")
+        if input == "belief":
+            denoiser = Believing(denoiser, process)
+        if posterior_head:
+            denoiser = Informed(denoiser, process)
+    return Model(process, denoiser, length=length, block=length)

@@ -1,0 +1,67 @@
+"""The checkpoints of a run: begun one at a time, and said to be saved only when they are whole."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from logosphere.runs.folder import RunFolder
+from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint, saved_already
+from logosphere.training.fit import Training
+
+if TYPE_CHECKING:
+    from logosphere.training.sharded import ShardedSave
+
+
+class Saves:
+    """Writes a training into the folder of its run: at once, or share by share while training goes on."""
+
+    def __init__(self, run: RunFolder, training: Training, *, sharded: bool):
+        self.run, self.training, self.sharded = run, training, sharded
+        self.team = training.team
+        self.underway: "ShardedSave | None" = None
+        self.finished: int | None = None
+        self.group: Any = dist.new_group(backend="gloo") if sharded and self.team.size > 1 else None
+
+    def resume(self) -> dict[str, object] | None:
+        """Take up the latest checkpoint; what else was saved with it, or None where there is none."""
+        checkpoint = latest(self.run.state)
+        if checkpoint is None:
+            return None
+        if self.sharded:
+            from logosphere.training.sharded import load_sharded  # slow to load, and seldom used
+
+            rest = load_sharded(checkpoint, self.training)
+        else:
+            rest = load_checkpoint(checkpoint, self.training)
+        self.team.first(lambda: self.run.publish(checkpoint))
+        return rest
+
+    def begin(self, extra: dict[str, object]) -> None:
+        """Save the training as it is now; the one before must be done."""
+        assert self.underway is None
+        state = self.run.state
+        if not self.sharded:
+            self.team.first(lambda: self.run.publish(save_checkpoint(state, self.training, extra)))
+            self.finished = self.training.step
+        elif (done := self._already()) is not None:
+            self.finished = done
+        else:
+            from logosphere.training.sharded import ShardedSave
+
+            self.underway = ShardedSave(state, self.training, extra, self.group)
+
+    def done(self, *, wait: bool) -> int | None:
+        """The step whose checkpoint has become whole since the last time, if any."""
+        if self.underway is not None and (wait or self.underway.written()):
+            self._publish(self.underway.finish())
+            self.finished, self.underway = self.underway.step, None
+        step, self.finished = self.finished, None
+        return step
+
+    def _already(self) -> int | None:
+        found = self.team.total(saved_already(self.run.state, self.training.step) is not None)[0]
+        return self.training.step if found == self.team.size else None
+
+    def _publish(self, checkpoint: Path) -> None:
+        self.team.first(lambda: self.run.publish(checkpoint))

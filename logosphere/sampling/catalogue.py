@@ -1,0 +1,59 @@
+"""The names of the samplers, without torch, so that listing and checking them is instant."""
+
+from dataclasses import dataclass
+
+from logosphere.errors import UserError, nearest
+
+MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
+REMASKED = "masked diffusion with a remasker"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a sampler is."""
+
+    name: str
+    about: str
+    fits: str
+    draw: bool
+    """Does it draw from the model itself, at least with many steps?"""
+
+
+LISTINGS = [
+    Listing("ancestral", "the process's own backward step", "every system", True),
+    Listing("cached", "ancestral, asking only about sequences that have changed", TIME_FREE, True),
+    Listing("analytic", "the posterior of the score; with a predicted token it is ancestral", DISCRETE, True),
+    Listing("first-hitting", "one random position after another, no error of time", TIME_FREE, True),
+    Listing("tau-leaping", "jumps at rates held over each step", DISCRETE, True),
+    Listing("tau-leaping-pc", "the same, and one corrector after each step", DISCRETE, True),
+    Listing("remdm-cap", "remasking with a probability of at most 0.04", MASKED, True),
+    Listing("remdm-rescale", "remasking with 0.05 of the largest probability", MASKED, True),
+    Listing("remdm-conf", "remasking what was unlikely when drawn", MASKED, False),
+    Listing("remdm-loop", "remasking while the share of masks is held at 0.1", MASKED, False),
+    Listing("forward-backward", "a step twice as far, and forward again", MASKED, True),
+    Listing("star", "ancestral to t = 0.3, then all positions masked afresh in each step (Star+)", MASKED, True),
+    Listing("star-full", "all positions masked afresh in each step", MASKED, True),
+    Listing("star-loop", "masked afresh while the share of masks is held at 0.1", MASKED, False),
+    Listing("conf-star", "the least likely tokens are hidden again", MASKED, False),
+    Listing("g-star", "a second network hides what it takes for errors, from t = 0.3", REMASKED, False),
+    Listing("p2", "every token drawn anew in each step, the surest kept", MASKED, False),
+    Listing("confidence", "the likeliest tokens first", MASKED, False),
+    Listing("margin", "the clearest decisions first", MASKED, False),
+    Listing("entropy", "the least doubtful positions first", MASKED, False),
+    Listing("random", "as many positions at random as the schedule asks for", MASKED, True),
+    Listing("llada", "the likeliest tokens first, in four blocks from left to right", MASKED, False),
+    Listing("threshold", "all tokens of more than 0.9 probability at once", MASKED, False),
+    Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", MASKED, False),
+    Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
+    Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
+    Listing("matched", "second-order steps on the sphere", "the sphere", True),
+]
+
+_BY_NAME = {listing.name: listing for listing in LISTINGS}
+
+
+def listing(name: str) -> Listing:
+    """The listing of a sampler."""
+    if name not in _BY_NAME:
+        raise UserError(f"There is no sampler '{name}'.{nearest(name, _BY_NAME)}")
+    return _BY_NAME[name]

@@ -1,0 +1,126 @@
+"""Samplers by name: each is a stepper, a grid of times, perhaps blocks or a cache. The loop is always the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.processes.moves import MOVES
+from logosphere.sampling.catalogue import listing
+from logosphere.sampling.plan import Grid, Loop, StandingEnd
+from logosphere.sampling.steppers import (
+    Above,
+    Cap,
+    Doubtful,
+    Leaping,
+    Moved,
+    Ordered,
+    Remasking,
+    Rescale,
+    Rewriting,
+    Rule,
+    SelfCorrecting,
+    Stepper,
+    Windowed,
+    WithinEntropy,
+    ancestral,
+    as_stepper,
+    entropy_order,
+    first_hitting,
+    forward_backward,
+    fresh,
+    likelihood_order,
+    margin_order,
+    random_order,
+)
+from logosphere.sampling.steppers.jumps import jumping
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How to write: what the walk of `generate` needs to know beside the model."""
+
+    stepper: Stepper | Rule = ancestral
+    grid: Grid | None = None
+    """Times of the steps; by default the process's own."""
+    blocks: int = 1
+    """Parts written one after another, from left to right; blocks of the model itself count as well."""
+    cached: bool = False
+    """Keep predictions while a sequence does not change."""
+
+    def check(self, model: Model) -> None:
+        """Refuse a model that this sampler does not fit."""
+        as_stepper(self.stepper).check(model.process)
+
+
+STAR_FROM = 0.3
+"""Star+ hides afresh below this time; 0.2 to 0.3 were found best (Meshchaninov et al. 2025)."""
+HELD = Loop()
+
+
+def _critic(model: Model) -> Sampler:
+    if model.remasker is None:
+        raise UserError(
+            "The g-star sampler needs a remasker; build the system g-star, or train one with train_remasker(…)."
+        )
+    return Sampler(Windowed(Rewriting(model.remasker), STAR_FROM))
+
+
+def _blocks(model: Model) -> Sampler:
+    return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if model.length % parts == 0))
+
+
+def _correcting(model: Model) -> Sampler:
+    """GIDD's setting: corrections at a noise level of 0.01, here in half of the steps."""
+    late = float(jumping(model.process).schedule.time(torch.tensor(0.01)))
+    return Sampler(Windowed(SelfCorrecting(), late, late), grid=StandingEnd(late, 0.5))
+
+
+def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
+    return lambda model: sampler
+
+
+MAKERS: dict[str, Callable[[Model], Sampler]] = {
+    "ancestral": _always(Sampler(ancestral)),
+    "cached": _always(Sampler(ancestral, cached=True)),
+    "analytic": _always(Sampler(ancestral)),
+    "first-hitting": _always(Sampler(first_hitting)),
+    "tau-leaping": _always(Sampler(Leaping())),
+    "tau-leaping-pc": _always(Sampler(Leaping(corrections=1))),
+    "remdm-cap": _always(Sampler(Remasking(Cap()))),
+    "remdm-rescale": _always(Sampler(Remasking(Rescale()))),
+    "remdm-conf": _always(Sampler(Remasking(Doubtful()))),
+    "remdm-loop": _always(Sampler(Windowed(Remasking(Cap(0.02)), HELD.level, HELD.level), grid=HELD)),
+    "forward-backward": _always(Sampler(Remasking(forward_backward))),
+    "star": _always(Sampler(Windowed(Remasking(fresh), STAR_FROM))),
+    "star-full": _always(Sampler(Remasking(fresh))),
+    "star-loop": _always(Sampler(Windowed(Remasking(fresh), HELD.level, HELD.level), grid=HELD)),
+    "conf-star": _always(Sampler(Rewriting())),
+    "g-star": _critic,
+    "p2": _always(Sampler(Rewriting(temperature=0.0, revise=True))),
+    "confidence": _always(Sampler(Ordered(likelihood_order))),
+    "margin": _always(Sampler(Ordered(margin_order))),
+    "entropy": _always(Sampler(Ordered(entropy_order))),
+    "random": _always(Sampler(Ordered(random_order, temperature=1.0))),
+    "llada": _blocks,
+    "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
+    "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
+    "self-correcting": _correcting,
+    "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
+    "matched": _always(Sampler(Moved(MOVES["matched"]))),
+}
+
+
+def sampler(name: str, model: Model) -> Sampler:
+    """A sampler by its name, checked to fit the model."""
+    listing(name)
+    found = MAKERS[name](model)
+    found.check(model)
+    return found
+
+
+def sampler_of(model: Model) -> Sampler:
+    """The sampler that belongs to the model's system."""
+    return sampler(model.sampler, model)

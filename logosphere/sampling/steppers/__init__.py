@@ -1,0 +1,53 @@
+"""Steppers: how one step of the walk moves the positions. What each is and whether it draws from the model:
+docs/samplers.md."""
+
+from logosphere.sampling.steppers.ancestral import FirstHitting, ancestral, backward_step, first_hitting
+from logosphere.sampling.steppers.base import Ask, Rule, Ruled, Stepper, as_stepper
+from logosphere.sampling.steppers.correcting import SelfCorrecting
+from logosphere.sampling.steppers.jumps import Leaping
+from logosphere.sampling.steppers.ordered import (
+    Above,
+    Ordered,
+    WithinEntropy,
+    entropy_order,
+    likelihood_order,
+    margin_order,
+    random_order,
+    scheduled,
+)
+from logosphere.sampling.steppers.remasking import Cap, Doubtful, Remasking, Rescale, forward_backward, fresh
+from logosphere.sampling.steppers.rewriting import Rewriting
+from logosphere.sampling.steppers.sphere import Moved
+from logosphere.sampling.steppers.windows import GreedyEnd, Windowed
+
+__all__ = [
+    "Above",
+    "Ask",
+    "Cap",
+    "Doubtful",
+    "FirstHitting",
+    "GreedyEnd",
+    "Leaping",
+    "Moved",
+    "Ordered",
+    "Remasking",
+    "Rescale",
+    "Rewriting",
+    "Rule",
+    "Ruled",
+    "SelfCorrecting",
+    "Stepper",
+    "Windowed",
+    "WithinEntropy",
+    "ancestral",
+    "as_stepper",
+    "backward_step",
+    "entropy_order",
+    "first_hitting",
+    "forward_backward",
+    "fresh",
+    "likelihood_order",
+    "margin_order",
+    "random_order",
+    "scheduled",
+]

@@ -1,0 +1,49 @@
+"""Exact steppers: draws from the model itself, up to the error of finite steps or without any."""
+
+from dataclasses import dataclass
+
+import torch
+
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import Process
+from logosphere.sampling.steppers.base import Ask, Ruled, Stepper, masked
+from logosphere.types import Logits, Positions, State, Times
+
+
+def backward_step(process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise) -> State:
+    """Draw z_s from the process's own backward step; right for every process."""
+    z = z.clone()
+    z[where] = process.step(out, z[where], t[where], s[where], noise)
+    return z
+
+
+ancestral = Ruled(backward_step)
+"""For discrete processes this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
+score s_y = q(y | x̂)/q(z | x̂) of a predicted token, (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂)."""
+
+
+@dataclass(frozen=True)
+class FirstHitting(Stepper):
+    """Reveal one hidden position chosen at random: masked diffusion without any error of time (Zheng et al. 2024)."""
+
+    time_free = True
+
+    def check(self, process: Process) -> None:
+        masked(process)
+
+    def steps(self, length: int, steps: int) -> int:
+        return length
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        where = process.wanted(z, t > s)
+        if not where.any():
+            return z
+        out = ask(z, t, where)
+        scores = torch.where(where, noise.uniform(*where.shape), -1.0)
+        chosen = torch.zeros_like(where).scatter(1, scores.argmax(1, keepdim=True), True) & where
+        z = z.clone()
+        z[chosen] = categorical(out[chosen[where]], noise.uniform(int(chosen.sum())))
+        return z
+
+
+first_hitting = FirstHitting()

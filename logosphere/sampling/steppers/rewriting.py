@@ -1,0 +1,80 @@
+"""Remasking by choice: write the whole sequence, then hide the n = ceil((1 - a_s) L) most doubtful positions.
+
+What is doubtful:
+    a second network says so      G-Star (Meshchaninov et al. 2025): logits of "this token is wrong", at all positions
+    it was unlikely when drawn    conf-star; and, when every position is drawn anew in each step, P2 (Peng et al. 2025)
+
+With doubts/τ + Gumbel noise as scores, τ → ∞ is Star (with exact counts) and τ = 0 is strict, which costs variety.
+None of these is a draw from the model.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import Process
+from logosphere.sampling.steppers.base import (
+    Ask,
+    Stepper,
+    best,
+    log_probability,
+    masked,
+    moving,
+    perturbed,
+    still_hidden,
+)
+from logosphere.shapes import Float
+from logosphere.types import State, Times, Tokens
+
+Critic = Callable[[Tokens], Float[Tensor, "B L"]]
+"""Tokens -> logits of being wrong."""
+
+
+class Rewriting(Stepper):
+    """Write everything, hide the worst. With `revise` tokens already written are drawn anew as well."""
+
+    def __init__(self, critic: Critic | None = None, *, temperature: float = 1.0, revise: bool = False):
+        if temperature < 0:
+            raise UserError(f"The temperature of remasking must not be negative, not {temperature}.")
+        self.critic, self.temperature, self.revise = critic, temperature, revise
+        self.surety: Tensor | None = None
+        self._asked = 0
+
+    def session(self) -> Stepper:
+        return Rewriting(self.critic, temperature=self.temperature, revise=self.revise)
+
+    def check(self, process: Process) -> None:
+        masked(process)
+
+    @property
+    def asked(self) -> int:
+        return self._asked
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        schedule, mask = masked(process)
+        active = moving(t, s)
+        where = active if self.revise else active & (z == mask)
+        surety = torch.zeros(z.shape, dtype=torch.float64, device=z.device) if self.surety is None else self.surety
+        if where.any():
+            out = ask(z, t, where)
+            if self.revise:  # what a token says of itself is no judgement of it
+                out = out - process.inform(torch.zeros_like(out), z[where], t[where])
+            drawn = categorical(out, noise.uniform(len(out)))
+            z = z.masked_scatter(where, drawn)
+            surety = surety.masked_scatter(where, log_probability(out, drawn).double())
+        self.surety = surety
+        count = still_hidden(schedule, s, active)
+        if not count.any():
+            return z
+        doubt = torch.where(active, self._doubt(z, surety), -torch.inf)
+        return torch.where(active & best(perturbed(doubt, self.temperature, noise), count), mask, z)
+
+    def _doubt(self, written: Tokens, surety: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+        if self.critic is None:
+            return -surety
+        self._asked += len(written)
+        with torch.no_grad():
+            return self.critic(written).double()

@@ -1,0 +1,100 @@
+"""Training of a remasker on a frozen denoiser (Meshchaninov et al. 2025, G-Star).
+
+z_t ~ q(z_t | x) at a random time; one step straight to s = 0 writes x̂; the label of a position is [x̂ ≠ x]; and
+
+    loss = -Σ_i log p(label_i | x̂),     over all positions that were not given.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.denoisers.remasker import Remasker
+from logosphere.denoisers.transformer import FullTransformer
+from logosphere.denoisers.trunk import Trunk
+from logosphere.denoisers.wrappers import Informed
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.noise import Drawn
+from logosphere.training.optim import Optim
+from logosphere.types import Batch, Positions, Tokens
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one step did."""
+
+    step: int
+    loss: float
+    """Nats per position."""
+    wrong: float
+    """Share of the tokens that were wrong."""
+    seconds: float
+
+
+def train_remasker(
+    model: Model,
+    batches: Iterable[Batch | Tokens],
+    *,
+    steps: int,
+    optim: Optim | None = None,
+    seed: int = 0,
+) -> Iterator[Judged]:
+    """Train the remasker of a model (system g-star) for `steps` steps; its denoiser stays as it is."""
+    remasker = model.remasker
+    if not isinstance(remasker, Remasker) or model.denoiser is None:
+        raise UserError("This model has no remasker; build the system g-star, or use with_remasker(model).")
+    optim = Optim(lr=1e-3, warmup=20) if optim is None else optim
+    _inherit(remasker, model)
+    parameters = [p.requires_grad_(True) for p in remasker.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
+    rng = torch.Generator(model.device).manual_seed(seed)
+    model.eval()
+    done = 0
+    for step, given in enumerate(islice(batches, steps)):
+        started = time.perf_counter()
+        batch = (Batch.of(given) if isinstance(given, Tensor) else given).to(model.device)
+        written = rewritten(model, batch, rng)
+        wrong, free = (written != batch.tokens).float(), batch.free
+        remasker.train()
+        loss = F.binary_cross_entropy_with_logits(remasker(written)[free], wrong[free])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, optim.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = optim.rate(step, step / steps)
+        optimizer.step()
+        remasker.eval()
+        done = step + 1
+        yield Judged(done, loss.item(), wrong[free].mean().item(), time.perf_counter() - started)
+    if done < steps:
+        raise UserError(f"The data ended after {done} batches, but training needs {steps}.")
+
+
+@torch.no_grad()
+def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
+    """Sequences with a random share of their tokens hidden and written anew, all at once."""
+    noise = Drawn(rng, len(batch))
+    t = noise.quantiles(1, 1)[:, 0].float().expand(batch.tokens.shape)
+    t = torch.where(batch.free, t, 0.0)
+    z = model.process.corrupt(batch.tokens, t, noise)
+    where: Positions = model.process.wanted(z, batch.free)
+    assert model.denoiser is not None
+    out = model.denoiser(z, t, batch.tokens, where)
+    z[where] = model.process.step(out, z[where], t[where], torch.zeros_like(t[where]), noise)
+    return z
+
+
+def _inherit(remasker: Remasker, model: Model) -> None:
+    """Begin with the denoiser's first blocks, unless the remasker has been trained before."""
+    inner = model.denoiser.inner if isinstance(model.denoiser, Informed) else model.denoiser
+    untrained = not bool(remasker.head.weight.any())
+    if not untrained or not isinstance(inner, FullTransformer) or inner.reads_time or inner.conditioner is not None:
+        return
+    if isinstance(inner.trunk, Trunk):
+        remasker.inherit(inner.stem, inner.trunk)

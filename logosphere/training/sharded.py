@@ -1,0 +1,148 @@
+"""Checkpoints of which every process writes its share, and which any number of processes can read.
+
+The shares are written by torch.distributed.checkpoint in its safetensors form (its own form holds pickles), in the
+background: training goes on while they are written. Only when all shares are there, the first process puts the weights
+together for everybody else, and the checkpoint appears.
+
+    state/step-00001000/shards/   weights, averages and moments, share by share
+    state/step-00001000/          model and ema as one safetensors each, state.json
+"""
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.tensor import DTensor
+
+from logosphere.atomic import write_json
+from logosphere.errors import UserError
+from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
+from logosphere.training.fit import Training
+from logosphere.weights import AVERAGED, WEIGHTS, write_tensors
+
+SHARDS = "shards"
+MODEL, EMA, OPTIMIZER = "model/", "ema/", "optimizer/"
+
+
+class ShardedSave:
+    """A checkpoint on its way to the disk."""
+
+    def __init__(self, folder: Path, training: Training, extra: dict[str, object], group: Any):
+        team = training.team
+        self.folder, self.training, self.step = folder, training, training.step
+        self.content = counts(training) | extra
+        self.draft = folder / f".draft-{self.step:08d}"
+        team.first(lambda: draft_of(folder, self.step))
+        (self.draft / SHARDS).mkdir(parents=True, exist_ok=True)
+        self.tensors = _tensors(training)
+        writer = HuggingFaceStorageWriter(str(self.draft / SHARDS), save_distributed=True)
+        self.writing: Future[Any] | None = None
+        if team.size == 1:
+            with _alone():
+                save(self.tensors, storage_writer=writer, no_dist=True)
+        else:
+            # A group of its own: what it says must not get between the words of training.
+            started = async_save(self.tensors, storage_writer=writer, process_group=group)
+            assert isinstance(started, Future)
+            self.writing = started
+
+    def written(self) -> bool:
+        """Have all processes written their shares?"""
+        here = self.writing is None or self.writing.done()
+        return self.training.team.total(here)[0] == self.training.team.size
+
+    def finish(self) -> Path:
+        """Wait for the shares and let the checkpoint appear."""
+        team = self.training.team
+        problem = None if self.writing is None else self.writing.exception()
+        (failed,) = team.total(problem is not None)
+        if problem is not None:
+            raise UserError(f"A share of the checkpoint could not be written ({problem}).")
+        if failed:
+            raise UserError("Another process could not write its share of the checkpoint.")
+        team.first(self._install)
+        return self.folder / f"step-{self.step:08d}"
+
+    def _install(self) -> None:
+        """Put the weights together, as they are needed outside of training."""
+        whole = _whole(self.draft / SHARDS, self.tensors, (MODEL, EMA))
+        model = {name.removeprefix(MODEL): tensor for name, tensor in whole.items() if name.startswith(MODEL)}
+        ema = {name.removeprefix(EMA): tensor for name, tensor in whole.items() if name.startswith(EMA)}
+        write_tensors(self.draft / WEIGHTS, model)
+        if ema:
+            write_tensors(self.draft / AVERAGED, model | ema)
+        write_json(self.draft / STATE, self.content)
+        install(self.folder, self.draft, self.step)
+
+
+def load_sharded(path: Path, training: Training) -> dict[str, object]:
+    """Put a checkpoint that was saved by any number of processes into a training."""
+    rest = restore_counts(path, training)
+    _allocate(training)
+    tensors = _tensors(training)
+    _read(path / SHARDS, tensors, alone=training.team.size == 1)
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.is_floating_point() and not bool(torch.isfinite(local).all()):
+            raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
+    return rest
+
+
+def _tensors(training: Training) -> dict[str, Tensor]:
+    """All tensors of a training by name; reading into them changes the training."""
+    tensors = {MODEL + name: tensor for name, tensor in training.model.state_dict().items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in training.model.named_parameters()}
+    if training.averaged is not None:
+        for parameter, shadow in zip(training.averaged.live, training.averaged.shadow, strict=True):
+            tensors[EMA + names[parameter]] = shadow
+    for parameter, moments in training.optimizer.state.items():
+        for moment in MOMENTS:
+            tensors[f"{OPTIMIZER}{names[parameter]}/{moment}"] = moments[moment]
+    return tensors
+
+
+def _allocate(training: Training) -> None:
+    """Moments to read into; before the first step there are none."""
+    for parameter in training.parameters if training.step else []:
+        state = training.optimizer.state[parameter]
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _whole(shards: Path, like: dict[str, Tensor], kinds: tuple[str, ...]) -> dict[str, Tensor]:
+    """Tensors of some kinds out of all shares, read by one process."""
+    wanted = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in like.items() if name.startswith(kinds)}
+    _read(shards, wanted, alone=True)
+    return wanted
+
+
+def _read(shards: Path, tensors: dict[str, Tensor], *, alone: bool) -> None:
+    if not shards.is_dir():
+        raise UserError(f"{shards} is missing; restore it from a copy.")
+    try:
+        with _alone() if alone else nullcontext():
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=alone)
+    except (
+        Exception,
+        CheckpointException,
+    ) as problem:
+        # The library wraps whatever files bring up into exceptions of its own.
+        reason = str(problem).strip().splitlines()[-1]
+        raise UserError(f"{shards} is damaged or belongs to another model ({reason}); restore a copy.") from None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The library remarks that there is one process only, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        yield

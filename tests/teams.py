@@ -1,0 +1,44 @@
+"""Several processes within a test: forked, so that nobody loads torch again, and talking through gloo."""
+
+import json
+import multiprocessing
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from logosphere.parallel.team import Team
+
+
+def in_team(size: int, work: Callable[[Team], Any], folder: Path) -> list[Any]:
+    """What each process of a team makes of this work, as JSON holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_part, args=(rank, size, work, folder)) for rank in range(size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forks of processes with threads: here they are idle
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
+            process.kill()
+    problems = [path.read_text() for path in sorted(folder.glob("problem-*"))]
+    assert not problems, problems[0]
+    return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
+
+
+def _part(rank: int, size: int, work: Callable[[Team], Any], folder: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
+        (folder / f"result-{rank}").write_text(json.dumps(work(Team(rank, size))))
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"problem-{rank}").write_text(traceback.format_exc())
+        sys.exit(1)

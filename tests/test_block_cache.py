@@ -1,0 +1,73 @@
+"""The cache of block models: the same logits and the same samples as without, for a fraction of the work."""
+
+import pytest
+import torch
+from laws import CHANCE, System, generator, network, same_law, skewed
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.denoisers.transformer import BlockSession, BlockTransformer
+from logosphere.sampling.walk import generate
+
+LANGUAGE = skewed(5, 12)
+
+
+class Plain(BlockTransformer):
+    """Without a session."""
+
+    def remembered(self, memory):
+        return self
+
+
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "udlm"])
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, block: int) -> None:
+    model = network(name, LANGUAGE, block=block).eval().requires_grad_(False)
+    session = model.denoiser.session()
+    context = LANGUAGE.sample(4, generator(1))
+    for turn in range(12 // block):
+        z = torch.randint(5, (4, 12), generator=generator(turn))
+        t = torch.rand(4, 12, generator=generator(turn))
+        for _ in range(2):
+            where = torch.zeros(4, 12).bool()
+            where[:, turn * block : (turn + 1) * block] = torch.rand(4, block, generator=generator(turn)) < 0.7
+            if where.any():
+                torch.testing.assert_close(session(z, t, context, where), model.denoiser(z, t, context, where))
+    assert isinstance(session.inner, BlockSession)
+
+
+def test_a_session_notices_that_its_past_has_changed() -> None:
+    model = network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
+    session, where = model.denoiser.session(), torch.arange(12).expand(4, -1) // 3 == 2
+    for seed in (1, 2):
+        text = LANGUAGE.sample(4, generator(seed))
+        torch.testing.assert_close(
+            session(text, text * 0.5, text, where), model.denoiser(text, text * 0.5, text, where)
+        )
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int) -> None:
+    model = network(name, LANGUAGE, block=4)
+    known, tokens = torch.arange(12) < prompt, LANGUAGE.sample(1, generator(1))[0]
+    cached = generate(model, 20, 12, generator(2), known=known, tokens=tokens)
+    model.denoiser.inner.__class__ = Plain
+    plain = generate(model, 20, 12, generator(2), known=known, tokens=tokens)
+    assert torch.equal(cached.tokens, plain.tokens) and cached.nfe == plain.nfe
+
+
+def test_only_one_block_is_read_in_a_step() -> None:
+    model = network("mdlm", LANGUAGE, block=3)
+    read = []
+    model.denoiser.inner.trunk.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
+    generate(model, 2, 8, generator(1))
+    assert set(read) == {3} and len(read) == 8 + 3  # 8 steps, and 3 finished blocks read once
+
+
+def test_remasking_works_block_by_block() -> None:
+    """Star in blocks, with the oracle: the law of the language."""
+    language = skewed(3, 4)
+    model = System("mdlm", {"block": 2}).model(language)
+    way = ls.sampler("remdm-cap", model)
+    assert same_law(ls.sample(model, 4000, 128, generator(3), Oracle(model, language), sampler=way), language) > CHANCE

@@ -1,0 +1,116 @@
+"""Other bodies than a plain sequence's transformer: positions with rows and columns, convolutions; and pictures."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from laws import SMALL, generator, scramble
+
+import logosphere as ls
+from logosphere import UserError
+from logosphere.denoisers.attention import Attention, plane_frequencies, rotary_table, rotate
+from logosphere.evaluation.images import grid, png
+
+
+def test_one_axis_is_the_plain_rotary_table() -> None:
+    i = torch.arange(4)
+    torch.testing.assert_close(plane_frequencies(8, 1)[0], 10_000.0 ** (-2 * i / 8))
+    angles = torch.arange(5)[:, None] * 10_000.0 ** (-2 * i / 8)
+    torch.testing.assert_close(rotary_table(5, 8)[0], torch.cat([angles.cos()] * 2, 1))
+    torch.testing.assert_close(rotary_table(6, 8, (6,)), rotary_table(6, 8))
+
+
+def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
+    """<R_p q, R_p' k> is the same for all pairs of pixels with the same displacement along each axis."""
+    axes = (4, 5, 3)
+    table = rotary_table(60, 12, axes).double()
+    q, k = torch.randn(2, 1, 1, 1, 12, generator=generator(1), dtype=torch.float64)
+    scores = (rotate(q.expand(1, 1, 60, 12), table) @ rotate(k.expand(1, 1, 60, 12), table).mT)[0, 0].view(*axes, *axes)
+    torch.testing.assert_close(scores[0, 0, 0, 1, 2, 1], scores[2, 1, 1, 3, 3, 2])
+    assert abs(scores[0, 0, 0, 1, 2, 1] - scores[0, 0, 0, 2, 1, 1]) > 1e-6  # rows are not columns
+
+
+def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
+    attention = Attention(48, 4, 0.0)
+    attention.look_at_neighbours(ahead=True, axes=2)
+    table = rotary_table(25, 12, (5, 5))
+    q, k, _ = attention.qkv.bias.detach().view(3, 4, 12)
+    q, k = (rotate(part[None, :, None].expand(1, 4, 25, 12), table) for part in (q, k))
+    scores = (q @ k.mT)[0]
+    middle = scores[:, 12].view(4, 5, 5)
+    rows = middle[0].mean(1), middle[2].mean(1)  # heads 0 and 2 look along rows, one back and one ahead
+    columns = middle[1].mean(0), middle[3].mean(0)
+    assert [int(part.argmax()) for part in (*rows, *columns)] == [1, 3, 1, 3]
+
+
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform", "rdlm-heat", "ar"])
+def test_systems_take_images(name: str) -> None:
+    model = ls.build(name, vocab_size=5, length=12, width=24, depth=2, heads=2, shape="2x3x2")
+    tokens = torch.randint(5, (4, 12), generator=generator(2))
+    assert bool(model.nelbo(tokens, generator(3)).total.isfinite().all())
+    assert ls.sample(model, n=2, steps=4, rng=generator(4)).shape == (2, 12)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform", "rdlm-heat"])
+def test_convolutions_learn_a_motif(name: str) -> None:
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=4, length=16, width=32, depth=3, heads=2, body="convolution")
+    tokens = torch.arange(16).expand(16, -1) // 4 % 4
+    list(ls.fit(model, [tokens] * 60, steps=60, optim=ls.Optim(lr=1e-2, warmup=5)))
+    assert model.nelbo(tokens, generator(1), draws=4).total.mean() < 0.5 * 16 * np.log(4)
+
+
+def test_convolutions_hear_conditions_and_see_far() -> None:
+    model = ls.build("mdlm", vocab_size=4, length=300, **SMALL | {"depth": 5}, body="convolution", labels=2)
+    scramble(model)
+    z = torch.full((2, 300), 4)
+    other = z.clone()
+    other[:, 280] = 1
+    t, far = torch.ones(2, 300), torch.zeros(2, 300, dtype=torch.bool)
+    far[:, 10] = True  # 270 places away: 4 · (1 + 1 + 4 + 16 + 64) = 344
+    with torch.no_grad():
+        told = model.denoiser.given(ls.Condition.of(labels=torch.tensor([0, 1])))
+        assert (told(z, t, z, far) != told(other, t, other, far)).any()
+        near = told(z, t, z, far)
+        assert (near[0] != near[1]).any()
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"shape": "3x3"}, "9 positions"),
+        ({"shape": "3,4"}, "32x32x3"),
+        ({"body": "recurrent"}, "transformer or convolution"),
+        ({"shape": "1x2x2x3", "heads": 8}, "too small"),
+    ],
+)
+def test_bodies_that_cannot_be_are_refused(options: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ls.build("mdlm", vocab_size=4, length=12, **SMALL | options)
+
+
+def test_convolutions_do_not_write_from_left_to_right() -> None:
+    with pytest.raises(UserError, match="block by block"):
+        ls.build("ar", vocab_size=4, length=12, body="convolution")
+
+
+def test_a_picture_shows_every_pixel() -> None:
+    tokens = np.arange(2 * 12).reshape(2, 12) % 5
+    picture = grid(tokens, (2, 2, 3), levels=5)
+    assert picture.shape == (4, 7, 3)
+    assert (picture[1, 1] == [0, 63, 127]).all() and (picture[1, 4] == tokens[1, :3] * 255 // 4).all()
+    assert grid(tokens[:, :4], (2, 2), levels=5)[1, 2].tolist() == [63] * 3
+    with pytest.raises(UserError, match="no images"):
+        grid(tokens, (3, 3), levels=5)
+
+
+def test_a_png_can_be_read_back() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    content = png(pixels)
+    assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24]) == (7, 5)
+    start = content.index(b"IDAT")
+    size = struct.unpack(">I", content[start - 4 : start])[0]
+    rows = np.frombuffer(zlib.decompress(content[start + 4 : start + 4 + size]), dtype=np.uint8).reshape(5, 22)
+    assert (rows[:, 0] == 0).all() and (rows[:, 1:].reshape(5, 7, 3) == pixels).all()

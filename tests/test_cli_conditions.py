@@ -1,0 +1,58 @@
+"""Labels, sources and pictures on the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logosphere.cli import main
+
+TINY = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--steps", "3", "--batch", "8",
+        "--validations", "1", "--validation-sequences", "4"]  # fmt: skip
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """A run on texts with labels."""
+    rows = [{"text": f"{word} {i % 7}", "label": word} for i in range(30) for word in ("ham", "spam")]
+    (tmp_path / "mail.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--system", "mdlm", "--data", f"labelled:{tmp_path / 'mail.jsonl'}", "--length", "12", *TINY]
+    assert main(["train", *words, "--withhold", "0.5", "--out", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    words = ["sample", str(labelled), "--label", "spam", "--guidance", "2", "-n", "2", "--steps", "4", "--json"]
+    assert main(words) == 0
+    assert len(json.loads(capsys.readouterr().out)["samples"]) == 2
+    assert main(["sample", str(labelled), "--label", "span"]) == 1
+    assert "Did you mean 'spam'" in capsys.readouterr().err
+    assert main(["sample", str(labelled), "--source", "x"]) == 1
+    assert "not in the alphabet" in capsys.readouterr().err
+    assert main(["evaluate", str(labelled), "--split", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == "character"
+    assert main(["sample", str(labelled), "--image", str(labelled / "x.png")]) == 1
+    assert not (labelled / "x.png").exists()
+
+
+def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(["one", "two", "three"] * 20))
+    words = ["--system", "ar", "--data", f"lines:{tmp_path / 'a.txt'}", "--length", "6", *TINY]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "run"), "--label", "x"]) == 1
+    assert "without labels" in capsys.readouterr().err
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
+def test_images_become_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.packbits(np.random.default_rng(0).integers(0, 2, (60, 784), dtype=np.uint8), axis=1)
+    np.savez(tmp_path / "binarized_mnist.npz", train=rows, valid=rows[:8], test=rows[:8])
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    words = ["--system", "mdlm", "--data", "mnist-binary", "--length", "784", "--network.shape", "28x28", *TINY]
+    assert main(["train", *words, "--batch", "2", "--out", str(tmp_path / "run")]) == 0
+    picture = tmp_path / "digits.png"
+    assert main(["sample", str(tmp_path / "run"), "-n", "2", "--steps", "2", "--image", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

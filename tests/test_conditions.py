@@ -1,0 +1,183 @@
+"""Conditions: they are heard, they can be withheld, and guidance leans on the difference."""
+
+import pytest
+import torch
+from laws import SMALL, generator, scramble
+
+import logosphere as ls
+from logosphere import Condition, UserError
+from logosphere.denoisers.wrappers import Guided, Informed
+from logosphere.types import NO_TOKEN, Batch
+
+K, L = 4, 6
+CONDITIONAL = {"labels": 3, "source": 5, "source_length": 7, "signal": 2}
+NAMES = ["ar", "mdlm", "d3pm-uniform", "rdlm-heat"]
+
+
+def model_of(name: str, **options):
+    torch.manual_seed(3)
+    model = ls.build(name, vocab_size=K, length=L, **SMALL | CONDITIONAL | options)
+    scramble(model)
+    return model.eval()
+
+
+def conditions(n: int) -> dict[str, Condition]:
+    source = torch.randint(5, (n, 7), generator=generator(4))
+    source[:, 5:] = NO_TOKEN
+    return {
+        "labels": Condition.of(labels=torch.arange(n) % 3),
+        "source": Condition.of(source=source),
+        "signal": Condition.of(signal=torch.randn(n, L, 2, generator=generator(5))),
+    }
+
+
+def other(condition: Condition) -> Condition:
+    def changed(field: torch.Tensor) -> torch.Tensor:
+        if field.dtype == torch.bool:
+            return field
+        return torch.where(field == NO_TOKEN, NO_TOKEN, (field + 1) % 3) if field.dtype == torch.long else field + 1.0
+
+    return condition.each(changed)
+
+
+@pytest.mark.parametrize("kind", ["labels", "source", "signal"])
+@pytest.mark.parametrize("name", [*NAMES, "block"])
+def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) -> None:
+    model = model_of("mdlm", block=2) if name == "block" else model_of(name)
+    condition = conditions(4)[kind]
+    tokens = torch.randint(K, (4, L), generator=generator(6))
+
+    def nats(condition: Condition | None) -> torch.Tensor:
+        return model.nelbo(tokens, generator(7), condition=condition).total
+
+    heard = nats(condition)
+    assert (heard != nats(other(condition))).all()
+    assert (heard != nats(None)).all()
+    nobody = torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(nats(condition.withheld(nobody)), nats(None))
+
+
+def test_each_sequence_hears_its_own_condition() -> None:
+    model, condition = model_of("mdlm"), conditions(4)["source"]
+    tokens, rng = torch.randint(K, (4, L), generator=generator(6)), generator(7)
+    z, t = model.corrupt(tokens, 0.5, rng), torch.full((4, L), 0.5)
+    together = model.denoiser.given(condition)(z, t, tokens)
+    for row in range(4):
+        alone = condition.each(lambda field, row=row: field[row : row + 1])
+        own = model.denoiser.given(alone)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
+        torch.testing.assert_close(own[0], together[row])
+
+
+def test_the_end_of_a_source_says_nothing_more() -> None:
+    """A source and the same source with room behind it differ only by what reading saw of the end."""
+    model, condition = model_of("mdlm"), conditions(2)["source"]
+    memory = model.denoiser.inner.conditioner(condition)
+    assert memory.valid.sum(1).tolist() == [6, 6]  # nothing given, and five tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_session_of_a_told_network_agrees_with_the_network(name: str) -> None:
+    model, condition = model_of(name), Condition.of(**{k: getattr(c, k) for k, c in conditions(3).items()})
+    tokens = torch.randint(K, (3, L), generator=generator(6))
+    z, t = model.corrupt(tokens, 0.5, generator(8)), torch.full((3, L), 0.5)
+    told = model.denoiser.given(condition)
+    with torch.no_grad():
+        torch.testing.assert_close(told.session()(z, t, tokens), told(z, t, tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_cached_sampler_keeps_conditions_apart(cached: bool) -> None:
+    model, condition = model_of("mdlm"), conditions(6)["labels"]
+    drawn = ls.sample(model, n=6, steps=8, rng=generator(1), condition=condition, cached=cached)
+    if cached:
+        plain = ls.sample(model, n=6, steps=8, rng=generator(1), condition=condition)
+        assert torch.equal(drawn, plain)
+    assert drawn.shape == (6, L)
+
+
+def test_guidance_is_linear_and_costs_two_evaluations() -> None:
+    model, condition = model_of("rdlm-heat"), conditions(3)["labels"]
+    model.denoiser.inner.inner.conditioner.withheld += 1
+    tokens = torch.randint(K, (3, L), generator=generator(6))
+    z, t = model.corrupt(tokens, 0.7, generator(7)), torch.full((3, L), 0.7)
+    told = model.denoiser.given(condition)
+    without = model.denoiser.given(condition.withheld(torch.ones(3, dtype=torch.bool)))
+    c, u = told(z, t, tokens), without(z, t, tokens)
+    for scale in (0.0, 1.0, 3.0):
+        torch.testing.assert_close(Guided(told, without, scale)(z, t, tokens), u + scale * (c - u))
+    assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition).nfe == 4
+    assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition, guidance=3.0).nfe == 8
+
+
+def test_training_withholds_conditions_by_sample_and_step() -> None:
+    model = model_of("mdlm")
+    tokens = torch.randint(K, (64, L), generator=generator(6))
+    batch = Batch.of(tokens, condition=Condition.of(labels=torch.arange(64) % 3))
+    list(ls.fit(model, [batch] * 3, steps=3, withhold=0.25))
+    shown = int(model.denoiser.inner.conditioner.withheld)
+    assert 20 < shown < 80  # 48 of 192
+    again = model_of("mdlm")
+    list(ls.fit(again, [batch] * 3, steps=3, withhold=0.25, accumulate=4))
+    assert int(again.denoiser.inner.conditioner.withheld) == shown
+
+
+def test_a_network_learns_what_labels_mean() -> None:
+    """Label c writes only the token c: what is left of the bound is what the label does not tell."""
+    torch.manual_seed(0)
+    model = ls.build("mdlm", vocab_size=3, length=4, **SMALL, labels=3)
+    labels = torch.arange(48) % 3
+    tokens = labels[:, None].expand(-1, 4).clone()
+    batch = Batch.of(tokens, condition=Condition.of(labels=labels))
+    list(ls.fit(model, [batch] * 120, steps=120, optim=ls.Optim(lr=1e-2, warmup=5)))
+    known = model.nelbo(tokens, generator(1), condition=batch.condition, draws=8).total.mean()
+    unknown = model.nelbo(tokens, generator(1), draws=8).total.mean()
+    assert known < 0.3 and unknown > 0.7  # log 3 = 1.1 for one who must guess the first token
+    drawn = ls.sample(model, n=48, steps=4, rng=generator(2), condition=batch.condition)
+    assert (drawn == tokens).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "condition, sentence",
+    [
+        (Condition.of(labels=torch.tensor([0, 3])), "0 to 2"),
+        (Condition.of(source=torch.tensor([[0, 5], [1, 1]])), "0 to 4"),
+        (Condition.of(source=torch.zeros(2, 8).long()), "7 tokens"),
+        (Condition.of(signal=torch.zeros(2, L, 3)), "2 numbers"),
+    ],
+)
+def test_conditions_outside_of_what_was_built_are_refused(condition: Condition, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        model_of("mdlm").nelbo(torch.zeros(2, L).long(), generator(1), condition=condition)
+
+
+def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
+    labels = Condition.of(labels=torch.zeros(2).long())
+    plain = ls.build("mdlm", vocab_size=K, length=L, **SMALL)
+    with pytest.raises(UserError, match="built without conditions"):
+        plain.nelbo(torch.zeros(2, L).long(), generator(1), condition=labels)
+    with pytest.raises(UserError, match="needs a condition"):
+        ls.sample(plain, n=2, guidance=2.0)
+    with pytest.raises(UserError, match="never shown sequences without"):
+        ls.sample(model_of("mdlm"), n=2, condition=labels, guidance=2.0)
+    with pytest.raises(UserError, match="built without labels"):
+        signal_only = ls.build("mdlm", vocab_size=K, length=L, **SMALL, signal=1)
+        signal_only.nelbo(torch.zeros(2, L).long(), generator(1), condition=labels)
+    with pytest.raises(UserError, match="withhold"):
+        list(ls.fit(plain, [torch.zeros(2, L).long()], steps=1, withhold=2.0))
+    with pytest.raises(UserError, match="negative"):
+        ls.build("mdlm", vocab_size=K, length=L, labels=-1)
+
+
+def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> None:
+    model, condition = model_of("ar"), conditions(2)["labels"]
+    model.save(tmp_path)
+    tokens = torch.zeros(2, L).long()
+    again = ls.load(tmp_path).nelbo(tokens, generator(1), condition=condition).total
+    torch.testing.assert_close(again, model.nelbo(tokens, generator(1), condition=condition).total)
+
+
+def test_wrappers_made_anew_stay_in_their_mode() -> None:
+    model, condition = model_of("mdlm"), conditions(2)["labels"]
+    assert isinstance(model.denoiser, Informed)
+    assert not model.denoiser.given(condition).training
+    assert model.train().denoiser.given(condition).training

@@ -1,0 +1,274 @@
+"""Equalities within the discrete family: the formulas of all papers are one, read by different heads."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import SAME, System, excess, generator, network, skewed, sticky, table
+from test_bounds import V, situations
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.data.languages import Language
+from logosphere.noise import Drawn
+from logosphere.processes.heads import Score
+from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.mixing import Hybrid, Masking, Uniform
+from logosphere.processes.weighting import clipped, dynamic
+from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
+from logosphere.types import Batch
+
+curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
+LANGUAGES = {"sticky": sticky(3, 4), "skewed": skewed(5, 4), "table": table()}
+
+
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+@pytest.mark.parametrize("system, other", SAME, ids=lambda system: str(system))
+def test_some_systems_have_the_bound_of_others(system: System, other: System, language: Language) -> None:
+    """MDLM = MD4 = ARDM = GIDD without random tokens; BD3-LM is MDLM in blocks; UDLM is D3PM in continuous time."""
+    bounds = [excess(one.model(language), language, n=60, draws=3) for one in (system, other)]
+    torch.testing.assert_close(*bounds, rtol=0, atol=1e-6)
+
+
+@curves
+def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
+    """SEDD-absorb with scores made from x̂ is MDLM."""
+    plain, scored = (Interpolating(Masking(V, schedule), head=head) for head in (None, Score()))
+    out, x, z, t = situations(plain)
+    scores = scored.phrased(out.log_softmax(-1), z, t)
+    torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-9, atol=1e-9)
+
+
+@curves
+def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
+    """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
+    plain, scored = (Interpolating(Uniform(V, schedule), head=head) for head in (None, Score()))
+    out, x, z, t = situations(plain)
+    scores = scored.phrased(out.log_softmax(-1), z, t)
+    torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-7, atol=1e-9)
+    seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
+    torch.testing.assert_close(scored.context(scores, z, t)[seen], plain.context(out, z, t)[seen], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("law", [Masking, Uniform])
+def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
+    """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for scores of no law at all."""
+    schedule = Polynomial(1.5)
+    process = Interpolating(law(V, schedule), head=Score())
+    _, x, z, t = situations(process)
+    scores = torch.randn(len(x), V, generator=generator(3)).double()
+    sigma = -schedule.signal(t).log()
+    grown, rho = sigma.expm1()[:, None], (1 - V / (sigma.expm1() + V))[:, None]
+    token, own = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
+    if law is Masking:
+        ratios, rate = torch.where(token, 1 / grown, 0.0), 1.0
+    else:
+        moved = torch.where(token, 1 / rho, torch.ones_like(rho))
+        ratios, rate = torch.where((z == x)[:, None], rho.expand(-1, V), moved), 1 / V
+    terms = scores.exp() - ratios * scores + torch.special.xlogy(ratios, ratios) - ratios
+    published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(own, 0.0, terms).sum(1)
+    torch.testing.assert_close(process.nats(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
+
+
+def test_scores_have_a_mass_that_logits_do_not_have() -> None:
+    """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
+    process = Interpolating(Masking(V, Cosine()), head=Score())
+    out, x, z, t = situations(process)
+    scores = process.phrased(out.log_softmax(-1), z, t)
+    extra = process.nats(scores + torch.log(torch.tensor(2.0)), x, z, t) - process.nats(scores, x, z, t)
+    rate = Cosine().slope(t) / Cosine().noise(t)
+    torch.testing.assert_close(extra, rate * (1 - torch.log(torch.tensor(2.0))), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
+def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> None:
+    """Its bound is then that of a new network with a softmax."""
+    language, plain = skewed(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
+    size = {"vocab_size": 5, "length": 4, "width": 8, "depth": 1, "heads": 1}
+    tokens, schedule = language.sample(40, generator(1)), ls.options(name)["schedule"]
+    totals = [
+        ls.build(system, **size, schedule=schedule).nelbo(tokens, generator(2), draws=4).total
+        for system in (name, plain)
+    ]
+    torch.testing.assert_close(*totals, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("p_u", [0.1, 0.5])
+def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
+    """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
+    law = Hybrid(V, p_u)
+    process = Interpolating(law)
+    out, x, z, t = situations(process)
+    c = 2 * p_u / (1 - p_u) * (t * (1 - t)).sqrt()
+    slope = c * (1 - 2 * t) / (2 * t * (1 - t))
+    moved = (c + (1 - t) * slope) / ((1 - t) * c)
+    itself = (c + (1 - t) * slope) / (V * (1 - t) * (1 - t + c / V))
+    w = torch.where(z == V, 1 / (t * (1 - t)), torch.where(z == x, itself, moved))
+    torch.testing.assert_close(law.weight(x, z, t), w, rtol=1e-9, atol=1e-12)
+    true, model = law.marginal(F.one_hot(x, V).double(), t), law.marginal(process.context(out, z, t), t)
+    ratio = (true / model).gather(1, z[:, None])[:, 0]
+    published = w * ((true * (true / model).log()).sum(1) + ratio - ratio.log() - 1)
+    torch.testing.assert_close(process.nats(out, x, z, t), published, rtol=1e-6, atol=1e-9)
+
+
+def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
+    law = Hybrid(V, 0.1)
+    plain, out_of = Interpolating(law), situations(Interpolating(law), low=0.001)
+    out, x, z, t = out_of
+    nats, one = plain.nats(out, x, z, t), torch.ones_like(t)
+    for weighting, most in ((clipped, 1.0), (dynamic, 2.0)):
+        process = Interpolating(law, weighting=weighting)
+        assert torch.equal(process.nats(out, x, z, t), nats)
+        weights = weighting(law, x, z, t)
+        assert 0 < weights.min() and weights.max() <= most
+        charged = process.charge(nats, out, x, z, t, one)
+        torch.testing.assert_close(charged, nats * weights / law.weight(x, z, t))
+    assert torch.equal(plain.charge(nats, out, x, z, t, one), nats)
+    chosen = dynamic(law, x, z, t)
+    assert chosen[z == V].eq(2).all() and chosen[(z != x) & (z != V)].eq(1).all()
+
+
+def test_a_random_share_of_zero_is_masked_diffusion() -> None:
+    hybrid, masked = Interpolating(Hybrid(V, 0.0)), Interpolating(Masking(V, Polynomial(1.0)))
+    for process in (hybrid, masked):
+        assert not process.law.spreads and not process.needs_time
+    x, t = torch.randint(V, (500, 3), generator=generator(1)), torch.rand(500, 3, generator=generator(2))
+    z = [process.corrupt(x, t, Drawn(generator(3), 500)) for process in (hybrid, masked)]
+    assert torch.equal(*z)
+    where = z[0] == V
+    out = torch.randn(int(where.sum()), V, generator=generator(4))
+    torch.testing.assert_close(
+        *[process.nats(out, x[where], z[0][where], t[where]) for process in (hybrid, masked)], rtol=1e-6, atol=1e-9
+    )
+    stepped = [p.step(out, z[0][where], t[where], t[where] / 2, Drawn(generator(5), 500)) for p in (hybrid, masked)]
+    assert torch.equal(*stepped)
+
+
+def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
+    """T·KL with x̂ that puts p_m on the mask itself, against the closed form for the linear schedule:
+
+    (dt/t) [log(1 + a_t p_m/t) - log x̂_x] + (1 - dt/t) [log(1 + a_t p_m/t) - log(1 + a_s p_m/(t - dt))]
+    """
+    process, T = Interpolating(Masking(V, Polynomial(1.0))), 20
+    t = (torch.arange(2, 20) / T).double()
+    s, z = t - 1 / T, torch.full_like(t, V).long()
+    x = torch.randint(V, t.shape, generator=generator(1))
+    believed = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
+    true = F.one_hot(x, V + 1).double()
+    log_q, log_p = process._log_step(true, z, t, s), process._log_step(believed, z, t, s)
+    divergence = torch.where(log_q > -torch.inf, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
+    on_mask, of_x = believed[:, V], believed.gather(1, x[:, None])[:, 0]
+    late, early, lift = (1 + (1 - t) * on_mask / t).log(), (1 + (1 - s) * on_mask / s).log(), 1 / (T * t)
+    torch.testing.assert_close(divergence, lift * (late - of_x.log()) + (1 - lift) * (late - early))
+
+
+@curves
+def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
+    """Duo's form of the uniform rate (Sahoo et al. 2025) needs only Σ_j log x̄_j, log x̄_z and log x̄_x."""
+    process = Interpolating(Uniform(V, schedule))
+    out, x, z, t = situations(process)
+    a = schedule.signal(t)
+    bar = V * a[:, None] * process.context(out, z, t) + (1 - a)[:, None]
+    log_bar, at, same = bar.log(), bar.gather(1, z[:, None])[:, 0], z == x
+    of_z, of_x = log_bar.gather(1, z[:, None])[:, 0], log_bar.gather(1, x[:, None])[:, 0]
+    kappa = (1 - a) / (V * a + 1 - a)
+    true_at = torch.where(same, V * a + 1 - a, 1 - a)
+    sums = torch.where(same, kappa, 1.0) * (log_bar.sum(1) - V * of_z)
+    jump = torch.where(same, 0.0, V * a / (1 - a) * (of_x - of_z))
+    offset = torch.where(same, (V - 1) * kappa, -1 / kappa) * kappa.log()
+    rate = -schedule.slope(t) / (V * a) * (V * (1 / true_at - 1 / at) + sums + jump - offset)
+    torch.testing.assert_close(process.nats(out, x, z, t), rate, rtol=1e-5, atol=1e-7)
+
+
+@curves
+def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
+    """T expm1(λ_t - λ_s) a_s log p with λ = log a/(1 - a) (Shi et al. 2024, section 4)."""
+    process = Interpolating(Masking(V, schedule), timesteps=10)
+    out, x, z, t = situations(process, low=0.15)
+    t = (t * 10).ceil() / 10
+    s = t - 0.1
+    late, early = (schedule.signal(at).log() - schedule.noise(at).log() for at in (t, s))
+    form = 10 * torch.expm1(late - early) * schedule.signal(s) * -F.cross_entropy(out, x, reduction="none")
+    torch.testing.assert_close(process.nats(out, x, z, t), form, rtol=1e-5, atol=1e-9)
+
+
+def test_clipping_is_for_training_only() -> None:
+    language = skewed(3, 4)
+    plain, tight = (System("bd3lm", {"clip": clip}).model(language) for clip in ((0.0, 1.0), (0.45, 0.55)))
+    for model in (plain, tight):
+        model.eval()
+    assert torch.equal(excess(plain, language, n=50, draws=2), excess(tight, language, n=50, draws=2))
+    tight.train()
+    x = language.sample(200, generator(1))
+    z, t, _ = tight.process.noised(x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), Drawn(generator(2), 200))
+    assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
+
+
+def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:
+    language = skewed(3, 4)
+    md4, mdlm = (System(name).model(language).process for name in ("md4", "mdlm"))
+    assert md4.grid(8)[1] > mdlm.grid(8)[1] and md4.grid(8)[0] == 1 and md4.grid(8)[-1] == 0
+
+
+@pytest.mark.parametrize("name", ["md4", "ardm", "bd3lm", "udlm", "sedd-absorb", "sedd-uniform", "gidd", "multinomial"])
+def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
+    """Also where times are extreme: every weight, finite, and not zero everywhere."""
+    language = sticky(3, 4)
+    model = network(name, language, seed=1)
+    loss = model.train().bound(some(language), Drawn(generator(1), 64)).loss.sum()
+    loss.backward()
+    for weight in model.parameters():
+        assert weight.grad is not None and bool(weight.grad.isfinite().all())
+    assert any(bool(weight.grad.any()) for weight in model.parameters() if weight.grad is not None)
+
+
+def some(language: Language) -> Batch:
+    return Batch.of(language.sample(64, generator(9)))
+
+
+def build(name: str, **options) -> None:
+    ls.build(name, vocab_size=3, length=4, denoiser=None, **options)
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: build("gidd", p_u=1.0), "p_u.*below 1, not 1.0"),
+        (lambda: build("gidd", p_u=-0.1), "at least 0"),
+        (lambda: build("gidd", loss="clipp"), "Did you mean 'clip'"),
+        (lambda: build("md4", loss="ce"), "There is no loss 'ce'"),
+        (lambda: build("multinomial", timesteps=0), "timesteps must be at least 1"),
+        (lambda: build("d3pm-absorbing", hybrid=-1.0), "must not be negative"),
+        (lambda: build("d3pm-uniform", schedule=[0.1, 1.2], timesteps=2), "between 0 and 1.*not monotone"),
+        (lambda: build("d3pm-uniform", schedule=[0.1, 0.2]), "set timesteps=2"),
+        (lambda: build("d3pm-uniform", frequencies=[0.5, 0.5]), "3 frequencies"),
+        (lambda: build("d3pm-uniform", frequencies=[0.5, 0.2, 0.1]), "must be probabilities"),
+        (lambda: build("udlm", schedule="geometric:3,1"), "must rise"),
+        (lambda: build("udlm", schedule="log-linear:1"), "below 1"),
+        (lambda: build("bd3lm", clip=[0.5, 0.4]), "interval"),
+        (lambda: build("bd3lm", clip=[0.5]), "interval"),
+        (lambda: build("bd3lm", block=3), "does not split"),
+        (lambda: Interpolating(Uniform(3, Cosine()), exact_count=True), "exact_count"),
+        (lambda: Interpolating(Hybrid(3, 0.1), head=Score()), "Score entropy"),
+    ],
+)
+def test_bad_options_are_met_with_a_sentence(call, says: str) -> None:
+    with pytest.raises(ls.UserError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("name", ["mdlm", "gidd", "sedd-absorb"])
+def test_the_mask_is_no_token_of_the_data(name: str) -> None:
+    model = ls.build(name, vocab_size=3, length=4, denoiser=None)
+    with pytest.raises(ls.UserError, match="from 0 to 2"):
+        model.nelbo(torch.tensor([[0, 1, 2, 3]]), torch.Generator())
+
+
+def test_a_table_of_rates_is_a_chain(timesteps: int = 4) -> None:
+    """β_t = 1/(T - t + 1) is the linear schedule; the bound of both is the same number."""
+    language, betas = skewed(3, 4), [1 / (timesteps - step) for step in range(timesteps)]
+    by_name, by_table = (
+        System("d3pm-absorbing", {"timesteps": timesteps, "schedule": schedule}).model(language)
+        for schedule in ("linear", betas)
+    )
+    difference: Tensor = excess(by_name, language, n=50, draws=2) - excess(by_table, language, n=50, draws=2)
+    assert difference.abs().max() < 1e-5

@@ -1,0 +1,240 @@
+"""Examples: sequences of their own with labels, sources and signals, from files and from published sets."""
+
+import csv
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from laws import SMALL
+
+import logosphere as ls
+from logosphere import UserError
+from logosphere.data.batches import draws, sequences, tokens_in
+from logosphere.data.corpora import open_corpus
+from logosphere.data.examples.collection import Examples, Picks, in_turn
+from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
+from logosphere.data.examples.packed import members
+from logosphere.data.special import Ended, Levels
+from logosphere.data.tokenizers import Characters, from_description
+from logosphere.types import NO_TOKEN
+
+
+def made(n: int = 30) -> Examples:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 5, 1 + i % 7) for i in range(n)]
+    sources = [rng.integers(0, 4, 1 + i % 3) for i in range(n)]
+    return Examples(rows, end=5, labels=np.arange(n) % 3, label_count=3, sources=sources, source_size=4)
+
+
+def write_pairs(path: Path, n: int = 40) -> None:
+    rows = [
+        {"source": f"name[{'abc'[i % 3]}]", "target": f"the {'abc'[i % 3]} is open" + "!" * (i % 4)} for i in range(n)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_short_sequences_end_and_are_counted_with_one_end() -> None:
+    batch = next(in_turn(made(), length=8, batch=30))
+    assert batch.tokens.shape == (30, 8)
+    assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.units)
+    assert bool(batch.valid.all()) and not bool(batch.known.any())
+    assert torch.equal(batch.condition.labels, torch.arange(30) % 3)
+    assert ((batch.condition.source != NO_TOKEN).sum(1) == 1 + torch.arange(30) % 3).all()
+
+
+def test_a_sequence_that_fills_the_length_has_no_end() -> None:
+    whole = Examples([np.zeros(4, dtype=np.int64)], end=5)
+    assert next(in_turn(whole, length=4, batch=1)).units.tolist() == [4]
+
+
+def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
+    examples = made()
+    kept = examples.of_length(3)
+    assert len(kept) == sum(len(row) <= 3 for row in examples.sequences)
+    assert all(len(row) <= 3 for row in kept.sequences)
+    assert [int(label) for label in kept.labels] == [i % 3 for i in range(30) if 1 + i % 7 <= 3]
+    with pytest.raises(UserError, match="larger --length"):
+        examples.of_length(0)
+    with pytest.raises(UserError, match="--length 4"):
+        Examples([np.zeros(4, dtype=np.int64)]).of_length(5)
+
+
+def test_picks_depend_on_seed_and_sample_alone() -> None:
+    picks = Picks(made(), length=8, batch=6, seed=3)
+    first, again = picks.at(4), Picks(made(), length=8, batch=6, seed=3).at(4)
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.ids, torch.arange(24, 30))
+    assert not torch.equal(first.tokens, picks.at(5).tokens)
+    wide = Picks(made(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
+    assert torch.equal(wide.tokens[:6], first.tokens)
+
+
+def test_bits_are_counted_per_real_token() -> None:
+    examples = Examples([np.array([0, 1])] * 8, end=2)
+    model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
+    report = ls.evaluate(model, in_turn(examples, 16, 8), draws=2, rng=0)
+    assert report.tokens == 8 * 3  # two tokens and their end
+    assert report.bits == pytest.approx(
+        16 / 3 * np.log2(3), rel=1e-3
+    )  # an untrained network knows nothing of any of 16
+
+
+def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "menu.jsonl")
+    corpus = open_corpus(f"pairs:{tmp_path / 'menu.jsonl'}")
+    assert corpus.conditions == {"source": corpus.tokenizer.size, "source_length": 7}
+    batch = draws(corpus.train, 24, 4, seed=0).at(0)
+    text = corpus.tokenizer.decode(batch.tokens[0].numpy())
+    source = corpus.tokenizer.decode([i for i in batch.condition.source[0].tolist() if i != NO_TOKEN])
+    assert text.startswith(f"the {source[5]} is open")
+    model = ls.build("mdlm", vocab_size=corpus.tokenizer.size, length=24, **SMALL, **corpus.conditions)
+    batches, optim = map(draws(corpus.train, 24, 8, 0).at, range(80)), ls.Optim(lr=1e-2, warmup=5)
+    losses = [progress.loss for progress in ls.fit(model, batches, steps=80, optim=optim)]
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
+
+
+def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
+    rows = io.StringIO()
+    table = csv.writer(rows)
+    table.writerow(["text", "label"])
+    table.writerows([f"word {i}", "spam" if i % 2 else "ham"] for i in range(60))
+    (tmp_path / "mail.csv").write_text(rows.getvalue())
+    corpus = open_corpus(f"labelled:{tmp_path / 'mail.csv'}")
+    assert corpus.labels == ("ham", "spam") and corpus.conditions == {"labels": 2}
+    assert tokens_in(corpus.train) == corpus.characters["train"]
+    total = [len(list(sequences(part, 10, 1))) for part in (corpus.train, corpus.valid, corpus.test)]
+    assert sum(total) == 60
+
+
+def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\nfour\n")
+    first = open_corpus(f"lines:{path}").sha256
+    assert open_corpus(f"lines:{path}").sha256 == first
+    path.write_text("one\ntwo\nthree\nfive\n")
+    assert open_corpus(f"lines:{path}").sha256 != first
+
+
+def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
+    ended = from_description(Ended(Characters("abc")).describe())
+    assert isinstance(ended, Ended) and ended.size == 4
+    assert ended.decode([0, 1, 3, 2]) == "ab" and ended.symbol(3) == "␃"
+    levels = from_description(Levels(256).describe())
+    assert levels.decode(levels.encode("0 12 255")) == "0 12 255" and levels.unit == "dimension"
+    with pytest.raises(UserError, match="0 to 255"):
+        levels.encode("256")
+    with pytest.raises(ValueError):
+        from_description({"kind": "levels", "name": "levels", "size": "many"})
+
+
+def cifar_file(labels: list[int], seed: int) -> tuple[bytes, np.ndarray]:
+    planes = np.random.default_rng(seed).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
+    rows = [bytes([label]) + image.tobytes() for label, image in zip(labels, planes, strict=True)]
+    return b"".join(rows), planes
+
+
+def test_cifar_pixels_are_read_in_the_official_layout() -> None:
+    content, planes = cifar_file([3, 9], seed=1)
+    pixels, labels = cifar10_records(content, "x")
+    assert labels.tolist() == [3, 9] and pixels.shape == (2, 3072)
+    image = pixels.reshape(2, 32, 32, 3)
+    assert (image[1, 5, 7] == planes[1, :, 5, 7]).all()
+    with pytest.raises(UserError, match="32 × 32"):
+        cifar10_records(content[:-1], "x")
+    with pytest.raises(UserError, match="label 10"):
+        cifar10_records(bytes([10]) + bytes(CIFAR10_RECORD - 1), "x")
+
+
+def packed(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:xz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def test_cifar_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    files = {f"cifar-10-batches-bin/{name}.bin": cifar_file([1] * 20, seed)[0]
+             for seed, name in enumerate(["data_batch_1", "test_batch"])}  # fmt: skip
+    packed(tmp_path / "cifar-10-binary-part.tar.xz", files)
+    corpus = open_corpus("cifar10")
+    assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (18, 2, 20)
+    assert corpus.tokenizer.size == 256 and corpus.conditions == {"labels": 10}
+    with pytest.raises(UserError, match="--length 3072"):
+        corpus.train.of_length(128)
+
+
+def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "e2e-dataset.zip", "w") as archive:
+        for name in ("trainset", "devset", "testset_w_refs"):
+            archive.writestr(f"e2e-dataset/{name}.csv", 'mr,ref\n"name[Cocum], eatType[pub]",Cocum  is a pub.\n' * 1)
+    solved = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
+    song = {split: [[[60, 64, 67, 72], [60, 72]]] * 2 for split in ("train", "valid", "test")}
+    packed(
+        tmp_path / "music_sudoku.tar.xz",
+        {
+            "x/sudoku17_solved.csv": f"{'0' * 80}3,{solved}\n".encode() * 40,
+            "x/jsb-chorales-quarter.json": json.dumps(song).encode(),
+        },
+    )
+    e2e = open_corpus("e2e")
+    assert e2e.tokenizer.decode(e2e.train.sequences[0]) == "Cocum is a pub."
+    sudoku = open_corpus("sudoku")
+    assert sudoku.train.sequences[0].tolist() == [int(c) - 1 for c in solved]
+    assert sudoku.train.sources[0].tolist() == [0] * 80 + [3]
+    assert (len(sudoku.train), len(sudoku.valid), len(sudoku.test)) == (36, 2, 2)
+    chorales = open_corpus("chorales")
+    assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
+
+
+def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
+    packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
+    assert members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("", "rows"),
+        ('{"text": "a"}\n' * 4, "no field 'label'"),
+        ("{broken", "cannot be read as a table"),
+        ('{"text": ["a"], "label": 1}\n' * 4, "no field 'text'"),
+    ],
+)
+def test_broken_tables_are_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    (tmp_path / "t.jsonl").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        open_corpus(f"labelled:{tmp_path / 't.jsonl'}")
+
+
+def test_missing_sets_and_files_say_where_to_find_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="LOGOSPHERE_DATA"):
+        open_corpus("captions")
+    with pytest.raises(UserError, match="There is no file"):
+        open_corpus(f"lines:{tmp_path / 'none.txt'}")
+    (tmp_path / "x.bin").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="jsonl"):
+        open_corpus(f"pairs:{tmp_path / 'x.bin'}")
+
+
+def test_sequences_of_one_length_need_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "dna.txt"
+    path.write_text("\n".join(["ACGT", "GGCA", "TTTT", "ACCA"] * 6))
+    corpus = open_corpus(f"lines:{path}")
+    assert corpus.tokenizer.size == 4 and corpus.train.end is None
+    assert open_corpus(f"lines:{path}", corpus.tokenizer).sha256 == corpus.sha256
+
+
+def test_dna_with_unknown_bases_is_refused() -> None:
+    from logosphere.data.examples.sets import bases
+
+    assert bases("acgt\n") == "ACGT"
+    with pytest.raises(UserError, match="'N'"):
+        bases("ACGN")

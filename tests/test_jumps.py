@@ -1,0 +1,74 @@
+"""Jump rates are the limits of steps, and the analytic sampler is the ancestral one, to the last digit."""
+
+import pytest
+import torch
+from laws import System, alone, generator
+from torch import Tensor
+
+from logosphere.sampling.steppers.jumps import backward_rates, forward_rates
+
+V = 4
+LANGUAGE = alone(V, 1)
+X = torch.rand(V, generator=generator(1), dtype=torch.float64).softmax(0)
+T, S = torch.tensor(0.6).double(), torch.tensor(0.35).double()
+SYSTEMS = [System("mdlm"), System("d3pm-uniform", {"timesteps": None}), System("mdlm", {"schedule": "cosine"})]
+
+
+def marginal(model, x: Tensor, t: Tensor) -> Tensor:
+    """q(z_t | x) over all states, for a distribution x."""
+    a = model.process.schedule.signal(t)
+    if model.process.mask is None:
+        return a * x + (1 - a) / V
+    return torch.cat([a * x, (1 - a)[None]])
+
+
+def forward_matrix(model, s: Tensor, t: Tensor) -> Tensor:
+    """q(z_t | z_s), rows by z_s."""
+    K = V if model.process.mask is None else V + 1
+    kept = model.process.schedule.signal(t) / model.process.schedule.signal(s)
+    limit = torch.full((K,), 1 / V).double() if K == V else torch.eye(K).double()[V]
+    return kept * torch.eye(K).double() + (1 - kept) * limit
+
+
+def posterior(model, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    """q(z_s | z_t, x), rows by z_t."""
+    joint = forward_matrix(model, s, t).T * marginal(model, x, s)
+    return joint / joint.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=str)
+def test_the_analytic_sampler_is_the_ancestral_one(system: System) -> None:
+    """(e^{-dQ} s)_y (e^{dQ})(y → z) with the score s_y = q_t(y)/q_t(z): SEDD's Tweedie step by matrices."""
+    model = system.model(LANGUAGE)
+    forward, q = forward_matrix(model, S, T), marginal(model, X, T)
+    for z in range(len(q)):
+        if q[z] == 0:
+            continue
+        staggered = torch.linalg.solve(forward.T, q / q[z])
+        torch.testing.assert_close(staggered * forward[:, z], posterior(model, X, S, T)[z], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=str)
+def test_rates_are_limits_of_steps(system: System) -> None:
+    model, short = system.model(LANGUAGE), 1e-6
+    K = V if model.process.mask is None else V + 1
+    z = torch.arange(K)
+    others = ~torch.eye(K).bool()
+    away = forward_matrix(model, T, T + short) / short
+    torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
+    out = model.process.inform(X.log().expand(K, -1).clone(), z, T.expand(K).float())
+    back = posterior(model, X, T - short, T) / short
+    hidden = others if K == V else others & (z == V)[:, None]
+    rates = backward_rates(model.process, out, z, T.expand(K))
+    torch.testing.assert_close(rates[hidden].double(), back[hidden], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=str)
+def test_a_corrector_leaves_the_marginal_as_it_is(system: System) -> None:
+    model = system.model(LANGUAGE)
+    q = marginal(model, X, T)
+    z = torch.arange(len(q))
+    out = model.process.inform(X.log().expand(len(q), -1).clone(), z, T.expand(len(q)).float())
+    t = T.expand(len(q))
+    rates = forward_rates(model.process, z, t) + backward_rates(model.process, out, z, t)
+    torch.testing.assert_close(q @ rates, q * rates.sum(1), rtol=0, atol=1e-7)

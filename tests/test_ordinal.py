@@ -1,0 +1,100 @@
+"""Laws of the discretised Gaussian: its matrices, its path, its bound and its samples."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import CHANCE, System, excess, fits, generator, mean_and_error, same_law, skewed, sticky, table
+
+import logosphere as ls
+from logosphere.data.languages import Language, Oracle
+from logosphere.noise import Drawn
+from logosphere.processes.ordinal import Ordinal, step_weights, transition
+
+V, T, N = 5, 20, 20_000
+LANGUAGES = {"sticky": sticky(3, 4), "skewed": skewed(5, 3), "table": table()}
+PROCESS = Ordinal(V, timesteps=T)
+
+
+@pytest.mark.parametrize("vocab_size, step", [(2, 0), (3, 19), (27, 10), (256, 0), (256, 999)])
+def test_a_step_is_symmetric_and_loses_nothing(vocab_size: int, step: int) -> None:
+    matrix = transition(step_weights(vocab_size, 1000)[step])
+    assert matrix.min() >= 0
+    torch.testing.assert_close(matrix.sum(1), torch.ones(vocab_size).double())
+    assert torch.equal(matrix, matrix.T)
+    assert bool((matrix[0].diff() <= 0).all())  # the farther, the rarer
+
+
+def test_the_width_of_many_values_is_the_published_one() -> None:
+    """Off the diagonal proportional to exp(-4 d²/((K - 1)² β)) with β from 1e-4 to 0.02, for K = 256 in 1000 steps."""
+    weights, middle = step_weights(256, 1000), 255
+    for step, beta in ((0, 1e-4), (999, 0.02)):
+        falls = (weights[step, middle + 3] / weights[step, middle]).log()
+        assert float(falls) == pytest.approx(-4 * 9 / (255**2 * beta), rel=0.02)
+
+
+@pytest.mark.parametrize("vocab_size, timesteps", [(256, 40), (27, 100), (2, 100)])
+def test_the_end_forgets_nearly_everything(vocab_size: int, timesteps: int) -> None:
+    process = Ordinal(vocab_size, timesteps=timesteps)
+    nats = process.prior_nats(torch.arange(vocab_size)[None])
+    assert 0 <= nats.min() and nats.max() < 1e-3
+    sums = process.products.double().sum(2)
+    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("t, s", [(1.0, 0.5), (0.6, 0.55), (0.3, 0.0)])
+def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
+    noise, x = Drawn(generator(1), N), torch.full((N, 1), 3)
+    z = PROCESS.corrupt(x, torch.full((N, 1), t), noise)
+    assert fits(z.flatten().bincount(minlength=V), PROCESS.products[round(t * T), 3]) > CHANCE
+    stepped = PROCESS.step(200.0 * F.one_hot(x, V), z, torch.full((N, 1), t), torch.full((N, 1), s), noise)
+    assert fits(stepped.flatten().bincount(minlength=V), PROCESS.products[round(s * T), 3]) > CHANCE
+
+
+def test_the_ends_are_the_token_and_nothing() -> None:
+    x, noise = torch.randint(V, (50, 4), generator=generator(1)), Drawn(generator(2), 50)
+    assert torch.equal(PROCESS.corrupt(x, torch.zeros(50, 4), noise), x)
+    out, t = torch.randn(50, 4, V, generator=generator(3)), torch.full((50, 4), 0.5)
+    assert torch.equal(PROCESS.step(out, x, t, t, noise), x)
+    evidence = PROCESS.evidence(x, torch.zeros(50, 4))
+    assert torch.equal(evidence.argmax(-1), x) and evidence.softmax(-1).amax(-1).min() == 1
+
+
+def test_one_step_costs_the_divergence_of_its_laws() -> None:
+    """T·KL(q(z_s | z_t, x) || Σ_k p(k | z) q(z_s | z_t, k)), all by matrices in float64."""
+    rng = generator(4)
+    x, z, place = (torch.randint(low, high, (200,), generator=rng) for low, high in ((0, V), (0, V), (2, T + 1)))
+    out, t = torch.randn(200, V, generator=rng).double(), place / T
+    step = torch.stack([PROCESS._between(int(k) - 1, int(k)) for k in place])
+    joint = PROCESS.products[place - 1].double() * step.gather(2, z[:, None, None].expand(-1, V, 1)).mT  # [x, z_s]
+    each = joint / joint.sum(2, keepdim=True)
+    model, true = (out.softmax(-1)[..., None] * each).sum(1), each[torch.arange(200), x]
+    divergence = (true * (true / model).log()).sum(1)
+    torch.testing.assert_close(PROCESS.nats(out, x, z, t), T * divergence, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+def test_the_bound_of_an_oracle_tends_to_the_entropy(language: Language) -> None:
+    """Above it by what the end costs and by what steps taken together cost, which four steps show."""
+    apart = []
+    for timesteps, draws in ((4, 4), (200, 40)):
+        model = System("d3pm-gaussian", {"timesteps": timesteps}).model(language)
+        apart.append(mean_and_error(excess(model, language, n=1500, draws=draws)))
+    (coarse, _), (fine, error) = apart
+    assert -3 * error < fine < 0.02 * language.entropy() + 3 * error
+    assert coarse > fine + 3 * error
+    assert error < 0.02 * language.entropy()
+
+
+def test_samples_of_an_oracle_have_the_law_of_the_language() -> None:
+    language = skewed(3, 3)
+    model = System("d3pm-gaussian", {"timesteps": 128}).model(language)
+    drawn = ls.sample(model, n=3000, steps=128, rng=generator(1), denoiser=Oracle(model, language))
+    assert same_law(drawn, language) > CHANCE
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for options, says in (({"timesteps": 0}, "at least 1"), ({"hybrid": -1.0}, "negative")):
+        with pytest.raises(ls.UserError, match=says):
+            ls.build("d3pm-gaussian", vocab_size=3, length=4, denoiser=None, **options)
+    with pytest.raises(ls.UserError, match="do not fit"):
+        ls.build("d3pm-gaussian", vocab_size=50_000, length=4, denoiser=None)

@@ -1,0 +1,165 @@
+"""Same run everywhere: one process, several, a batch in parts and a resumed run take the same steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from teams import in_team
+from test_runs import RECIPE, after, bits, timeless
+
+from logosphere.cli import main
+from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.errors import UserError
+from logosphere.parallel.launch import abandoned, must_launch
+from logosphere.parallel.team import FailedElsewhere, Team
+from logosphere.recipes.recipe import Recipe
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import start, train, validate
+from logosphere.training.fit import Training
+from logosphere.training.optim import Optim
+
+CALM = replace(RECIPE, steps=8, batch=6, validations=2, optim=Optim(lr=1e-3, warmup=3), task="infilling")
+SYSTEMS = {
+    "mdlm": CALM,
+    "rdlm": replace(CALM, system="rdlm", task="unconditional", options=("self_conditioning=true",)),
+    "d3pm-uniform": replace(CALM, system="d3pm-uniform"),
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+    return open_corpus(str(text), "characters")
+
+
+def curve(run: RunFolder, key: str = "train/loss") -> list[float]:
+    return [line[key] for line in run.metrics() if key in line]
+
+
+def carried_out(recipe: Recipe, corpus: Corpus, path: Path, *, size: int = 1) -> RunFolder:
+    """A run by a team, which is stopped after three steps and resumed by a team of another size."""
+    run = start(recipe, corpus, path)
+    if size == 1:
+        list(train(run, corpus))
+        return run
+
+    def work(team: Team) -> int:
+        stop = after(3) if team.rank == 1 else (lambda: False)  # a signal may reach any process
+        return len(list(train(RunFolder(path), corpus, stop, team)))
+
+    assert in_team(size, work, path.with_name(f"{path.name}-begun")) == [4] * size
+    in_team(3, lambda team: len(list(train(RunFolder(path), corpus, team=team))), path.with_name(f"{path.name}-ended"))
+    return run
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path: Path) -> None:
+    """Two processes begin, three end; learned clocks and infilling included."""
+    recipe = SYSTEMS[name]
+    alone = carried_out(recipe, corpus, tmp_path / "alone")
+    team = carried_out(recipe, corpus, tmp_path / "team", size=2)
+    for key in ("train/loss", "train/bpc", "val/bpc", "gradient"):
+        assert curve(team, key) == pytest.approx(curve(alone, key), rel=1e-5), key
+    assert curve(team, "tokens") == curve(alone, "tokens") and len(curve(team)) == 8
+    wanted = alone.model("ema").state_dict()
+    for key, tensor in team.model("ema").state_dict().items():
+        torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
+
+
+def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """A sum of two gradients has but one order. Validations are shared out too, and their sums are not."""
+    recipe = replace(CALM, steps=6, validations=1)
+    parts = carried_out(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
+    shared = start(recipe, corpus, tmp_path / "shared")
+
+    def work(team: Team) -> float:
+        list(train(RunFolder(shared.path), corpus, team=team))
+        training = Training(RunFolder(shared.path).model("ema"), ema=None)
+        return validate(recipe, training, corpus, team).bits
+
+    reports = in_team(2, work, tmp_path / "team")
+    assert curve(shared) == curve(parts)
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert bits(shared.path / name) == bits(parts.path / name)
+    alone = validate(recipe, Training(parts.model("ema"), ema=None), corpus).bits
+    assert reports[0] == reports[1] == pytest.approx(alone, rel=1e-6)
+
+
+def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UserError("no")
+
+    def work(team: Team) -> list[object]:
+        try:
+            team.first(refuse)
+        except FailedElsewhere:
+            said = "elsewhere"
+        except UserError:
+            said = "here"
+        whole = team.joined(torch.arange(7)[team.share(7)], 7).tolist()
+        return [said, team.told(f"from {team.rank}"), team.total(1, team.rank), whole]
+
+    results = in_team(3, work, tmp_path / "team")
+    assert [result[0] for result in results] == ["here", "elsewhere", "elsewhere"]
+    assert all(result[1:] == ["from 0", [3, 3], list(range(7))] for result in results)
+
+
+def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:
+    run = start(RECIPE, corpus, tmp_path / "run")
+    with pytest.raises(UserError, match="larger --batch or fewer processes"):
+        next(train(run, corpus, team=Team(0, 5)))
+
+
+@pytest.mark.parametrize("nproc", [0, -3])
+def test_there_is_at_least_one_process(nproc: int) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        must_launch(nproc)
+    assert not must_launch(1) and must_launch(2) and not abandoned()
+
+
+SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+SMALL += ["--validation-sequences", "8", "--validations", "2", "--optim.lr", "1e-3"]
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """Stopped by a signal to its launcher, resumed under torchrun, with the metrics of one process."""
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = ["train", "--steps", "30", *SMALL]
+    assert main([*words, "--out", "alone"]) == 0
+    capfd.readouterr()
+    command = [sys.executable, "-m", "logosphere", *words, "--nproc", "2", "--out", "team"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = Path("team/metrics.jsonl")
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+    assert main([*words, "--out", "team", "--resume"]) == 1
+    assert "Another training is running in team (process " in capfd.readouterr().err
+    process.send_signal(signal.SIGTERM)
+    _, remark = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume" in remark and "Traceback" not in remark
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    again = [*torchrun, "-m", "logosphere", "train", "--out", "team", "--resume", "--json"]
+    done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip().splitlines()) == 1 and json.loads(done.stdout)["step"] == 30
+    assert curve(RunFolder("team")) == pytest.approx(curve(RunFolder("alone")), rel=1e-5)
+    assert len(timeless(RunFolder("team"))) == len(timeless(RunFolder("alone")))
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "logosphere", "train", "--nproc", "2", "--data", "nowhere.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.count("nowhere.txt") == 1 and "Traceback" not in done.stderr

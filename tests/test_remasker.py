@@ -1,0 +1,83 @@
+"""The remasker of G-Star: learns which tokens are wrong, from a denoiser that stays as it is."""
+
+import math
+from itertools import repeat
+
+import pytest
+import torch
+from laws import SMALL, generator, network, scramble, sticky
+
+import logosphere as ls
+from logosphere.errors import UserError
+from logosphere.training.optim import Optim
+from logosphere.training.remasker import rewritten
+from logosphere.types import Batch
+
+LANGUAGE = sticky(4, 8, stay=0.97)
+
+
+def taught(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
+    model = network("g-star", LANGUAGE)
+    torch.nn.init.zeros_(model.remasker.head.weight)
+    batches = (LANGUAGE.sample(64, generator(i)) for i in range(steps))
+    return model, list(ls.train_remasker(model, batches, steps=steps, optim=Optim(lr=5e-3, warmup=5), seed=seed))
+
+
+def test_it_learns_what_the_share_of_errors_does_not_tell() -> None:
+    """Runs of equal tokens: an intruder is easily seen."""
+    model, steps = taught()
+    wrong = sum(step.wrong for step in steps[-20:]) / 20
+    ignorant = -wrong * math.log(wrong) - (1 - wrong) * math.log(1 - wrong)
+    assert sum(step.loss for step in steps[-20:]) / 20 < 0.8 * ignorant
+    text = torch.tensor([[2, 2, 2, 0, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 3, 1]])
+    assert torch.equal(model.remasker(text).argmax(1), torch.tensor([3, 6]))
+
+
+def test_the_denoiser_stays_and_the_seed_decides() -> None:
+    before = network("g-star", LANGUAGE).denoiser.state_dict()
+    (one, _), (same, _), (other, _) = taught(3), taught(3), taught(3, seed=1)
+    for name, weight in one.denoiser.state_dict().items():
+        assert torch.equal(weight, before[name])
+    weights = [model.remasker.head.weight for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_known_tokens_are_never_rewritten() -> None:
+    model, tokens = network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
+    known = torch.rand(tokens.shape, generator=generator(2)) < 0.5
+    written = rewritten(model, Batch.of(tokens, known), generator(3))
+    assert torch.equal(written[known], tokens[known]) and not torch.equal(written, tokens) and written.max() < 4
+
+
+def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
+    plain = ls.build("mdlm", vocab_size=4, length=8, **SMALL)
+    scramble(plain)
+    model = ls.with_remasker(plain)
+    scramble(model.remasker)
+    model.save(tmp_path)
+    again = ls.load(tmp_path)
+    assert again.sampler == "g-star"
+    text = LANGUAGE.sample(3, generator(1))
+    assert torch.equal(again.remasker(text), model.remasker.eval()(text))
+    for name, weight in plain.denoiser.state_dict().items():
+        assert torch.equal(again.denoiser.state_dict()[name], weight)
+    assert torch.equal(ls.sample(again, 4, 8, generator(2)), ls.sample(model, 4, 8, generator(2)))
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (lambda: list(ls.train_remasker(network("mdlm", LANGUAGE), [], steps=1)), "g-star"),
+        (lambda: list(ls.train_remasker(network("g-star", LANGUAGE), [], steps=1)), "data ended"),
+        (lambda: ls.with_remasker(network("d3pm-uniform", LANGUAGE)), "mdlm"),
+        (lambda: ls.build("g-star", vocab_size=4, length=8, depth=2, remasker_depth=3), "1 to 2"),
+    ],
+)
+def test_mistakes_are_met_with_a_sentence(wrong, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        wrong()
+
+
+def test_batches_may_be_batches() -> None:
+    batch = Batch.of(LANGUAGE.sample(4, generator(1)))
+    assert len(list(ls.train_remasker(network("g-star", LANGUAGE), repeat(batch), steps=2))) == 2

@@ -1,0 +1,208 @@
+"""Samplers by name: each fits what it says, keeps what is known, costs what it says; the exact ones draw exactly."""
+
+import pytest
+import torch
+from laws import CHANCE, System, generator, network, same_law, skewed, table
+
+import logosphere as ls
+from logosphere.codecs.base import HIDDEN
+from logosphere.data.languages import Language, Oracle
+from logosphere.denoisers.base import Denoiser
+from logosphere.errors import UserError
+from logosphere.processes.base import uniform_grid
+from logosphere.sampling.catalogue import LISTINGS, listing
+from logosphere.sampling.plan import Loop
+from logosphere.sampling.samplers import MAKERS, sampler
+from logosphere.sampling.steppers import Above, GreedyEnd, Ordered, WithinEntropy, ancestral, entropy_order
+from logosphere.sampling.steppers import likelihood_order as by_likelihood
+from logosphere.sampling.walk import Frame, generate
+
+LANGUAGE = skewed(5, 6)
+MASKED = [one.name for one in LISTINGS if one.fits not in ("the sphere", "uniform diffusion")]
+N = 4000
+CASES = {"chain": skewed(3, 4), "table": table()}
+
+
+def test_every_name_has_a_sampler_and_every_system_has_one_of_them() -> None:
+    assert [one.name for one in LISTINGS] == list(MAKERS)
+    for name in ls.systems():
+        assert listing(ls.system(name).sampler)
+    for name in ("mdlm", "remdm", "star", "g-star", "p2", "llada"):
+        model = network(name, LANGUAGE)
+        assert sampler(model.sampler, model)
+
+
+def test_a_wrong_name_is_met_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="Did you mean 'first-hitting'"):
+        ls.sampler("first-hiting", network("mdlm", LANGUAGE))
+    with pytest.raises(UserError, match="not both"):
+        ls.sample(network("mdlm", LANGUAGE), sampler=ls.Sampler(), stepper=ancestral)
+
+
+@pytest.mark.parametrize(
+    "system, name, says",
+    [
+        ("d3pm-uniform", "star", "masked diffusion such as mdlm"),
+        ("ar", "remdm-cap", "masked diffusion such as mdlm"),
+        ("d3pm-uniform", "confidence", "ancestral"),
+        ("rdlm", "tau-leaping", "discrete diffusion such as mdlm"),
+        ("mdlm", "self-correcting", "remdm or star"),
+        ("mdlm", "g-star", "build the system g-star"),
+    ],
+)
+def test_a_sampler_that_does_not_fit_says_which_does(system: str, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        ls.sampler(name, network(system, LANGUAGE))
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_known_tokens_stay_and_nothing_remains_hidden(name: str) -> None:
+    known = torch.rand(8, 6, generator=generator(5)) < 0.4
+    tokens = LANGUAGE.sample(8, generator(6))
+    frames: list[Frame] = []
+    model = network("g-star", LANGUAGE)
+    way = ls.sampler(name, model)
+    generate(model, 8, 7, generator(7), known=known, tokens=tokens, sampler=way, watch=frames.append)
+    for frame in frames:
+        assert torch.equal(frame.tokens[known], tokens[known])
+    assert frames[-1].tokens.ne(HIDDEN).all() and frames[-1].tokens.max() < 5
+
+
+def within(steps: int, first: float, last: float, grid=uniform_grid) -> int:
+    """Steps of a window that are not the last."""
+    times = grid(steps)
+    return int(((times[:-2] <= first + 1e-6) & (times[1:-1] >= last - 1e-6)).sum())
+
+
+COSTS = {
+    "first-hitting": lambda steps: 6,
+    "tau-leaping-pc": lambda steps: 2 * steps - 1,
+    "g-star": lambda steps: steps + within(steps, 0.3, 0.0),
+    "llada": lambda steps: 3 * max(1, steps // 3),
+}
+"""What one sequence of 6 tokens costs where it is not the number of steps."""
+VARYING = {"cached", "threshold", "entropy-bounded"}
+
+
+@pytest.mark.parametrize("name", [name for name in MASKED if name not in VARYING])
+@pytest.mark.parametrize("steps", [1, 5, 16])
+def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
+    """64 sequences, so that some position is hidden in every step."""
+    model = network("g-star", LANGUAGE)
+    drawn = generate(model, 64, steps, generator(1), sampler=ls.sampler(name, model))
+    assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
+
+
+def law_of(system: System, language: Language, n: int = N, steps: int = 128, **how) -> float:
+    model = system.model(language)
+    rng = torch.Generator().manual_seed(32)
+    return same_law(ls.sample(model, n, steps, rng, Oracle(model, language), **how), language)
+
+
+@pytest.mark.parametrize("name", ["remdm-cap", "tau-leaping"])
+def test_exact_samplers_draw_from_the_language(name: str) -> None:
+    system, language = System("mdlm"), CASES["chain"]
+    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > CHANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("name", ["remdm-cap", "remdm-rescale", "forward-backward", "tau-leaping", "tau-leaping-pc"])
+def test_exact_samplers_draw_from_every_language(name: str, language: Language) -> None:
+    system = System("mdlm", {"schedule": "cosine"})
+    way = ls.sampler(name, system.model(language))
+    assert law_of(system, language, sampler=way) > CHANCE
+
+
+@pytest.mark.parametrize("name", ["tau-leaping", "tau-leaping-pc"])
+def test_leaps_over_random_tokens_draw_from_the_language(name: str) -> None:
+    system, language = System("d3pm-uniform", {"timesteps": None}), skewed(3, 2)
+    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > CHANCE
+
+
+ONE_BY_ONE = {
+    "random": Ordered(lambda out, drawn: torch.zeros(len(out)), temperature=1.0),
+    "entropy": Ordered(entropy_order),
+    "no budget of entropy": Ordered(entropy_order, WithinEntropy(0.0)),
+}
+
+
+@pytest.mark.parametrize("stepper", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
+def test_one_position_at_a_time_is_exact_in_any_order_that_does_not_look_at_what_was_drawn(stepper) -> None:
+    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=stepper) > CHANCE
+
+
+def test_the_order_of_likelihood_does_look_and_is_not_a_draw() -> None:
+    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=Ordered(by_likelihood)) < 1e-6
+
+
+class Spoken(Denoiser):
+    """p[i] for token 0 at position i and the rest on token 1."""
+
+    def __init__(self, p: list[float]):
+        super().__init__()
+        self.block, self.reads_time, self.p = len(p), False, torch.tensor(p)
+
+    def forward(self, z, t, context, where=None):
+        out = torch.stack([self.p, 1 - self.p], 1).log().expand(len(z), -1, -1)
+        return out if where is None else out[where]
+
+
+def adaptive_nfe(p: list[float], count, order) -> float:
+    model = ls.build("mdlm", vocab_size=2, length=len(p), denoiser=None)
+    return generate(model, 3, 1, generator(1), Spoken(p), stepper=Ordered(order, count)).nfe
+
+
+def test_adaptive_commits_cost_as_many_evaluations_as_there_are_commits() -> None:
+    assert adaptive_nfe([0.999] * 4, Above(0.9), by_likelihood) <= 2
+    assert adaptive_nfe([0.5] * 4, Above(0.9), by_likelihood) == 4
+    assert adaptive_nfe([1.0, 0.5, 1.0, 0.5], Above(0.9), by_likelihood) == 3
+    assert adaptive_nfe([0.5] * 4, WithinEntropy(0.0), entropy_order) == 4
+    assert adaptive_nfe([0.5] * 4, WithinEntropy(0.70), entropy_order) == 2  # log 2 = 0.693
+    assert adaptive_nfe([0.5] * 4, WithinEntropy(3.0), entropy_order) == 1
+
+
+def test_sequences_that_are_done_are_not_asked_about() -> None:
+    """One sequence is known but for a token: it costs one evaluation, the others four."""
+    known = torch.zeros(4, 4).bool()
+    known[0, 1:] = True
+    model = ls.build("mdlm", vocab_size=2, length=4, denoiser=None)
+    stepper = Ordered(by_likelihood, Above(0.9))
+    drawn = generate(model, 4, 1, generator(1), Spoken([0.5] * 4), known, torch.zeros(4, 4).long(), stepper=stepper)
+    assert drawn.nfe == (1 + 3 * 4) / 4
+
+
+def test_self_correction_changes_one_token_at_a_time() -> None:
+    """The denoiser is sure of token 1 everywhere: whatever else stands there goes, one in each step."""
+    frames: list[Frame] = []
+    model = ls.build("d3pm-uniform", vocab_size=2, length=8, denoiser=None)
+    way = ls.sampler("self-correcting", model)
+    walk = generate(model, 40, 20, generator(2), Spoken([0.001] * 8), sampler=way, watch=frames.append)
+    wrong = torch.stack([frame.z.eq(0).sum(1) for frame in frames])
+    assert torch.equal(wrong[9:-1], (wrong[8] - torch.arange(1, 11)[:, None]).clamp_min(0)) and wrong[8].max() > 0
+    assert walk.nfe == 20
+
+
+def test_a_greedy_end_takes_the_likeliest() -> None:
+    model = ls.build("mdlm", vocab_size=2, length=4, denoiser=None)
+    drawn = generate(model, 50, 1, generator(1), Spoken([0.6, 0.4, 0.7, 0.2]), greedy_end=True)
+    assert torch.equal(drawn.tokens, torch.tensor([0, 1, 0, 1]).expand(50, 4))
+    assert GreedyEnd(Ordered(by_likelihood, Above())).adaptive
+
+
+@pytest.mark.parametrize("wrong", [lambda: Above(1.0), lambda: WithinEntropy(-1.0)])
+def test_impossible_counts_are_refused(wrong) -> None:
+    with pytest.raises(UserError):
+        wrong()
+    with pytest.raises(UserError):
+        ls.sample(network("mdlm", LANGUAGE), stepper=Ordered(temperature=-1.0))
+
+
+def test_blocks_of_a_sampler_are_written_from_left_to_right() -> None:
+    frames: list[Frame] = []
+    model = network("llada", skewed(5, 8))
+    generate(model, 10, 8, generator(3), watch=frames.append)
+    for frame in frames:
+        open_blocks = frame.tokens.eq(HIDDEN).view(10, 4, 2).any(2)
+        assert (open_blocks[:, 1:] >= open_blocks[:, :-1]).all()
+    assert Loop().level == 0.1

@@ -1,0 +1,76 @@
+"""Weights in shares: the steps of one process, checkpoints that any number of processes can read, and whole weights
+for everybody else.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from teams import in_team
+from test_parallel import CALM, corpus, curve
+from test_runs import after, bits
+
+from logosphere.data.corpora import Corpus
+from logosphere.errors import UserError
+from logosphere.parallel.team import Team
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import Saved, start, train
+
+__all__ = ["corpus"]  # a fixture
+
+SHARED = replace(CALM, shard=True, accumulate=2, recompute=True, batch=8)
+
+
+def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) -> None:
+    """Two processes begin, three go on, one ends: with averages, moments, accumulation and recomputation."""
+    alone = start(replace(SHARED, shard=False, accumulate=1, recompute=False), corpus, tmp_path / "alone")
+    list(train(alone, corpus))
+    run = start(SHARED, corpus, tmp_path / "run")
+
+    def stopped(steps: int):
+        def work(team: Team) -> list[int]:
+            events = train(RunFolder(run.path), corpus, after(steps), team)
+            return [event.step for event in events if isinstance(event, Saved)]
+
+        return work
+
+    saved = in_team(2, stopped(3), tmp_path / "begun")
+    assert saved == [[3], [3]]
+    begun = in_team(3, stopped(3), tmp_path / "middle")
+    assert all(steps[-1] == 6 for steps in begun)
+    list(train(RunFolder(run.path), corpus))
+    assert len(list((run.state / "step-00000008" / "shards").glob("*.safetensors"))) == 1
+    for key in ("train/loss", "val/bpc", "gradient"):
+        assert curve(run, key) == pytest.approx(curve(alone, key), rel=1e-5), key
+    wanted = alone.model("ema").state_dict()
+    for key, tensor in run.model("ema").state_dict().items():
+        torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
+
+
+def test_damaged_shares_are_told_of(corpus: Corpus, tmp_path: Path) -> None:
+    run = start(replace(CALM, shard=True), corpus, tmp_path / "run")
+    list(train(run, corpus, after(2)))
+    (share,) = (run.state / "step-00000002" / "shards").glob("*.safetensors")
+    whole = share.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:100], b"", b"\xff" * len(whole)):
+        share.write_bytes(damaged)
+        with pytest.raises(UserError, match="damaged or belongs"):
+            next(train(RunFolder(run.path), corpus))
+    share.unlink()
+    with pytest.raises(UserError, match="damaged or belongs"):
+        next(train(RunFolder(run.path), corpus))
+    share.write_bytes(whole)
+    next(train(RunFolder(run.path), corpus))
+
+
+@pytest.mark.parametrize("system", ["mdlm", "d3pm-uniform"])
+def test_recomputation_changes_nothing(system: str, corpus: Corpus, tmp_path: Path) -> None:
+    network = replace(CALM.network, dropout=0.2)
+    plain = replace(CALM, system=system, steps=3, validations=1, network=network)
+    runs = []
+    for name, recipe in (("plain", plain), ("anew", replace(plain, recompute=True))):
+        runs.append(start(recipe, corpus, tmp_path / name))
+        list(train(runs[-1], corpus))
+    assert curve(runs[0]) == curve(runs[1])
+    assert bits(runs[0].path / "model.safetensors") == bits(runs[1].path / "model.safetensors")

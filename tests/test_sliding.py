@@ -1,0 +1,46 @@
+"""Texts longer than the model: a chain goes on as a chain, costs add up, prompts stay."""
+
+import pytest
+import torch
+from laws import CHANCE, System, generator, network, same_law
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.sampling.steppers import first_hitting
+from logosphere.sampling.walk import generate
+
+CHAIN = ([[0.8, 0.2], [0.35, 0.65]], [0.3, 0.7])
+
+
+@pytest.mark.parametrize("length", [3, 4, 7])
+def test_a_chain_goes_on_as_a_chain(length: int) -> None:
+    """What follows depends on the last token alone, so a window of 4 knows enough to write 7; or 3, the part of one."""
+    model = System("mdlm").model(ls.languages.markov(*CHAIN, 4))
+    oracle, rng = Oracle(model, ls.languages.markov(*CHAIN, 4)), generator(1)
+
+    def write(known, tokens):
+        return generate(model, 5000, 4, rng, oracle, known, tokens, stepper=first_hitting)
+
+    drawn = ls.slide(write, window=4, length=length, overlap=2)
+    assert same_law(drawn.tokens, ls.languages.markov(*CHAIN, length)) > CHANCE
+    assert drawn.nfe == {3: 4, 4: 4, 7: 4 + 2 + 2}[length]
+
+
+@pytest.mark.parametrize("name", ["ar", "mdlm", "udlm"])
+def test_every_system_that_takes_a_prompt_can_slide(name: str) -> None:
+    language = ls.languages.markov(*CHAIN, 6)
+    model, rng = network(name, language), generator(2)
+    known, tokens = torch.arange(6).expand(3, -1) < 2, torch.ones(3, 6).long()
+
+    def write(known, tokens):
+        return generate(model, 3, 4, rng, None, known, tokens)
+
+    drawn = ls.slide(write, window=6, length=20, overlap=3, known=known, tokens=tokens)
+    assert drawn.tokens.shape == (3, 20) and drawn.tokens[:, :2].eq(1).all()
+
+
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"overlap": 4}, {"overlap": -1}])
+def test_impossible_windows_are_refused(wrong: dict) -> None:
+    with pytest.raises(UserError):
+        ls.slide(lambda known, tokens: None, **{"window": 4, "length": 8, "overlap": 2} | wrong)
