@@ -19,6 +19,7 @@ LAYERS = [
     ["codecs"],
     ["processes"],
     ["denoisers"],
+    ["encoders", "autoencoders"],
     ["weights", "model"],
     ["sampling", "likelihood"],
     ["data", "tasks", "training", "evaluation", "reports"],

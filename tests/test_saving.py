@@ -23,7 +23,7 @@ TOKENS = LANGUAGE.sample(8, generator(1))
 def answers(model) -> torch.Tensor:
     with torch.no_grad():
         u, z = model.process.codec.encode(TOKENS), model.corrupt(TOKENS, torch.tensor(0.5), generator(1))
-        return model.eval().denoiser(z, torch.full(TOKENS.shape, 0.5), u)
+        return model.eval().denoiser(z, torch.full(z.shape[:2], 0.5), u)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
 
 def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team: "Team") -> int:
     with _board(folder, arguments, team) as board:
-        outcome = followed(folder, corpus, team, board.note)
+        outcome = followed(folder, corpus, board.note, team)
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
         return 130
@@ -118,20 +118,23 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: at its last step, or because somebody stopped it."""
+    """How a training ended: at its last step or because somebody stopped it."""
 
     step: int
     report: "Report | None"
     stopped: bool
 
 
-def followed(folder: "RunFolder", corpus: "Corpus", team: "Team", note: "Callable[[Event], None]") -> Outcome:
+def followed(
+    folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]", team: "Team | None" = None
+) -> Outcome:
     """Train, with a bar for those who watch."""
     from logosphere.data.batches import tokens_in
+    from logosphere.parallel.team import ALONE
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
-    settings = folder.recipe
+    team, settings = team or ALONE, folder.recipe
     say(f"[bold]{settings.system}[/] on {corpus.name} ({tokens_in(corpus.train):,} tokens) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
@@ -150,7 +153,7 @@ def followed(folder: "RunFolder", corpus: "Corpus", team: "Team", note: "Callabl
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    return Outcome(step, report, isinstance(event, Saved) and done < 1)
+    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from logosphere.comparison.memory import digest
@@ -12,13 +11,13 @@ from logosphere.comparison.standing import Standing
 from logosphere.data.corpora import Corpus
 from logosphere.evaluation.costs import step_flops
 from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.loading import rebuild
 from logosphere.recipes.recipe import Recipe
 from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
 from logosphere.reports.literature import published
 from logosphere.runs.folder import RunFolder, environment
-from logosphere.runs.train import SHORT, build_model
+from logosphere.runs.train import SHORT
 from logosphere.systems import system
-from logosphere.weights import AVERAGED, WEIGHTS
 
 COSTS = "costs.json"
 SHOWN = 3
@@ -49,7 +48,7 @@ def board(
         sequences=first.sequences,
         draws=first.draws,
         budget=_budget(recipe),
-        entries=[_entry(one, runs[one.name], portraits.get(one.name), corpus) for one in standing],
+        entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
         measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
@@ -64,13 +63,13 @@ def _budget(recipe: Recipe) -> str:
     return f"{recipe.minutes:g} minutes" if recipe.cpu_minutes is None else f"{recipe.cpu_minutes:g} CPU minutes"
 
 
-def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None, corpus: Corpus) -> Entry:
+def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:
     run, report = runs[0], one.report
     card = system(run.recipe.system)
-    seeds = [
-        Seed(run.recipe.seed, str(run.path), seed.bits, seed.error, digest(_weights(run)), _last(run).get("step", 0))
-        for run, seed in zip(runs, one.seeds, strict=True)
-    ]
+    seeds = []
+    for trained, seed in zip(runs, one.seeds, strict=True):
+        weights, step = digest(trained.weights_file()), int(_last(trained).get("step", 0))
+        seeds.append(Seed(trained.recipe.seed, str(trained.path), seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.recipe.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
@@ -79,13 +78,8 @@ def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None, 
         samplings=[] if portrait is None else portrait.samplings,
         texts=[] if portrait is None else portrait.texts,
         film=None if portrait is None else portrait.film,
-        costs=_costs(run, corpus, report.seconds / len(seeds)),
+        costs=_costs(run, report.seconds / len(seeds)),
     )  # fmt: skip
-
-
-def _weights(run: RunFolder) -> Path:
-    averaged = run.path / AVERAGED
-    return averaged if averaged.exists() else run.path / WEIGHTS
 
 
 def _last(run: RunFolder) -> dict[str, Any]:
@@ -105,9 +99,9 @@ def _curve(run: RunFolder) -> list[Point]:
     return points
 
 
-def _costs(run: RunFolder, corpus: Corpus, evaluation: float) -> Costs:
+def _costs(run: RunFolder, evaluation: float) -> Costs:
     recipe, last = run.recipe, _last(run)
-    model = build_model(recipe, corpus)
+    model = rebuild(run.path)
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),

@@ -3,13 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from logosphere.comparison.entrants import Budget, Entrant
 from logosphere.comparison.fairness import opened
-from logosphere.data.batches import Split
+from logosphere.data.batches import divided
 from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
 from logosphere.errors import UserError
 from logosphere.evaluation.judges import Judge, OwnJudge, hugging_face, smollm2
 from logosphere.recipes.recipe import Recipe
@@ -20,14 +17,8 @@ HELD_BACK = 10
 
 def judge_corpus(corpus: Corpus) -> Corpus:
     """The validation split as a text of its own: systems train on the other one and are measured on the test split."""
-    every = corpus.valid
-    cut = len(every) - max(len(every) // HELD_BACK, 1)
-    train, valid = _rows(every, 0, cut), _rows(every, cut, len(every))
+    train, valid = divided(corpus.valid, HELD_BACK)
     return replace(corpus, name=f"{corpus.name} (validation split)", train=train, valid=valid)
-
-
-def _rows(split: Split, first: int, last: int) -> Split:
-    return split.chosen(np.arange(first, last)) if isinstance(split, Examples) else split[first:last]
 
 
 def judge_entrant(common: Recipe, budget: Budget, corpus: Corpus, folder: Path) -> Entrant:

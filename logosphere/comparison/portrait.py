@@ -4,13 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import torch
 
-from logosphere.data.batches import Split, sequences
+from logosphere.data.batches import Split, first_tokens, sequences
 from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
-from logosphere.data.tokenizers import Ids
 from logosphere.errors import UserError
 from logosphere.evaluation.integrand import integrand
 from logosphere.evaluation.samples.catalogue import measured
@@ -51,25 +48,12 @@ class Ways:
 
 def reference(corpus: Corpus, split: str, length: int, count: int) -> Reference:
     """Held-out text as a row beside the samples, and the training text they are held against."""
-    real = next(iter(sequences(part_of(corpus, split), length, count, count)))
-    return Reference(corpus.tokenizer, _beginning(corpus.train), Texts.spelt(real.tokens, corpus.tokenizer))
+    real = next(iter(sequences(part_of(corpus, split), length, count, count))).tokens
+    return Reference(corpus.tokenizer, first_tokens(corpus.train, TRAIN_TOKENS), Texts.spelt(real, corpus.tokenizer))
 
 
 def part_of(corpus: Corpus, split: str) -> Split:
     return {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[split]
-
-
-def _beginning(train: Split) -> Ids:
-    """The first tokens of the training text; examples are put one behind the other."""
-    if not isinstance(train, Examples):
-        return train[:TRAIN_TOKENS]
-    kept, total = [], 0
-    for row in train.sequences:
-        kept.append(row)
-        total += len(row)
-        if total >= TRAIN_TOKENS:
-            break
-    return np.concatenate(kept)
 
 
 def portrait(

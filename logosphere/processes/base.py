@@ -32,6 +32,14 @@ class Noised(NamedTuple):
     weight: Float[Tensor, "B M"]
 
 
+class Encoded(NamedTuple):
+    """Clean states of a batch, and what reading tokens off them costs and adds to the loss, where the codec does it."""
+
+    u: State
+    nats: Float[Tensor, "B"]
+    loss: Float[Tensor, "B"]
+
+
 class Process(nn.Module, ABC):
     """A path. Formulas act position by position, on [B, M] fields or on the N positions picked out of them."""
 
@@ -49,6 +57,11 @@ class Process(nn.Module, ABC):
     branch: int | None = None
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
+
+    def encode(self, batch: Batch, noise: Noise) -> Encoded:
+        """The clean states of a batch. Where tokens are read off states one by one, `nats` counts it at `first`."""
+        nothing = torch.zeros(len(batch), device=batch.tokens.device)
+        return Encoded(self.codec.encode(batch.tokens), nothing, nothing)
 
     @abstractmethod
     def prior(self, batch: int, length: int, noise: Noise) -> State:
@@ -112,6 +125,10 @@ class Process(nn.Module, ABC):
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
 
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        """What the clock of each position shows at the rows of a sampler's plan: the same, unless clocks differ."""
+        return rows[:, None]
+
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default.
 
@@ -131,11 +148,13 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
 
     The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
     """
-    u = process.codec.encode(batch.tokens)
+    u, read_nats, read_loss = process.encode(batch, noise)
     free = process.codec.spread(batch.free)
     z, t, weight = process.noised(u, w, free, noise)
     where = process.wanted(z, free)
-    out = predict(z, t, context=u, where=where)
+    # While a codec is being taught, nothing is wanted, and nobody is asked.
+    asked = bool(where.any())
+    out = predict(z, t, context=u, where=where) if asked else torch.zeros(0, process.codec.choices, device=z.device)
     nats = process.nats(out, u[where], z[where], t[where])
     last = t[where] <= process.first
 
@@ -143,9 +162,9 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
         return field.masked_scatter(where, values).sum(1)
 
-    recon = per_sequence(torch.where(last, nats, 0) * weight[where])
+    recon = read_nats + per_sequence(torch.where(last, nats, 0) * weight[where])
     diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
-    loss = per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
+    loss = read_loss + per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
     if process.training:
         loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(

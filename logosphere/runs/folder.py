@@ -4,7 +4,7 @@ recipe.json        how the run was set up, fully resolved      model.safetensors
 env.json           versions and machine                        ema.safetensors     their running average
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
-samples/, eval/    texts and reports
+samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
 """
 
 import fcntl
@@ -90,6 +90,10 @@ class RunFolder:
 
     def model(self, weights: str = "ema") -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
+        return load_weights(self.path, self.weights_file(weights))
+
+    def weights_file(self, weights: str = "ema") -> Path:
+        """Where such weights lie."""
         files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
@@ -98,7 +102,7 @@ class RunFolder:
             raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
         if weights == "ema" and not (self.path / AVERAGED).exists():
             weights = "model"  # a box holds one kind of weights, and they are the averaged ones
-        return load_weights(self.path, self.path / files[weights])
+        return self.path / files[weights]
 
     def publish(self, checkpoint: Path) -> None:
         """Show the weights of a checkpoint at the top of the folder, without a second copy of them."""

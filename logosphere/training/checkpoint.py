@@ -137,11 +137,12 @@ def _restore_moments(training: Training, tensors: dict[str, Tensor], path: Path)
         for place, parameter in zip(places, parameters, strict=True)
         for name in MOMENTS
     }
-    if tensors and {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+    # Parameters that have had no gradient yet have no moments; those that have some have all of them.
+    begun = {place for place in places if f"{place}.step" in tensors}
+    expected = {name: shape for name, shape in shapes.items() if int(name.partition(".")[0]) in begun}
+    if {name: tensor.shape for name, tensor in tensors.items()} != expected:
         raise UserError(f"{path / 'optimizer.safetensors'} does not belong to this model; restore it from a copy.")
-    saved["state"] = (
-        {place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in places}
-        if tensors
-        else {}
-    )
+    saved["state"] = {
+        place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in begun
+    }
     training.optimizer.load_state_dict(saved)

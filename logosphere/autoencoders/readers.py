@@ -1,0 +1,107 @@
+"""Readers: tokens to the states that are compressed, or diffused as they are. Each feature has mean 0 and variance 1.
+
+A reader that learns could answer noise by larger states; that its scale is fixed, before any noise, keeps it from it.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.autoencoders.standard import Standard
+from logosphere.codecs.tokens import embedding
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.trunk import Trunk
+from logosphere.encoders.pretrained import Encoder
+from logosphere.encoders.states import States
+from logosphere.errors import UserError
+from logosphere.shapes import Float
+from logosphere.types import Tokens
+
+
+class Reader(nn.Module, ABC):
+    """Tokens to states [B, L, `width`]."""
+
+    width: int
+
+    @abstractmethod
+    def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]: ...
+
+    def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        """The same, while the autoencoder is being taught: what is seen may be noted until `settle`."""
+        return self(tokens)
+
+    def settle(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
+        """Take what was seen into account."""
+
+
+class Learned(Reader):
+    """A small transformer, trained with the rest of stage one."""
+
+    def __init__(self, vocab_size: int, length: int, network: Network):
+        super().__init__()
+        self.width = network.width
+        self.stem = embedding(vocab_size, network.width)
+        self.trunk = Trunk(network, length, reads_time=False)
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        return F.layer_norm(self.trunk(self.stem(tokens)), (self.width,))
+
+
+class Frozen(Reader):
+    """A pretrained encoder; `pieces[k]` is the encoder's own number of token k."""
+
+    pieces: Tensor
+
+    def __init__(self, encoder: Encoder, vocab_size: int, length: int, pieces: list[int] | None):
+        super().__init__()
+        if pieces is None and vocab_size != encoder.vocab_size:
+            raise UserError(
+                f"The encoder {encoder.name} reads its own {encoder.vocab_size:,} word pieces, but the vocabulary has "
+                f"{vocab_size:,} tokens; use its tokenizer, or say with pieces=… which piece each token is."
+            )
+        table = torch.arange(vocab_size) if pieces is None else torch.tensor(pieces)
+        if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
+            raise UserError(
+                f"pieces must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
+                f"{vocab_size:,} tokens."
+            )
+        if length > encoder.longest:
+            raise UserError(f"The encoder {encoder.name} reads at most {encoder.longest} tokens at once, not {length}.")
+        self.width = encoder.width
+        self.standard = Standard(1, encoder.width)
+        self.register_buffer("pieces", table, persistent=False)
+        self._encoder = [encoder]  # in a list: its weights belong to its package, not to every checkpoint
+        self._states: States | None = None
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._encoder[0]
+
+    def spelt(self, tokens: Tensor) -> Tensor:
+        """Tokens as the encoder's word pieces."""
+        return self.pieces[tokens]
+
+    def remember(self, states: States) -> None:
+        """Look rows up here before asking the encoder."""
+        self._states = states
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        return self.standard(self._known(tokens))
+
+    def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        states = self._known(tokens)
+        self.standard.observe(states)
+        return self.standard(states)
+
+    def _known(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
+        if self._states is None:
+            return self.encoder.states(self.spelt(tokens))
+        states, found = self._states.look_up(tokens)
+        if not bool(found.all()):
+            states[~found] = self.encoder.states(self.spelt(tokens[~found]))
+        return states
+
+    def settle(self) -> None:
+        self.standard.settle()

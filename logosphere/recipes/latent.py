@@ -1,0 +1,284 @@
+"""Builders of latent diffusion: which reader, compressor, decoder, teaching and path make which system."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from logosphere.autoencoders.decoders import Causal, Decoder, Parallel
+from logosphere.autoencoders.perceiver import Perceiver
+from logosphere.autoencoders.readers import Frozen, Learned, Reader
+from logosphere.autoencoders.text import Scale, Teaching, TextAutoencoder
+from logosphere.codecs.vertices import Coordinates
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.selfconditioned import SelfConditioned
+from logosphere.denoisers.transformer import FullTransformer
+from logosphere.encoders.pretrained import encoder as encoder_by_name
+from logosphere.errors import UserError, nearest
+from logosphere.logsnr.schedules import schedule as schedule_by_name
+from logosphere.model import Model
+from logosphere.processes.clock import Clock
+from logosphere.processes.gaussian import Gaussian
+from logosphere.processes.latent import Latent
+from logosphere.processes.predictions import STATES
+
+INTERVALS = 128
+"""The clock measures nats in intervals of so much of the path."""
+COMPRESSION = 4
+"""Tokens to a latent, if nothing is said."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the systems of this file differ in. `latents` is None where every token has its own."""
+
+    latents: int | None
+    latent_width: int | None
+    from_left: bool
+    scale: Scale
+    teaching: Teaching
+    encoder: str | None
+    layer: int
+    pieces: list[int] | None
+    autoencoder_depth: int
+    predicts: str
+    schedule: str
+    tan: float
+    last: float
+    blurred: float | None
+    self_conditioning: float
+    stage_one: float
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.predicts not in STATES:
+            raise UserError(f"'{self.predicts}' is not a choice for predicts.{nearest(self.predicts, STATES)}")
+        if self.tan <= 0:
+            raise UserError(f"tan, the d of a tan-d schedule, must be above 0, not {self.tan}.")
+        if self.autoencoder_depth < 1 or (self.latent_width is not None and self.latent_width < 1):
+            raise UserError("autoencoder_depth and latent_width must be at least 1.")
+        if self.blurred is not None and self.blurred > self.last:
+            raise UserError(f"Blurred latents have a log-SNR below the last one, {self.last}, not {self.blurred}.")
+
+
+def ld4lg(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    latents: int | None = None,
+    latent_width: int = 64,
+    encoder: str | None = None,
+    layer: int = 6,
+    pieces: list[int] | None = None,
+    autoencoder_depth: int = 2,
+    predicts: str = "v",
+    schedule: str = "cosine",
+    tan: float = 1.0,
+    last: float = 3.0,
+    blurred: float | None = None,
+    self_conditioning: float = 0.5,
+    stage_one: float = 0.4,
+) -> Model:
+    """LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction.
+
+    latents, latent_width   how many and how wide; by default one for 4 tokens
+    encoder, layer          minilm or hf:OWNER/NAME, and which of its layers; left out, a reader is trained
+    pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
+    predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
+    last                    log-SNR at which latents are read; blurred: the lowest at which the decoder learns to read
+    self_conditioning       share of steps that show the network its own answer
+    stage_one               share of the training for the autoencoder
+    """
+    return _model(
+        vocab_size, length, network,
+        Settings(
+            latents=_count(latents, length), latent_width=latent_width, from_left=True, scale="sphere",
+            teaching=Teaching(), encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
+            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
+            self_conditioning=self_conditioning, stage_one=stage_one,
+        ),
+    )  # fmt: skip
+
+
+def planner(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    latents: int | None = None,
+    latent_width: int = 64,
+    divergence: float = 0.1,
+    substitution: float = 0.3,
+    encoder: str | None = None,
+    layer: int = 6,
+    pieces: list[int] | None = None,
+    autoencoder_depth: int = 2,
+    predicts: str = "x0",
+    schedule: str = "cosine",
+    tan: float = 1.0,
+    last: float = 3.0,
+    blurred: float | None = None,
+    self_conditioning: float = 0.0,
+    stage_one: float = 0.4,
+) -> Model:
+    """PLANNER: latents drawn by a variational encoder that reads noisy tokens, a decoder from left to right.
+
+    divergence     weight of KL(q(u | x) || N(0, 1)), averaged over elements
+    substitution   share of tokens the encoder sees replaced; all other options as those of ld4lg
+    """
+    return _model(
+        vocab_size, length, network,
+        Settings(
+            latents=_count(latents, length), latent_width=latent_width, from_left=True, scale="standard",
+            teaching=Teaching(divergence=divergence, substitution=substitution),
+            encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
+            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
+            self_conditioning=self_conditioning, stage_one=stage_one,
+        ),
+    )  # fmt: skip
+
+
+def tencdm(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    encoder: str | None = None,
+    layer: int = 4,
+    pieces: list[int] | None = None,
+    autoencoder_depth: int = 2,
+    predicts: str = "x0",
+    schedule: str = "cosine",
+    tan: float = 9.0,
+    last: float = 3.0,
+    blurred: float | None = -1.5,
+    self_conditioning: float = 0.5,
+    stage_one: float = 0.3,
+) -> Model:
+    """TEncDM: standardised states of an encoder, one for each token; a decoder that learns to read noisy ones.
+
+    Options as those of ld4lg; blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
+    """
+    return _model(
+        vocab_size, length, network,
+        Settings(
+            latents=None, latent_width=None, from_left=False, scale="standard", teaching=Teaching(),
+            encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
+            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
+            self_conditioning=self_conditioning, stage_one=stage_one,
+        ),
+    )  # fmt: skip
+
+
+def cosmos(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    latents: int | None = None,
+    latent_width: int = 64,
+    match: float = 1.0,
+    position_drop: float = 0.3,
+    feature_noise: float = 0.71,
+    latent_dropout: float = 0.4,
+    encoder: str | None = None,
+    layer: int = 6,
+    pieces: list[int] | None = None,
+    autoencoder_depth: int = 2,
+    predicts: str = "x0",
+    schedule: str = "cosine",
+    tan: float = 5.0,
+    last: float = 3.0,
+    blurred: float | None = None,
+    self_conditioning: float = 0.5,
+    stage_one: float = 0.4,
+    joint: bool = False,
+) -> Model:
+    """COSMOS: states compressed and rebuilt, all tokens at once; latents made smooth by what the encoder must endure.
+
+    match            weight of the mean squared error of the rebuilt states
+    position_drop    share of states hidden from the compressor, in half of the sequences
+    feature_noise    noise on the states of the other half (0.71 leaves a signal of 0.7)
+    latent_dropout   share of latent features that are dropped
+    joint            autoencoder and diffusion learn together (LDLM); all other options as those of ld4lg
+    """
+    teaching = Teaching(
+        match=match, position_drop=position_drop, feature_noise=feature_noise, latent_dropout=latent_dropout
+    )
+    return _model(
+        vocab_size, length, network,
+        Settings(
+            latents=_count(latents, length), latent_width=latent_width, from_left=False, scale="standard",
+            teaching=teaching, encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
+            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
+            self_conditioning=self_conditioning, stage_one=stage_one, joint=joint,
+        ),
+    )  # fmt: skip
+
+
+def _count(latents: int | None, length: int) -> int:
+    count = max(1, length // COMPRESSION) if latents is None else latents
+    if not 1 <= count < length:
+        raise UserError(
+            f"{count} latents do not compress {length} tokens; choose at least 1 and fewer than the length."
+        )
+    return count
+
+
+def _model(vocab_size: int, length: int, network: Network | None, has: Settings) -> Model:
+    if network is not None and network.signal:
+        raise UserError("Latents stand at no positions, so no signal can be given along them; use labels or a source.")
+    codec = _codec(vocab_size, length, network or Network(), has)
+    path = Gaussian(
+        codec,
+        schedule_by_name(has.schedule, shift=-2 * math.log(has.tan), highest=has.last),
+        _clock(),
+        predicts=STATES[has.predicts],
+        loss="error",
+    )
+    blurred = has.last if has.blurred is None else has.blurred
+    process = Latent(path, stage_one=has.stage_one, blurred=blurred, joint=has.joint)
+    denoiser = None if network is None else _network(process, codec, network, has.self_conditioning)
+    return Model(process, denoiser, length=length, block=length)
+
+
+def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> TextAutoencoder:
+    size = replace(network, depth=has.autoencoder_depth, labels=0, source=0, signal=0, dropout=0.0)
+    reader: Reader = Learned(vocab_size, length, size)
+    if has.encoder is not None:
+        reader = Frozen(encoder_by_name(has.encoder, has.layer), vocab_size, length, has.pieces)
+    latents = length if has.latents is None else has.latents
+    features = reader.width if has.latent_width is None else has.latent_width
+    compressor, decoder = None, _decoder(vocab_size, length, size, latents, features, reader.width, has.from_left)
+    if has.latents is not None:
+        compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
+    return TextAutoencoder(
+        vocab_size, length, reader, compressor, decoder,
+        latents=latents, features=features, scale=has.scale, teaching=has.teaching,
+    )  # fmt: skip
+
+
+def _decoder(
+    vocab_size: int, length: int, size: Network, latents: int, features: int, rebuilt: int, from_left: bool
+) -> Decoder:
+    if from_left:
+        return Causal(vocab_size, length, size, latents=latents, features=features)
+    return Parallel(vocab_size, length, size, latents=latents, features=features, rebuilt=rebuilt)
+
+
+def _clock() -> Clock:
+    """Times are drawn evenly while training, as in all four papers; the end of the path is the decoder's business."""
+    even = torch.full((INTERVALS + 1,), 1 / INTERVALS, dtype=torch.float64)
+    even[-1] = 1e-6
+    even = even / even.sum()
+    return Clock(even, even)
+
+
+def _network(process: Latent, codec: TextAutoencoder, network: Network, self_conditioning: float) -> Denoiser:
+    inner = FullTransformer(codec, codec.latents, network, reads_time=True)
+    if not self_conditioning:
+        return inner
+    inner.stem = Coordinates(2 * codec.features, network.width)
+    return SelfConditioned(inner, codec.features, codec.features, process.estimate, self_conditioning)

@@ -1,0 +1,175 @@
+"""Autoencoders: decoders that see what they may, teaching that weighs the same in every batch, scales that hold."""
+
+import pytest
+import torch
+from laws import generator, skewed
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.autoencoders.decoders import Causal, Parallel
+from logosphere.autoencoders.perceiver import Perceiver
+from logosphere.autoencoders.standard import Standard
+from logosphere.autoencoders.text import TextAutoencoder
+from logosphere.denoisers.network import Network
+from logosphere.noise import Drawn, Keyed
+from logosphere.types import Batch
+
+SIZE = Network(width=16, depth=1, heads=2)
+
+
+def scrambled(module: torch.nn.Module) -> torch.nn.Module:
+    """Weights that start at zero would hide what depends on what."""
+    for weight in module.parameters():
+        torch.nn.init.normal_(weight, std=0.4, generator=generator(1))
+    return module.eval()
+
+
+def codec(name: str, **options: object) -> TextAutoencoder:
+    torch.manual_seed(0)
+    sizes = {} if name == "tencdm" else {"latents": 2, "latent_width": 6}
+    small = {"width": 16, "depth": 1, "heads": 2, "autoencoder_depth": 1}
+    made = ls.build(name, vocab_size=5, length=8, **small | sizes | options).process.codec
+    assert isinstance(made, TextAutoencoder)
+    return made
+
+
+TOKENS = skewed(5, 8).sample(6, generator(2))
+
+
+def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
+    batch = Batch.of(tokens)
+    return made.lesson(batch, Keyed(seed, 0, batch.ids, batch.place, batch.total), lambda u: u)
+
+
+# ---- decoders -------------------------------------------------------------------------------------------------------
+
+
+def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> None:
+    decoder = scrambled(Causal(5, 8, SIZE, latents=2, features=3))
+    z, changed = torch.randn(6, 2, 3, generator=generator(4)), TOKENS.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 5
+    before, after = decoder(z, TOKENS).logits, decoder(z, changed).logits
+    assert torch.allclose(before[:, :6], after[:, :6], atol=1e-5)
+    assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
+    assert not torch.allclose(decoder(z.flip(1), TOKENS).logits[:, 0], before[:, 0], atol=1e-3)
+
+
+def test_what_a_causal_decoder_writes_is_likeliest_token_by_token() -> None:
+    """With its cache it says the same as the whole pass."""
+    decoder = scrambled(Causal(5, 8, SIZE, latents=2, features=3))
+    z = torch.randn(6, 2, 3, generator=generator(4))
+    written = decoder.write(z)
+    assert torch.equal(decoder(z, written).logits.argmax(-1), written)
+
+
+def test_a_parallel_decoder_does_not_look_at_the_tokens() -> None:
+    decoder = scrambled(Parallel(5, 8, SIZE, latents=2, features=3, rebuilt=4))
+    z = torch.randn(6, 2, 3, generator=generator(4))
+    assert torch.equal(decoder(z, TOKENS).logits, decoder(z, TOKENS.flip(1)).logits)
+    assert decoder(z, TOKENS).rebuilt.shape == (6, 8, 4)
+
+
+@pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
+def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count: int) -> None:
+    perceiver = scrambled(Perceiver(SIZE, memory=memory, memory_width=3, count=count))
+    states = torch.randn(2, memory, 3, generator=generator(5))
+    changed = states.clone()
+    changed[:, 1] += 1
+    shown = torch.ones(2, memory, dtype=torch.bool)
+    out = perceiver(states, shown)
+    assert out.shape == (2, count, 16)
+    difference = (perceiver(changed, shown) - out).abs().amax((0, 2))
+    assert bool((difference > 1e-4).all()), "every query looks everywhere"
+    shown[:, 1] = False
+    assert torch.allclose(perceiver(states, shown), perceiver(changed, shown), atol=1e-6)
+
+
+# ---- scales ---------------------------------------------------------------------------------------------------------
+
+
+def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
+    """In sampling as in training: the decoder sees no difference between a point and its direction."""
+    made = scrambled(codec("ld4lg"))
+    u = made.encode(TOKENS)
+    assert torch.allclose(u.norm(dim=-1), torch.full((6, 2), 6**0.5))
+    assert torch.allclose(made.nats(3 * u, TOKENS), made.nats(u, TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["planner", "tencdm", "cosmos"])
+def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
+    made = codec(name, **{"substitution": 0.0} if name == "planner" else {})
+    tokens = skewed(5, 8).sample(400, generator(6))
+    for seed in range(3):
+        taught(made, tokens, seed)
+        made.settle()
+    u = made.encode(tokens)
+    spread = u.std(0) if name != "tencdm" else u.flatten(0, 1).std(0)
+    assert float(u.mean(0).abs().mean()) < 0.3 and 0.6 < float(spread.mean()) < 1.4
+
+
+def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
+    x = 3 * torch.randn(10, 2, 4, generator=generator(7)) + 1
+    whole, cut = Standard(2, 4), Standard(2, 4)
+    whole.observe(x)
+    cut.observe(x[:3]), cut.observe(x[3:])
+    for standard in (whole, cut):
+        standard.settle()
+    assert torch.allclose(whole(x), cut(x), atol=1e-6)
+    assert torch.allclose(whole(x).mean(0), torch.zeros(2, 4), atol=1e-5)
+    assert torch.allclose(whole(x).square().mean(0), torch.ones(2, 4), atol=1e-5)
+
+
+def test_a_reader_cannot_outgrow_noise_by_larger_states() -> None:
+    made = codec("tencdm")
+    before = made.encode(TOKENS)
+    with torch.no_grad():
+        made.reader.trunk.norm.weight *= 10
+    assert torch.allclose(made.encode(TOKENS), before, atol=1e-4)
+
+
+# ---- teaching -------------------------------------------------------------------------------------------------------
+
+
+def test_the_divergence_is_an_average_over_elements() -> None:
+    """PLANNER's code sums it over the batch, so that its weight grows with it; here it is each sequence's own."""
+    made = codec("planner", substitution=0.0, divergence=2.0)
+    extra = taught(made).extra
+    assert torch.allclose(taught(made, TOKENS[:2]).extra, extra[:2], atol=1e-5)
+    raw = made._compressed(made.reader(TOKENS), None)
+    mean, log_variance = raw[..., :6].tanh(), raw[..., 6:]
+    normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+    kl = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
+    assert torch.allclose(extra, 2.0 * 8 * kl.mean((1, 2)), atol=1e-4)
+
+
+def test_matching_teaches_the_decoder_and_not_the_reader_to_say_nothing() -> None:
+    """The target stands still: only through the latents does the error reach the reader."""
+    made = codec("cosmos", position_drop=0.0, feature_noise=0.0, latent_dropout=0.0)
+    h = made.reader(TOKENS)
+    lesson = taught(made)
+    made.zero_grad()
+    lesson.extra.sum().backward()
+    through_latents = made.reader.stem.weight.grad.clone()
+    rebuilt = made.decoder(made.seen(made._scaled(made._centre(made._compressed(h, None)))), TOKENS).rebuilt
+    made.zero_grad()
+    (8 * (rebuilt - made.reader(TOKENS).detach()).square().mean((1, 2))).sum().backward()
+    assert torch.allclose(through_latents, made.reader.stem.weight.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["position_drop", "feature_noise", "latent_dropout"])
+def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> None:
+    off = {"position_drop": 0.0, "feature_noise": 0.0, "latent_dropout": 0.0}
+    plain, smooth = scrambled(codec("cosmos", **off)), scrambled(codec("cosmos", **off | {part: 0.5}))
+    changed = ~torch.isclose(taught(plain).nats, taught(smooth).nats, atol=1e-4).all(1)
+    assert bool(changed.any())
+    if part != "latent_dropout":
+        clean = torch.isclose(taught(plain).u, taught(smooth).u, atol=1e-4).flatten(1).all(1)
+        assert bool(clean.any()) and not bool(clean.all()), "half of the sequences"
+
+
+def test_substitution_hides_tokens_from_the_reader_and_not_from_the_decoder() -> None:
+    made = codec("planner", substitution=0.5)
+    seen = made._substituted(TOKENS.repeat(200, 1), Drawn(generator(8), 1200))
+    share = float((seen != TOKENS.repeat(200, 1)).float().mean())
+    assert share == pytest.approx(0.5 * 4 / 5, abs=0.02)
+    assert int(seen.max()) <= 4 and taught(made).nats.shape == TOKENS.shape

