@@ -5,8 +5,8 @@
     python benchmarks/latent.py rows --data captions --minutes 3 --out runs/latent "cosmos" "cosmos, no match"
 
 A row is trained once and kept in its folder. For each: the likelihood; how well latents are read back, and what the
-decoder says without them; what a judge (ar, trained on the validation split) makes of samples, and their entropy; on E2E
-the share of slots that samples mention.
+decoder says without them; what a judge (ar, trained on the validation split) makes of samples, and their entropy; on
+E2E the share of slots that samples mention.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from logosphere.data.corpora import Corpus
 from logosphere.evaluation.checkers import slot_accuracy
 from logosphere.evaluation.latents import reading
 from logosphere.training.fit import Training
-from logosphere.types import Batch
+from logosphere.types import NO_TOKEN, Batch
 
 SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
 ROWS: dict[str, list[str]] = {
@@ -56,7 +56,7 @@ def main() -> None:
     read.add_argument("--data", choices=tuple(LENGTH), default="captions")
     read.add_argument("--minutes", type=float, default=3.0, help="processor time of each training")
     read.add_argument("--out", type=Path, default=Path("runs/latent"))
-    given = read.parse_args()
+    given = read.parse_intermixed_args()
     if unknown := set(given.names) - set(ROWS):
         sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
     if given.what == "cost":
@@ -65,7 +65,8 @@ def main() -> None:
     out = given.out / given.data
     for name in given.names or ROWS:
         row = made(name, out, given.data, given.minutes)
-        print(f"{name:32} {json.dumps({k: v if isinstance(v, str) else round(v, 4) for k, v in row.items()})}", flush=True)
+        shown = {figure: value if isinstance(value, str) else round(value, 4) for figure, value in row.items()}
+        print(f"{name:32} {json.dumps(shown)}", flush=True)
 
 
 # ---- what a step costs ----------------------------------------------------------------------------------------------
@@ -131,8 +132,11 @@ def figures(folder: Path, judge_folder: Path, data: str) -> dict[str, float | st
         nats = judge.nelbo(tokens, torch.Generator().manual_seed(0)).total / length
         row |= {f"judge, {whose}": float(nats.mean()) / math.log(2), f"entropy, {whose}": entropy(tokens)}
         if data == "e2e":
-            texts = [corpus.tokenizer.decode(row[row < corpus.tokenizer.size]) for row in tokens.numpy()]
-            row[f"slots, {whose}"] = slot_accuracy(meanings(corpus, len(given)), texts)
+            meanings = [
+                corpus.tokenizer.decode(source[source != NO_TOKEN]) for source in given.condition.source.numpy()
+            ]
+            texts = [corpus.tokenizer.decode(text) for text in tokens.numpy()]
+            row[f"slots, {whose}"] = slot_accuracy(meanings, texts)
     return row
 
 
@@ -142,16 +146,11 @@ def entropy(tokens: torch.Tensor) -> float:
     return float(torch.special.entr(share).sum()) / math.log(2)
 
 
-def meanings(corpus: Corpus, n: int) -> list[str]:
-    """What the first test sequences are to say, spelt as the source's own tokenizer does."""
-    raise NotImplementedError
-
-
 def judged(folder: Path, corpus: Corpus, length: int) -> ls.Model:
     """An autoregressive model that has seen the validation split alone."""
     if not (folder / "recipe.json").exists():
         torch.manual_seed(0)
-        model = ls.build("ar", vocab_size=corpus.vocab_size, length=length, width=128, depth=3, heads=4)
+        model = ls.build("ar", vocab_size=corpus.tokenizer.size, length=length, width=128, depth=3, heads=4)
         picks = draws(corpus.valid, length, 32, 0)
         for _ in ls.fit(model, (picks.at(step).tokens for step in range(250)), steps=250, ema=0.98):
             pass
