@@ -23,7 +23,7 @@ import logosphere as ls
 from logosphere.codecs.vertices import VertexCodec
 from logosphere.data.languages import Language, Oracle
 from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Believing, Informed
+from logosphere.denoisers.wrappers import Believing
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
 from logosphere.geometry.laws import bridge_laws
@@ -180,11 +180,11 @@ def bounds() -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     settings = {"vocab_size": LETTERS, "length": length, "total_noise": NOISE}
     bare = ls.build("rdlm", denoiser=None, **settings)
     network = ls.build("rdlm", width=160, depth=4, heads=5, **settings)
-    inner = network.denoiser.inner.inner  # type: ignore[union-attr]
+    inner = network.denoiser.inner  # type: ignore[union-attr]
     process = published.process
     cases = {
         "oracle": (bare, Oracle(bare, language), Oracle(published.model, language)),
-        "network": (network, network.denoiser, Informed(Believing(inner, process), process)),
+        "network": (network, network.denoiser, Believing(inner, process)),
     }
     rows, ratios = {}, {}
     for name, (model, ours, theirs) in cases.items():

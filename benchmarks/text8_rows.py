@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-RATES = {"ar": "4e-3", "mdlm": "2e-3", "rdlm": "2.5e-3", "rdlm-heat": "2.5e-3"} | dict.fromkeys(
-    ("plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex"), "2.5e-3"
-)
+CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex",
+              "bfn", "fisher-flow", "dirichlet-flow", "ddsm")  # fmt: skip
+RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
 OTHER_RATE = "2e-3"
@@ -38,7 +38,7 @@ ROWS: dict[str, list[str]] = {
     "rdlm": ["rdlm"],
     "rdlm-heat": ["rdlm-heat"],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
-    "rdlm-heat, no posterior head": ["rdlm-heat", "posterior_head=False"],
+    "rdlm-heat, posterior head": ["rdlm-heat", "posterior_head=True"],
     "rdlm-heat, states as input": ["rdlm-heat", "input=state"],
     "rdlm-heat, start uniform": ["rdlm-heat", "start=uniform"],
     "rdlm-heat, V = 0.01": ["rdlm-heat", "total_noise=0.01"],
@@ -47,6 +47,10 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
     "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
+    "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
+    "rdlm-heat, stagger 0.9": ["rdlm-heat", "stagger=0.9", "posterior_head=True"],
+    "rdlm-heat, left to right": ["rdlm-heat", "stagger=0.75", "order=left-to-right", "posterior_head=True"],
     "plaid": ["plaid"],
     "plaid, beliefs as input": ["plaid", "input=belief"],
     "gaussian-ce": ["gaussian-ce"],
@@ -58,6 +62,11 @@ ROWS: dict[str, list[str]] = {
     "diffusion-lm": ["diffusion-lm"],
     "bit-diffusion": ["bit-diffusion"],
     "simplex": ["simplex"],
+    "bfn": ["bfn"],
+    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "clock=even", "accuracy=0.5625"],
+    "fisher-flow": ["fisher-flow"],
+    "dirichlet-flow": ["dirichlet-flow"],
+    "ddsm": ["ddsm"],
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from logosphere.errors import UserError
 from logosphere.model import Model, Spec
 from logosphere.systems import build
-from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, fill, read_recipe, read_tensors
+from logosphere.weights import AVERAGED, RECIPE, REMASKER, WEIGHTS, fill, read_recipe, read_tensors
 
 
 def load(path: str | Path) -> Model:
@@ -21,6 +21,8 @@ def load_weights(folder: Path, weights: Path) -> Model:
     """The model in a folder, with the weights of this file."""
     model = rebuild(folder)
     fill(model, read_tensors(weights), weights)
+    if model.remasker is not None and (folder / REMASKER).exists():
+        fill(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
 
 

@@ -59,6 +59,8 @@ class Model(nn.Module):
         predict = self.denoiser if predict is None else predict
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        if batch.tokens.shape[1] != self.length and self.block != self.length:
+            raise UserError("A model that writes block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = told(predict, batch.condition)
         if self.process.kind == "exact":
@@ -113,7 +115,7 @@ class Model(nn.Module):
     def sees(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
         known = torch.atleast_2d(known)
-        blocks = torch.arange(self.length, device=known.device) // self.block
+        blocks = torch.arange(known.shape[1], device=known.device) // self.block
         first_free = torch.where(known, self.length, blocks).amin(1)
         last_known = torch.where(known, blocks, -1).amax(1)
         return self.process.codec.local and bool((last_known <= first_free).all())

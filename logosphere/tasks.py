@@ -53,10 +53,27 @@ class Infilling(Task):
         return replace(batch, known=chosen & ~inside)
 
 
+@dataclass(frozen=True)
+class Varied(Task):
+    """Nothing is given; in `share` of the steps the whole batch is cut to a random length (Nie et al. 2025, LLaDA).
+
+    A model that has only seen one length repeats itself where confidence decides what comes next.
+    """
+
+    share: float = 0.01
+
+    def pose(self, batch: Batch, seed: int) -> Batch:
+        first = (batch.ids - batch.place)[:1]  # the same for all parts of a batch
+        chance, place = Keyed(seed, 2, first, torch.zeros_like(first), 1).uniform(1, 2)[0].tolist()
+        end = 1 + int(place * batch.tokens.shape[1]) if chance < self.share else batch.tokens.shape[1]
+        return replace(batch, tokens=batch.tokens[:, :end], known=batch.known[:, :end], valid=batch.valid[:, :end])
+
+
 TASKS: dict[str, Task] = {
     "unconditional": Unconditional(),
     "continuation": Continuation(),
     "infilling": Infilling(),
+    "varied": Varied(),
 }
 
 

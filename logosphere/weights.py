@@ -13,6 +13,8 @@ from logosphere.atomic import write_json, write_whole
 from logosphere.errors import UserError
 
 RECIPE, WEIGHTS, AVERAGED = "recipe.json", "model.safetensors", "ema.safetensors"
+REMASKER = "remasker.safetensors"
+"""Trained after the model, on it, and therefore kept in a file of its own."""
 FORMAT = "logosphere-model"
 VERSION = 1
 

@@ -177,3 +177,19 @@ def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed["ancestral"]["draw"] and not listed["confidence"]["draw"]
     assert main(["samplers"]) == 0
     assert "not a draw from the model" in capsys.readouterr().out
+
+
+def test_a_remasker_is_trained_after_the_model_and_kept_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--system", "g-star")
+    words = ["sample", "run", "-n", "2", "--steps", "8", "--json"]
+    texts = []
+    for steps in (0, 3):
+        if steps:
+            assert main(["remask", "run", "--steps", str(steps), "--batch", "4", "--lr", "0.1", "--json"]) == 0
+            assert said(capsys)["loss"] > 0 and Path("run/remasker.safetensors").is_file()
+        capsys.readouterr()
+        assert main(words) == 0
+        texts.append(said(capsys))
+    assert texts[0]["nfe"] == texts[1]["nfe"] == 8 + 1 and texts[0]["samples"] != texts[1]["samples"]
+    train(out="plain")
+    assert main(["remask", "plain"]) == 1 and "g-star" in capsys.readouterr().err

@@ -22,9 +22,10 @@ LAYERS = [
     ["encoders", "autoencoders"],
     ["weights", "model"],
     ["sampling", "likelihood"],
-    ["data", "tasks", "training", "evaluation"],
+    ["data", "tasks", "training", "evaluation", "reports"],
     ["cards", "systems", "recipes", "loading"],
     ["runs"],
+    ["comparison"],
     ["cli", "__init__", "__main__"],
 ]
 """From the ground up: a part may import parts of its own layer and of layers before it."""

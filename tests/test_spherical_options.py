@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
+from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
 from scipy import special
 from test_spherical import sphere_model
 
@@ -191,7 +191,7 @@ def test_every_move_draws_the_language(move: str, spacing: str) -> None:
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
         stepper=Moved(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000)
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > CHANCE
 
 
 def test_sharper_predictions_are_followed() -> None:
@@ -238,7 +238,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
     drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
     numbers = (drawn * codec.powers).sum(1)
-    assert fits(torch.bincount(numbers, minlength=vocab_size), p * 20_000)
+    assert fits(torch.bincount(numbers, minlength=vocab_size), p * 20_000) > CHANCE
 
 
 class DigitOracle(Denoiser):
@@ -311,7 +311,7 @@ def test_times_must_be_times() -> None:
 def test_self_conditioning_remembers_while_sampling_only() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, self_conditioning=True, **SMALL).eval()
-    torch.nn.init.normal_(model.denoiser.inner.inner.inner.head.weight)
+    torch.nn.init.normal_(model.denoiser.inner.inner.head.weight)
     z = model.corrupt(torch.zeros(2, 4, dtype=torch.long), torch.tensor(0.6), generator(1))
     t = torch.full((2, 4), 0.6)
     first, second = (model.denoiser(z, t, context=z) for _ in range(2))

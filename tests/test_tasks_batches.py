@@ -5,9 +5,10 @@ import pytest
 import torch
 from laws import CHANCE, fits
 
+import logosphere as ls
 from logosphere.data.batches import Crops, windows
 from logosphere.errors import UserError
-from logosphere.tasks import Continuation, Infilling, Unconditional, task
+from logosphere.tasks import Continuation, Infilling, Unconditional, Varied, task
 from logosphere.types import Batch
 
 TEXT = np.arange(1000, dtype=np.uint16)
@@ -126,3 +127,22 @@ def test_a_share_of_the_sequences_is_posed() -> None:
 def test_a_misspelt_task_is_met_with_the_right_name() -> None:
     with pytest.raises(UserError, match="Did you mean 'infilling'"):
         task("infiling")
+
+
+def test_some_batches_are_cut_whole_and_alike_in_all_their_parts() -> None:
+    crops, cut = Crops(TEXT, 10, 8, seed=1), Varied(0.3)
+    lengths = torch.tensor([cut.pose(crops.at(step), 5).tokens.shape[1] for step in range(400)])
+    assert abs(float((lengths < 10).double().mean()) - 0.3 * 0.9) < 0.08 and lengths.min() == 1
+    for step in range(20):
+        parts = [cut.pose(crops.at(step, slice(start, start + 4)), 5).tokens.shape[1] for start in (0, 4)]
+        assert parts == [lengths[step]] * 2
+    assert Varied(0.0).pose(crops.at(0), 5).tokens.shape == (8, 10)
+
+
+def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> None:
+    batches = [Varied(1.0).pose(Crops(TEXT % 5, 8, 4, seed=1).at(step), 5) for step in range(4)]
+    assert len({batch.tokens.shape[1] for batch in batches}) > 1
+    size = {"vocab_size": 5, "length": 8, "width": 16, "depth": 1, "heads": 2}
+    assert len(list(ls.fit(ls.build("llada", **size), batches, steps=4))) == 4
+    with pytest.raises(UserError, match="whole sequences"):
+        list(ls.fit(ls.build("bd3lm", **size, block=4), batches, steps=4))

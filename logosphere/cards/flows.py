@@ -21,4 +21,22 @@ CARDS = [
         difference="geodesics of the positive orthant lead from random distributions to tokens; closed-form posterior",
         builder="logosphere.recipes.flows:fisher_flow",
     ),
+    Card(
+        name="dirichlet-flow",
+        title="Dirichlet flow matching",
+        paper="Stark et al. 2024, arXiv:2402.05841",
+        family="continuous",
+        kind="bound",
+        difference="Dirichlet laws that sharpen towards the token; with noise a bound, with churn=0 the paper's flow",
+        builder="logosphere.recipes.flows:dirichlet_flow",
+    ),
+    Card(
+        name="ddsm",
+        title="Dirichlet diffusion",
+        paper="after Avdeyev et al. 2023, arXiv:2305.10699",
+        family="continuous",
+        kind="bound",
+        difference="Wright-Fisher diffusion of all shares at once, no sticks to break: exact marginals, tight bound",
+        builder="logosphere.recipes.flows:ddsm",
+    ),
 ]

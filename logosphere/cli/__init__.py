@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model on your text",
     "evaluate": "measure the likelihood of a trained model, with its error",
     "sample": "generate text, continue a prompt, fill gaps",
+    "remask": "teach a g-star model which of its tokens are wrong",
     "compare": "rank models on the same sequences",
     "systems": "list the systems that can be trained",
     "samplers": "list the ways to generate text",

@@ -1,6 +1,7 @@
 """logosphere train"""
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -106,11 +107,34 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
 
 
 def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team: "Team") -> int:
+    with _board(folder, arguments, team) as board:
+        outcome = followed(folder, corpus, board.note, team)
+    if outcome.stopped:
+        say(f"Stopped at step {outcome.step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
+        return 130
+    assert outcome.report is not None  # the last step of a run is always validated
+    return 0 if not team.leads else _finish(folder, corpus, outcome.step, outcome.report, arguments)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended: at its last step or because somebody stopped it."""
+
+    step: int
+    report: "Report | None"
+    stopped: bool
+
+
+def followed(
+    folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]", team: "Team | None" = None
+) -> Outcome:
+    """Train, with a bar for those who watch."""
     from logosphere.data.batches import tokens_in
+    from logosphere.parallel.team import ALONE
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
-    settings = folder.recipe
+    team, settings = team or ALONE, folder.recipe
     say(f"[bold]{settings.system}[/] on {corpus.name} ({tokens_in(corpus.train):,} tokens) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
@@ -118,9 +142,8 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team
     interrupts = Interrupts()
     with interrupts.heard(), ExitStack() as stack, bar(settings.system) as shown:
         team.first(lambda: stack.enter_context(folder.lock()))
-        board = stack.enter_context(_board(folder, arguments, team))
         for event in train(folder, corpus, lambda: interrupts.requested or abandoned(), team):
-            board.note(event)
+            note(event)
             match event:
                 case Advanced():
                     done, step = event.done, event.progress.step
@@ -130,11 +153,7 @@ def _carry_out(folder: "RunFolder", corpus: "Corpus", arguments: Arguments, team
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    if isinstance(event, Saved) and done < 1:
-        say(f"Stopped at step {step:,} and saved. Go on with: logosphere train --out {folder.path} --resume")
-        return 130
-    assert report is not None  # the last step of a run is always validated
-    return 0 if not team.leads else _finish(folder, corpus, step, report, arguments)
+    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:

@@ -31,6 +31,20 @@ def sequences_in(split: Split, length: int, limit: int | None = None) -> int:
     return available if limit is None else min(limit, available)
 
 
+def divided(split: Split, part: int) -> tuple[Split, Split]:
+    """A split without its last `part`-th, and that."""
+    kept = len(split) - max(len(split) // part, 1)
+    if isinstance(split, Examples):
+        numbers = np.arange(len(split))
+        return split.chosen(numbers[:kept]), split.chosen(numbers[kept:])
+    return split[:kept], split[kept:]
+
+
+def first_tokens(split: Split, count: int) -> Row:
+    """The first tokens of a split, those of examples one after another."""
+    return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else split[:count]
+
+
 def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
     """Batches to train on."""
     return Picks(split, length, batch, seed) if isinstance(split, Examples) else Crops(split, length, batch, seed)

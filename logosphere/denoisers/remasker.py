@@ -29,6 +29,7 @@ class Remasker(nn.Module):
             replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer"), length, reads_time=False
         )
         self.head = Head(network.width, 1)
+        self.requires_grad_(False)  # it has a training of its own
 
     def forward(self, z: State) -> Float[Tensor, "B L"]:
         logits: Tensor = self.head(self.trunk(self.stem(z)))

@@ -97,13 +97,16 @@ def simulate(
     seed: int = 0,
     *,
     geodesic_walk: bool = False,
+    substeps: int = 1,
 ) -> Law:
     """Take the pairs (a, b) through the steps that d-dimensional states would take over `times`.
 
     A step moves along v = drift + h z with z normal in the tangent space. Of z only its parts along e, u and ν matter
-    singly; the other d - 3 enter through their length, whose square is χ². With h² = V ds (1 - s')/(1 - s) from s to
-    s', as in a flat space, only the curvature within a step is neglected; the geodesic random walk has h² = V ds. The
-    particles share their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC,
+    singly; the other d - 3 enter through their length, whose square is χ². The geodesic random walk has h² = V ds. A
+    bridge in a flat space has V ds (1 - s')/(1 - s) = y from s to s'; on the sphere geodesics diverge less, the density
+    of a step's length carries a factor (sin r / r)^(n/2 - 1/2), and h² = y / (1 + (n - 1) y / 6) to second order. What
+    is neglected then is the change of the pull within a step, of which there are `substeps` from each time to the next.
+    The particles share their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC,
     L'Ecuyer et al. 2008), so that a few thousand of them carry the law to three digits.
     """
     rng = torch.Generator().manual_seed(seed)
@@ -113,18 +116,21 @@ def simulate(
     a = torch.full((particles,), start_cosine, dtype=torch.float64)
     b = (1 - a.square()).sqrt()
     rows = [(a, b)]
-    for s, ds in zip(times[:-1].tolist(), times.diff().tolist(), strict=True):
-        order = _order(a, b)
-        a, b = a[order], b[order]
-        u = (points + torch.rand(4, generator=rng, dtype=torch.float64)) % 1.0
-        z = torch.special.ndtri(u[:, :3].clamp(1e-12, 1 - 1e-12)).unbind(1)
-        left = 1.0 if geodesic_walk else (1 - s - ds) / (1 - s)
-        a, b = _walk(bridge, a, b, s, ds, (bridge.total_noise * ds * left) ** 0.5, z, chi_square(u[:, 3]))
+    for s, whole in zip(times[:-1].tolist(), times.diff().tolist(), strict=True):
+        ds = whole / substeps
+        for now in (s + i * ds for i in range(substeps)):
+            order = _order(a, b)
+            a, b = a[order], b[order]
+            u = (points + torch.rand(4, generator=rng, dtype=torch.float64)) % 1.0
+            z = torch.special.ndtri(u[:, :3].clamp(1e-12, 1 - 1e-12)).unbind(1)
+            y = bridge.total_noise * ds * (1.0 if geodesic_walk else (1 - now - ds) / (1 - now))
+            h = (y if geodesic_walk else y / (1 + (d - 2) * y / 6)) ** 0.5
+            a, b = walk_step(bridge, a, b, now, ds, h, z, chi_square(u[:, 3]))
         rows.append((a, b))
     return Law(times, torch.stack([a for a, _ in rows]).float(), torch.stack([b for _, b in rows]).float())
 
 
-def _walk(
+def walk_step(
     bridge: Bridge, a: Tensor, b: Tensor, s: float, ds: float, h: float, z: tuple[Tensor, ...], rest: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One step in the frame (e, u, ν) with noise h; `rest` is the χ² length of the other noises."""

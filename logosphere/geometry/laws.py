@@ -16,9 +16,11 @@ from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
 
-VERSION = 3
+VERSION = 4
 """Raise it when the same settings would give another table."""
 STEPS, PARTICLES = 320, 4096
+NOISE_PER_STEP = 0.016
+"""Steps whose noise d V ds is larger are taken in parts."""
 CERTAINTY = 3.0
 """The path ends when a token stands out from all others by this many nats on average; the rest is read off."""
 
@@ -47,7 +49,12 @@ def bridge_laws(
         return found
     end = max(horizon(bridge, d, cosine) for cosine in start_cosines)
     times = _grid(end, steps)
-    laws = [simulate(bridge, d, cosine, times, particles, geodesic_walk=geodesic_walk) for cosine in start_cosines]
+    noise = d * bridge.total_noise * float(times[1] - times[0])
+    parts = 1 if geodesic_walk else math.ceil(noise / NOISE_PER_STEP)
+    laws = [
+        simulate(bridge, d, cosine, times, particles, geodesic_walk=geodesic_walk, substeps=parts)
+        for cosine in start_cosines
+    ]
     tables = {"times": times, "a": torch.stack([law.a for law in laws]), "b": torch.stack([law.b for law in laws])}
     try:
         write_whole(path, save(tables, {"settings": settings}))

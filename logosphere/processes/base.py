@@ -125,6 +125,10 @@ class Process(nn.Module, ABC):
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
 
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        """What the clock of each position shows at the rows of a sampler's plan: the same, unless clocks differ."""
+        return rows[:, None]
+
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the words in which this process wants to be answered: as it is, by default.
 

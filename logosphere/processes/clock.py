@@ -17,8 +17,23 @@ from logosphere.shapes import Float, Int64
 BINS = 32
 FLOOR, LAST = 0.08, 0.02
 """These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
+LEAST = 1e-4
+"""What states tell is taken for at least this much: a new network may read nothing out of any of them."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
+
+
+def locate(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+    """The step at the quantile w of the law p, and one over its probability."""
+    step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(len(p) - 1)
+    return step, 1 / p[step]
+
+
+def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The same quantile between steps, from 0 to their number."""
+    edges = F.pad(p.cumsum(0), (1, 0))
+    right = torch.searchsorted(edges, w.contiguous(), right=True).clamp(1, len(p))
+    return right - 1 + ((w - edges[right - 1]) / (edges[right] - edges[right - 1]).clamp_min(1e-12)).clamp(0, 1)
 
 
 class Clock(nn.Module):
@@ -58,10 +73,21 @@ class Clock(nn.Module):
         if self.training and self.warped:
             cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
         elif self.training:
-            cost = cost * (1 - doubt / doubt[self.seen > 0].max()).square() if bool(self.seen.any()) else cost
+            most = doubt[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
+            cost = cost * (1 - doubt / most).square().clamp_min(LEAST)
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
-        # What was never seen is taken for average.
+        return self._shares(cost)
+
+    def pace(self) -> Float[Tensor, "T"]:
+        """The share of its way that a position with a clock of its own spends at each step: even in nats, or as told.
+
+        It shapes the path itself, so it is the same in training, in bounds and in samplers.
+        """
+        return self._shares(self.measured[1]) if self.drawn is None else self.drawn
+
+    def _shares(self, cost: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
+        """Steps in proportion to what their bins cost; what was never seen is taken for average."""
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
         p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
         p[-1] += LAST
@@ -69,9 +95,7 @@ class Clock(nn.Module):
 
     def locate(self, w: Float[Tensor, "..."], together: int = 1) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
         """The step at the quantile w, and one over its probability."""
-        p = self.probabilities(together)
-        step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(self.steps - 1)
-        return step, 1 / p[step]
+        return locate(self.probabilities(together), w)
 
     def within(
         self, w: Float[Tensor, "..."], together: int = 1
@@ -85,12 +109,8 @@ class Clock(nn.Module):
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
         nats = self.measured[1][self.bin_of][:-1].cpu()
-        gained = F.pad(nats.cumsum(0) / nats.sum(), (1, 0))
-        wanted = torch.arange(steps, dtype=gained.dtype) / steps
-        right = torch.searchsorted(gained, wanted, right=True).clamp(1, len(gained) - 1)
-        share = (wanted - gained[right - 1]) / (gained[right] - gained[right - 1]).clamp_min(1e-12)
-        t = 1 - (right - 1 + share) / self.steps
-        return F.pad(t, (0, 1)).float()
+        wanted = torch.arange(steps, dtype=nats.dtype) / steps
+        return F.pad(1 - place(nats / nats.sum(), wanted) / self.steps, (0, 1)).float()
 
     def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""

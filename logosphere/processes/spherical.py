@@ -27,8 +27,9 @@ from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, Law
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.processes.clock import Clock
+from logosphere.processes.clock import Clock, locate, place
 from logosphere.processes.moves import MOVES, Move
+from logosphere.processes.stagger import Stagger
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -71,6 +72,7 @@ class Spherical(Process):
         loss: Loss = "cross-entropy",
         switch: float | None = None,
         chain: bool = False,
+        stagger: Stagger | None = None,
     ):
         super().__init__()
         self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
@@ -78,7 +80,7 @@ class Spherical(Process):
         self.timesteps = len(times)
         self.first = 1.5 / self.timesteps
         self.trains_on, self.switch, self.done = loss, switch, 0.0
-        self.chain = chain
+        self.chain, self.stagger = chain, stagger
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
         self.branches = len(starts) if self.kind == "bound" else 1
@@ -107,11 +109,19 @@ class Spherical(Process):
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it.
 
-        A chain has its own steps, and its bound is that of a sampler which takes just these.
+        A chain has its own steps, and its bound is that of a sampler which takes just these. Staggered positions have
+        their own clocks, and the common one runs evenly.
         """
-        if self.chain:
+        if self.chain or self.stagger is not None:
             return super().grid(steps)
         return self.clock.grid(steps)
+
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        if self.stagger is None:
+            return super().clocks(rows, free, noise)
+        q = self.stagger.covered(1 - rows[:, None].double(), self.stagger.offsets(free, noise))
+        t = 1 - place(self.clock.pace(), q.clamp(0, 1)) / self.timesteps
+        return torch.where(q < 1, t, 0.0).float()
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
@@ -145,10 +155,20 @@ class Spherical(Process):
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
-        block = u.shape[1] // w.shape[1]
-        node, weight = self.clock.locate(w, together=block)
-        t = torch.where(free, 1 - (node / self.timesteps).repeat_interleave(block, 1).float(), 0.0)
-        return Noised(self.corrupt(u, t, noise), t, weight.repeat_interleave(block, 1).float())
+        t, weight = self._times(w, free, noise)
+        return Noised(self.corrupt(u, t, noise), t, weight)
+
+    def _times(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Times, Float[Tensor, "B M"]]:
+        """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is done at t = 0."""
+        block = free.shape[1] // w.shape[1]
+        if self.stagger is None:
+            node, weight = locate(self.clock.probabilities(together=block), w.repeat_interleave(block, 1))
+        else:
+            q = self.stagger.covered(w.repeat_interleave(block, 1), self.stagger.offsets(free, noise))
+            node, weight = locate(self.clock.pace(), q.clamp(0, 1))
+            weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
+            node = torch.where(q < 1, node, self.timesteps)
+        return torch.where(free, 1 - (node / self.timesteps).float(), 0.0), weight.float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:
         return moving
@@ -210,22 +230,25 @@ class Spherical(Process):
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
         cross_entropy = self.cross_entropy(out, u)
-        nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
-        if self.training:
-            self.clock.observe(node, nats, cross_entropy)
-        return nats
+        return nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
 
     def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift)."""
+        """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).
+
+        Plain cross-entropy is also learned from positions that wait, as from masks.
+        """
+        cross_entropy, node = self.cross_entropy(out, u), self._node(t)
+        if self.training:
+            moving = weight > 0
+            self.clock.observe(node[moving], nats[moving], cross_entropy[moving])
         if self.trains_on == "drift":
             return nats * weight
-        cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         late = self.switch is not None and self.done >= self.switch
         if self.trains_on == "bound-weighted" or late:
             return cross_entropy * (self.clock.worth(node) * weight).to(cross_entropy.dtype)
         if self.trains_on == "importance-weighted":
             return cross_entropy * (self.clock.base[node] * weight).to(cross_entropy.dtype)
-        return cross_entropy
+        return torch.where(t > 0, cross_entropy, 0.0)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """0: where a path begins does not depend on the token."""

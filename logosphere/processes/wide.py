@@ -93,9 +93,8 @@ class WideSpherical(Spherical):
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
         if not self.training:
             return super().noised(u, w, free, noise)
-        node, weight = self.clock.locate(w)
-        t = torch.where(free, 1 - (node / self.timesteps).expand(free.shape).float(), 0.0)
-        return Noised(self.read(u, t, noise), t, weight.expand(free.shape).float())
+        t, weight = self._times(w, free, noise)
+        return Noised(self.read(u, t, noise), t, weight)
 
     def read(self, tokens: Tokens, t: Times, noise: Noise) -> Float[Tensor, "B L D"]:
         """W X at times t."""
@@ -181,7 +180,6 @@ class WideSpherical(Spherical):
             cross_entropy = -own.clamp_min(1e-30).log()
             nats = apart * self.lengths[node] / (2 * self.bridge.total_noise)
             nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
-            self.clock.observe(node, nats, cross_entropy)
         return 2 * nats  # for the half that is not scored
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:

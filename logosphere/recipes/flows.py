@@ -1,5 +1,7 @@
 """Builders of the systems on the simplex: Bayesian flow networks, and flows and diffusions of distributions."""
 
+import torch
+
 from logosphere.codecs.simplex import SimplexCodec
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
@@ -9,8 +11,10 @@ from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.processes.belief import BeliefPath, clear_accuracy
 from logosphere.processes.clock import Clock, even_law
+from logosphere.processes.dirichlet import DirichletPath, clear_alpha
 from logosphere.processes.flow import Flow
 from logosphere.processes.geodesic import GeodesicPath
+from logosphere.processes.wrightfisher import WrightFisherPath, clear_count
 
 CELLS, FEW = 128, 64
 """Cells of a path in continuous time; fewer where a cell's nats are rare and large."""
@@ -71,6 +75,74 @@ def fisher_flow(
     minimised = "squared-error" if loss == "velocity" else "cross-entropy"
     process = Flow(SimplexCodec(vocab_size, rooted=True), path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input)
+
+
+def dirichlet_flow(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    alpha: float | None = None,
+    churn: float = 1.0,
+    posterior_head: bool = True,
+    input: str = "belief",
+    loss: str = "cross-entropy",
+    clock: str = "information",
+) -> Model:
+    """Dirichlet flow matching; posterior_head=False, input=state, churn=0, clock=exponential is the published one.
+
+    alpha         where the path ends; by default 8, or more for large vocabularies
+    churn         how much noise the sampler adds, as a multiple of what suits the bound; 0: the flow, and no bound
+    clock         also exponential: α - 1 ~ 2 Exp(1), as in the paper
+    """
+    if clock != "exponential":
+        _check(clock=clock)
+    _check(input=input, loss=loss)
+    if alpha is not None and alpha <= 1:
+        raise UserError(f"alpha must be above 1, where the path begins, not {alpha}.")
+    if churn < 0:
+        raise UserError(f"churn must not be negative, but it is {churn}.")
+    if churn > 0 and not posterior_head:
+        raise UserError("Without the posterior head the noisy sampler has no finite bound; take churn=0 with it.")
+    if churn == 0 and loss == "bound":
+        raise UserError("With churn=0 there is no bound to train on; use loss=cross-entropy.")
+    last = clear_alpha(vocab_size) if alpha is None else float(alpha)
+    path = DirichletPath(vocab_size, last, churn=float(churn))
+    paced = _clock(clock, CELLS) if clock != "exponential" else _exponential(last, CELLS)
+    process = Flow(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
+    return _model(process, length, network, posterior_head, input)
+
+
+def ddsm(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    concentration: int | None = None,
+    dilation: float = 1.0,
+    posterior_head: bool = True,
+    input: str = "belief",
+    loss: str = "cross-entropy",
+    clock: str = "information",
+) -> Model:
+    """Dirichlet diffusion of all shares at once; posterior_head=False, input=state, loss=bound is nearest to the paper.
+
+    concentration M: the data end is Dirichlet(1 + M e_x); by default chosen for the size of the vocabulary
+    dilation      the sampler diffuses so many times longer at each noise level, which favours likely sequences
+    """
+    _check(input=input, loss=loss, clock=clock)
+    _positive(concentration=concentration, dilation=dilation)
+    path = WrightFisherPath(vocab_size, concentration or clear_count(vocab_size), dilation=float(dilation))
+    process = Flow(SimplexCodec(vocab_size), path, _clock(clock, CELLS), loss=loss)  # type: ignore[arg-type]
+    return _model(process, length, network, posterior_head, input)
+
+
+def _exponential(last: float, cells: int) -> Clock:
+    """Cells are drawn as α - 1 ~ 2 Exp(1) falls on them; the reading, as often as beyond the last α, at least 2%."""
+    gone = (last - 1) * torch.arange(cells + 1, dtype=torch.float64) / cells
+    beyond = (-gone / 2).exp()
+    law = torch.cat([beyond[:-1] - beyond[1:], beyond[-1:].clamp_min(0.02)])
+    return Clock(law / law.sum(), law / law.sum())
 
 
 def _check(**given: str) -> None:

@@ -26,7 +26,7 @@ class Recipe:
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
-    """What is given while training: unconditional, continuation or infilling."""
+    """What is given while training: unconditional, continuation, infilling, or varied (lengths)."""
     length: int = 128
     """Tokens per sequence."""
     batch: int = 32

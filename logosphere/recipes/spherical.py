@@ -23,6 +23,7 @@ from logosphere.model import Model
 from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, window_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
+from logosphere.processes.stagger import Stagger
 from logosphere.processes.wide import Projection, WideCodec, WideSpherical
 
 CHOICES = {
@@ -31,6 +32,7 @@ CHOICES = {
     "clock": ("information", "even", "geometric", "linear", "cosine"),
     "transitions": ("exact", "normal", "published"),
     "digits": ("positions", "heads"),
+    "order": ("random", "left-to-right"),
 }
 
 
@@ -44,7 +46,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         *,
         start: str | float = "mask",
         total_noise: float | None = None,
-        posterior_head: bool = True,
+        posterior_head: bool | None = None,
         input: str = "belief",
         loss: str = "cross-entropy",
         switch: float | None = None,
@@ -56,21 +58,28 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         digits: str = "positions",
         self_conditioning: bool = False,
         projected: bool = False,
+        stagger: float = 0.0,
+        order: str = "random",
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
         start         mask, uniform, a share of the way between; "mask+uniform": one of both for each sequence;
                       step:0.35, linear, sqrt: the paper's mixture paths, whose value is a surrogate
         total_noise   V; by default chosen for the size of the vocabulary
+        posterior_head  what a state says of its own token is added to the logits; by default where the network reads
+                      states, for one that reads beliefs learns faster without
         loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
         switch        the share of training after which the loss becomes bound-weighted
         clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
+        stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
+        order         in which they do: random, drawn for each sequence, or left-to-right
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
+        given["order"] = order
         for option, word in given.items():
             if word not in CHOICES[option]:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
@@ -103,11 +112,12 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
             chain=timesteps is not None,
+            stagger=_stagger(stagger, order, codec, window, timesteps),
         )
         denoiser: Denoiser | None = None
         if network is not None:
             denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
-            if posterior_head:
+            if posterior_head or (posterior_head is None and (projected or input == "state")):
                 denoiser = Informed(denoiser, process)
         return Model(process, denoiser, length=length, block=length)
 
@@ -156,6 +166,19 @@ def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
         raise UserError(f"A window is two times [left, right] between 0 and 1, not {window}.")
     return Clock(law, window_law(name, times, *window))
+
+
+def _stagger(
+    spread: float, order: str, codec: Codec, window: list[float] | None, timesteps: int | None
+) -> Stagger | None:
+    if not 0 <= spread < 1:
+        raise UserError(f"stagger is a share of the time, from 0 (all positions at once) to below 1, not {spread}.")
+    if spread == 0:
+        return None
+    if window is not None or timesteps is not None:
+        raise UserError("Staggered positions have no window and no fixed timesteps; leave these away, or stagger=0.")
+    together = codec.digits if isinstance(codec, DigitCodec) else 1
+    return Stagger(spread, order, together)  # type: ignore[arg-type]
 
 
 Path = Callable[[Tensor], Tensor]

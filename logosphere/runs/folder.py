@@ -4,7 +4,7 @@ recipe.json        how the run was set up, fully resolved      model.safetensors
 env.json           versions and machine                        ema.safetensors     their running average
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
-samples/, eval/    texts and reports
+samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
 """
 
 import fcntl

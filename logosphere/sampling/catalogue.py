@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
+GAUSSIAN = "Gaussian diffusion"
 REMASKED = "masked diffusion with a remasker"
 
 
@@ -47,6 +48,14 @@ LISTINGS = [
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
     Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
+    Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
+    Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
+    Listing("heun", "the probability flow, second order with two looks a step", GAUSSIAN, True),
+    Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
+    Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
+    Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
+    Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
+    Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

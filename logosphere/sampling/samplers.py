@@ -7,6 +7,7 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.gaussian_moves import ddim, renoised
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import Grid, Loop, StandingEnd
@@ -35,6 +36,7 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
+from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, rounded
 from logosphere.sampling.steppers.jumps import jumping
 
 
@@ -110,6 +112,14 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "self-correcting": _correcting,
     "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
     "matched": _always(Sampler(Moved(MOVES["matched"]))),
+    "ddim": _always(Sampler(Directed(ddim))),
+    "dpm++": _always(Sampler(Multistep())),
+    "heun": _always(Sampler(Flow())),
+    "token-drawn": _always(Sampler(Directed(aim=drawn))),
+    "q-sampling": _always(Sampler(Directed(renoised))),
+    "ssd": _always(Sampler(Directed(renoised, drawn))),
+    "clamped": _always(Sampler(Directed(aim=rounded))),
+    "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
 }
 
 

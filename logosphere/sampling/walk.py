@@ -57,7 +57,7 @@ def walk(
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
-    rows = codec.spread(plan.times.to(free.device))
+    rows = process.clocks(codec.spread(plan.times.to(free.device)), free, noise)
     stepper = as_stepper(stepper)
     stepper.check(process)
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):

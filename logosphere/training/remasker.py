@@ -72,6 +72,7 @@ def train_remasker(
         remasker.eval()
         done = step + 1
         yield Judged(done, loss.item(), wrong[free].mean().item(), time.perf_counter() - started)
+    remasker.requires_grad_(False)
     if done < steps:
         raise UserError(f"The data ended after {done} batches, but training needs {steps}.")
 

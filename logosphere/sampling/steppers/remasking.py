@@ -7,8 +7,8 @@ For any 0 <= σ <= min(1, (1 - a_s)/a_t) the step
 
 keeps the marginals q(z_s | x) of masked diffusion (eq. 7), so a model trained as MDLM may be sampled with any σ.
 σ = 0 is the ancestral step; σ = 1 - a_s hides every position afresh, whatever z_t was: that is Star. Positions hidden
-together are drawn independently, and remasking does so again and again: its error falls with the number of steps n only
-like 1/√n (Star), where that of the ancestral step falls like 1/n.
+together are drawn independently, and remasking does so again and again: with cap, rescale and Star the error falls with
+the number of steps n only like 1/√n, where that of the ancestral step falls like 1/n.
 """
 
 from collections.abc import Callable

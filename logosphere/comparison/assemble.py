@@ -1,0 +1,122 @@
+"""Everything a comparison found, put on one board."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from logosphere.comparison.memory import digest
+from logosphere.comparison.standing import Standing
+from logosphere.data.corpora import Corpus
+from logosphere.evaluation.costs import step_flops
+from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.loading import rebuild
+from logosphere.recipes.recipe import Recipe
+from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
+from logosphere.reports.literature import published
+from logosphere.runs.folder import RunFolder, environment
+from logosphere.runs.train import SHORT
+from logosphere.systems import system
+from logosphere.weights import AVERAGED, WEIGHTS
+
+COSTS = "costs.json"
+SHOWN = 3
+
+
+def board(
+    standing: Sequence[Standing],
+    runs: Mapping[str, Sequence[RunFolder]],
+    portraits: Mapping[str, Portrait],
+    corpus: Corpus,
+    chosen: Sequence[Metric],
+    against: Reference,
+    real: dict[str, Value],
+) -> Board:
+    """The board of a comparison; the first seed of each system stands for its curves, samples and costs."""
+    first = standing[0].report
+    recipe = runs[standing[0].name][0].recipe
+    return Board(
+        title=f"{len(standing)} system{'s' if len(standing) > 1 else ''} on {corpus.name}",
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=["logosphere", *sys.argv[1:]],
+        data=first.data,
+        data_sha256=first.data_sha256,
+        corpus_sha256=corpus.sha256,
+        tokenizer=f"{corpus.tokenizer.name}, {corpus.tokenizer.size} tokens, {corpus.tokenizer.fingerprint[:12]}",
+        unit=first.unit,
+        length=first.length,
+        sequences=first.sequences,
+        draws=first.draws,
+        budget=_budget(recipe),
+        entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
+        measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
+        real=real,
+        real_texts=list(against.real.strings[:SHOWN]),
+        literature=published(corpus.name, first.unit),
+        environment=environment(),
+    )
+
+
+def _budget(recipe: Recipe) -> str:
+    if recipe.steps is not None:
+        return f"{recipe.steps:,} steps"
+    return f"{recipe.minutes:g} minutes" if recipe.cpu_minutes is None else f"{recipe.cpu_minutes:g} CPU minutes"
+
+
+def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:
+    run, report = runs[0], one.report
+    card = system(run.recipe.system)
+    seeds = [
+        Seed(run.recipe.seed, str(run.path), seed.bits, seed.error, digest(_weights(run)), _last(run).get("step", 0))
+        for run, seed in zip(runs, one.seeds, strict=True)
+    ]
+    return Entry(
+        name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.recipe.options),
+        bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
+        recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
+        shares=[] if portrait is None else portrait.shares,
+        samplings=[] if portrait is None else portrait.samplings,
+        texts=[] if portrait is None else portrait.texts,
+        film=None if portrait is None else portrait.film,
+        costs=_costs(run, report.seconds / len(seeds)),
+    )  # fmt: skip
+
+
+def _weights(run: RunFolder) -> Path:
+    averaged = run.path / AVERAGED
+    return averaged if averaged.exists() else run.path / WEIGHTS
+
+
+def _last(run: RunFolder) -> dict[str, Any]:
+    steps = [line for line in run.metrics() if "train/loss" in line]
+    return steps[-1] if steps else {}
+
+
+def _curve(run: RunFolder) -> list[Point]:
+    """Validations, each with the tokens and CPU seconds of the step they followed."""
+    points: list[Point] = []
+    at: dict[str, Any] = {}
+    for line in run.metrics():
+        at = line if "tokens" in line else at
+        for short in SHORT.values():
+            if f"val/{short}" in line and at:
+                points.append(Point(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
+    return points
+
+
+def _costs(run: RunFolder, evaluation: float) -> Costs:
+    recipe, last = run.recipe, _last(run)
+    model = rebuild(run.path)
+    noted = run.path / COSTS
+    return Costs(
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        step_flops=step_flops(model, recipe.batch),
+        steps=int(last.get("step", 0)),
+        tokens=int(last.get("tokens", 0)),
+        seconds=float(last.get("seconds", 0.0)),
+        cpu_seconds=float(last.get("cpu_seconds", 0.0)),
+        peak_bytes=json.loads(noted.read_bytes())["peak_bytes"] if noted.exists() else None,
+        evaluation_seconds=evaluation,
+    )

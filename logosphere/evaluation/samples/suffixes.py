@@ -1,0 +1,67 @@
+"""Where a text occurs in another: a sorted array of suffixes, and the longest match at every position."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Suffixes:
+    """The suffixes of a text, sorted by their first `depth` tokens (Manber and Myers 1990, by doubling)."""
+
+    text: Numbers
+    """The text, closed by `depth` times a token smaller than all others."""
+    order: Numbers
+    depth: int
+
+    @staticmethod
+    def of(text: Numbers, depth: int) -> "Suffixes":
+        """O(n log n log depth): suffixes sorted by 1, 2, 4, … tokens, each time from the ranks of the time before."""
+        n = len(text)
+        rank = np.unique(text, return_inverse=True)[1].astype(np.int64) + 1
+        span = 1
+        while span < depth and rank.max() < n:
+            after = np.zeros(n, dtype=np.int64)
+            after[: max(n - span, 0)] = rank[span:]
+            rank = np.unique(rank * (n + 1) + after, return_inverse=True)[1].astype(np.int64) + 1
+            span *= 2
+        closed = np.concatenate([text.astype(np.int64), np.full(depth, -1)])
+        return Suffixes(closed, np.argsort(rank, kind="stable"), depth)
+
+    def longest(self, row: Numbers) -> Numbers:
+        """For each position of a row, the length of the longest match that begins there and occurs in the text.
+
+        Sorted suffixes share the most with their neighbours, so the two neighbours of the place where the row's own
+        suffix would stand are enough. All positions search at once.
+        """
+        length = len(row)
+        closed = np.concatenate([row.astype(np.int64), np.full(self.depth, -2)])
+        queries = closed[np.arange(length)[:, None] + np.arange(self.depth)]
+        low, high = np.zeros(length, dtype=np.int64), np.full(length, len(self.order))
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, len(self.order) - 1)
+            below = self._below(queries, self.order[middle]) & (low < high)
+            above = ~below & (low < high)
+            low = np.where(below, middle + 1, low)
+            high = np.where(above, middle, high)
+        matches = [self._shared(queries, self.order[np.clip(low + side, 0, len(self.order) - 1)]) for side in (-1, 0)]
+        return np.maximum(*matches)
+
+    def _rows(self, starts: Numbers) -> Numbers:
+        return self.text[starts[:, None] + np.arange(self.depth)]
+
+    def _below(self, queries: Numbers, starts: Numbers) -> npt.NDArray[np.bool_]:
+        """Does each suffix sort before its query?"""
+        rows = self._rows(starts)
+        first = (rows != queries).argmax(1)
+        pick = np.arange(len(queries))
+        return rows[pick, first] < queries[pick, first]
+
+    def _shared(self, queries: Numbers, starts: Numbers) -> Numbers:
+        """How many tokens each suffix and its query have in common at the start."""
+        differ = self._rows(starts) != queries
+        return np.where(differ.any(1), differ.argmax(1), self.depth)

@@ -1,0 +1,67 @@
+"""The simplex of distributions: Dirichlet draws, its Fisher metric, and steps of Wright-Fisher diffusion inside it.
+
+Wright-Fisher diffusion of variance h,  dz = ½ h (1 - K z) dτ + √h G^½ dW,  G = diag(z) - z zᵀ,  keeps
+Dirichlet(1, …, 1). It is Brownian motion on the sphere of C^K, seen through z_k = |w_k|²: so it needs no care at edges.
+"""
+
+import torch
+from torch import Tensor
+
+from logosphere.geometry import sphere
+from logosphere.noise import Noise
+from logosphere.shapes import Float
+
+Shares = Float[Tensor, "... K"]
+TINY = 1e-12
+"""Shares below this count as this where they are divided by."""
+ROUNDS = 6
+"""Proposals for a gamma variable: each is accepted with a chance of 95% or more."""
+
+
+def gamma(shape: Float[Tensor, "..."], noise: Noise) -> Float[Tensor, "..."]:
+    """Gamma(shape) for shapes of at least 1, by so many proposals of Marsaglia and Tsang (2000).
+
+    In one case of 10⁸ none is accepted, and the last is taken.
+    """
+    d = shape.double() - 1 / 3
+    drawn = d
+    open_still = torch.ones_like(d, dtype=torch.bool)
+    for _ in range(ROUNDS):
+        normal, u = noise.normal(*shape.shape).double(), noise.uniform(*shape.shape)
+        v = (1 + normal / (9 * d).sqrt()).clamp_min(1e-9) ** 3
+        accepted = u.log() < 0.5 * normal.square() + d * (1 - v + v.log())
+        drawn = torch.where(open_still, d * v, drawn)
+        open_still = open_still & ~accepted
+    return drawn
+
+
+def favoured(u: Shares, weight: Float[Tensor, "..."], noise: Noise) -> Shares:
+    """z ~ Dirichlet(1, …, 1) but for the corner u, whose gamma variable is `weight`."""
+    plain = -noise.uniform(*u.shape).log()
+    z = torch.where(u > 0, weight[..., None], plain)
+    return (z / z.sum(-1, keepdim=True)).to(u.dtype)
+
+
+def even(batch: int, length: int, choices: int, noise: Noise) -> Shares:
+    """z ~ Dirichlet(1, …, 1)."""
+    z = -noise.uniform(batch, length, choices).log()
+    return (z / z.sum(-1, keepdim=True)).float()
+
+
+def squared_norm(weights: Shares, z: Shares) -> Float[Tensor, "..."]:
+    """|Σ_k a_k (e_k - z)|² in the metric G⁻¹ of Fisher: Σ_k a_k² / z_k - (Σ_k a_k)²."""
+    return ((weights.square() / z.clamp_min(TINY)).sum(-1) - weights.sum(-1).square()).clamp_min(0)
+
+
+def drifted(z: Shares, weights: Shares) -> Shares:
+    """dz = Σ_k a_k (e_k - z) for one unit of time, with a ≥ 0 held fixed: exact, and never outside."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.lerp(z, weights / total.clamp_min(1e-30), -torch.expm1(-total))
+
+
+def diffused(z: Shares, variance: Float[Tensor, "... 1"], noise: Noise) -> Shares:
+    """Wright-Fisher diffusion of this variance, by one geodesic step on the sphere of C^K."""
+    root = torch.cat([z.sqrt(), torch.zeros_like(z)], -1)
+    normal = noise.normal(*root.shape).to(z.dtype)
+    moved = sphere.exp(root, 0.5 * variance.sqrt() * sphere.project(root, normal)).square()
+    return moved[..., : z.shape[-1]] + moved[..., z.shape[-1] :]

@@ -1,0 +1,210 @@
+"""A board as one HTML page that needs nothing but itself: style, plots and player are inside, nothing is fetched."""
+
+import json
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+
+from logosphere.reports import figures, tables
+from logosphere.reports.board import Board, Entry, Measure
+from logosphere.reports.svg import swatch
+from logosphere.reports.tables import Table
+from logosphere.types import SIGN
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+"""The page itself forbids the browser every request."""
+
+
+def html(board: Board) -> str:
+    """The page."""
+    body = [
+        _header(board),
+        _likelihood(board),
+        _training(board),
+        _time(board),
+        _quality(board),
+        _readings(board),
+        _costs(board),
+        _provenance(board),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{escape(board.title)}</title><style>{_part('style.css')}</style></head><body><main>"
+        f"{''.join(body)}</main><script>{_part('theme.js')}</script></body></html>\n"
+    )
+
+
+def _part(name: str) -> str:
+    return files("logosphere.reports").joinpath(name).read_text(encoding="utf-8")
+
+
+def _header(board: Board) -> str:
+    first = board.entries[0]
+    verdict = f"{first.name} leads with {SIGN[first.kind]} {first.bits:.4f} ± {first.error:.4f} bits per {board.unit}"
+    legend = "".join(f"<li>{swatch(n)}{escape(entry.name)}</li>" for n, entry in enumerate(board.entries))
+    return (
+        f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(board.title)}</h1>'
+        f'<p class="lead">{escape(verdict)}.</p>'
+        f"<p>{escape(board.data)}: {board.sequences:,} held-out sequences of {board.length} tokens, {board.draws} "
+        f"draws of time each. Every system had the same network, the same data in the same order, and the same budget: "
+        f"{escape(board.budget)}. Made {escape(board.created)}.</p><ul class='legend'>{legend}</ul></header>"
+    )
+
+
+def _table(table: Table) -> str:
+    def mark(i: int) -> str:
+        names = [name for name, yes in (("lit", i in table.quoted), ("text", i in table.words)) if yes]
+        return f' class="{" ".join(names)}"' if names else ""
+
+    heads = "".join(
+        f"<th{mark(i)}>{escape(head)}{f'<small>{escape(remark)}</small>' if remark else ''}</th>"
+        for i, (head, remark) in enumerate(table.heads)
+    )
+    rows = []
+    for row in table.rows:
+        cells = "".join(
+            f"<td{mark(i)}>{_mark(row.entry) if i == 0 else ''}{_cell(cell)}</td>" for i, cell in enumerate(row.cells)
+        )
+        rows.append(f'<tr class="{row.look}">{cells}</tr>' if row.look else f"<tr>{cells}</tr>")
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _mark(entry: int | None) -> str:
+    return "" if entry is None else swatch(entry)
+
+
+def _cell(text: str) -> str:
+    value, plus, error = text.partition(" ± ")
+    return f"{escape(value)} <small>± {escape(error)}</small>" if plus else escape(text)
+
+
+def _figure(title: str, remark: str, svg: str) -> str:
+    return (
+        f"<figure><figcaption>{escape(title)} <span>{escape(remark)}</span></figcaption>{svg}</figure>" if svg else ""
+    )
+
+
+def _plots(*drawn: str) -> str:
+    inside = [figure for figure in drawn if figure]
+    look = "plots three" if len(inside) > 2 else "plots"
+    return f'<div class="{look}">{"".join(inside)}</div>' if inside else ""
+
+
+def _likelihood(board: Board) -> str:
+    remark = (
+        "= is the likelihood itself, ≤ a proven upper bound, ~ a surrogate that may lie on either side of the truth. "
+        "Each kind has its own column, and surrogates are ranked apart. Differences are taken sequence by sequence."
+    )
+    parts = [f"<h2>Likelihood</h2><p class='soft'>{remark}</p>", _table(tables.likelihood(board))]
+    parts.append(
+        _plots(
+            _figure("Bits per " + board.unit, "left is better; filled: exact, hollow: bound", figures.standing(board)),
+            _figure("Surrogates", "not comparable with the others", figures.surrogates(board)),
+        )
+    )
+    if board.literature:
+        parts.append(
+            "<details><summary>Figures from the literature</summary><p class='soft'>Other networks, budgets and "
+            f"protocols: for orientation only.</p>{_table(tables.literature(board))}</details>"
+        )
+    return "".join(parts)
+
+
+def _training(board: Board) -> str:
+    plots = _plots(
+        _figure("Against CPU time", "bound on validation text", figures.training(board, "cpu_seconds")),
+        _figure("Against data", "bound on validation text", figures.training(board, "tokens")),
+    )
+    return f"<h2>Training</h2>{plots}" if plots else ""
+
+
+def _time(board: Board) -> str:
+    plot = figures.over_time(board)
+    remark = (
+        "The bound is an average over the quantiles of the law of time each system draws from. The height of a step is "
+        "what a stretch of time costs; the area under a line is the bound. An even line means that times are drawn "
+        "where they matter."
+    )
+    spent = _plots(_figure("Bits over time", "level steps are averages over a slice", plot))
+    return f"<h2>Where the bound is spent</h2><p class='soft'>{remark}</p>{spent}" if plot else ""
+
+
+def _quality(board: Board) -> str:
+    if not any(entry.samplings for entry in board.entries):
+        return ""
+    parts = [
+        "<h2>Samples: quality and cost</h2><p class='soft'>Real text of the same length and number stands beside "
+        "every figure. Low bits under a judge alone prove nothing: read them against the entropy.</p>"
+    ]
+    for measure in _plotted(board):
+        by_nfe = figures.against_cost(board, measure, lambda s: s.nfe, "network evaluations per text")
+        by_time = figures.against_cost(board, measure, lambda s: s.cpu_seconds / s.samples, "CPU seconds per text")
+        frontier = figures.frontier(board, measure)
+        parts.append(
+            _plots(
+                _figure(measure.title, f"{measure.unit}; {measure.better}", by_nfe),
+                _figure(measure.title, "against time", by_time),
+                _figure(f"{measure.title} and entropy", "points along a line: temperatures", frontier),
+            )
+        )
+    parts.append(f"<details open><summary>All figures of samples</summary>{_table(tables.samples(board))}")
+    terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in board.measures)
+    return "".join(parts) + f"<dl>{terms}</dl></details>"
+
+
+def _plotted(board: Board) -> list[Measure]:
+    """Judges first; without one, likeness and spelling."""
+    judges = [m for m in board.measures if m.name.startswith("judge:")]
+    return judges or [m for m in board.measures if m.name in ("frontier", "spelling")]
+
+
+def _readings(board: Board) -> str:
+    filmed = [(n, entry) for n, entry in enumerate(board.entries) if entry.film is not None]
+    if not filmed:
+        return ""
+    cards = "".join(_reading(place, n, entry) for place, (n, entry) in enumerate(filmed))
+    real = "".join(f"<pre>{escape(text)}</pre>" for text in board.real_texts[:2])
+    content = json.dumps(
+        [asdict(entry.film) for _, entry in filmed if entry.film], ensure_ascii=False, separators=(",", ":")
+    )
+    player = (
+        '<div class="player"><button id="play" type="button">▶ Watch</button>'
+        '<input id="time" type="range" min="0" max="1" step="0.0125" value="1" aria-label="how far texts are written">'
+        '<output id="when">finished</output></div>'
+    )
+    return (
+        "<h2>Samples side by side</h2><p class='soft'>All systems write along one timeline: dots are not written yet, "
+        f"what has just changed is coloured.</p>{player}<div class='readings'>{cards}"
+        f'<div class="reading"><h3>real text</h3>{real}</div></div>'
+        f'<script type="application/json" id="films">{content.replace("<", chr(92) + "u003c")}</script>'
+        f"<script>{_part('player.js')}</script>"
+    )
+
+
+def _reading(place: int, number: int, entry: Entry) -> str:
+    assert entry.film is not None
+    blanks = "".join(f"<pre>{escape(text)}</pre>" for text in entry.texts[: len(entry.film.frames[0])])
+    return f'<div class="reading" data-film="{place}"><h3>{swatch(number)}{escape(entry.name)}</h3>{blanks}</div>'
+
+
+def _costs(board: Board) -> str:
+    remark = "Operations are those of matrix products. Memory is that of the whole process while it trained."
+    return f"<h2>Costs</h2><p class='soft'>{remark}</p>{_table(tables.costs(board))}"
+
+
+def _provenance(board: Board) -> str:
+    facts = {
+        "command": " ".join(board.command),
+        "text": f"{board.data}, sha256 {board.corpus_sha256}",
+        "evaluated tokens": f"sha256 {board.data_sha256}",
+        "tokenizer": board.tokenizer,
+        **{key: _plain(value) for key, value in board.environment.items() if key != "command"},
+    }
+    listed = "".join(f"<dt>{escape(key)}</dt><dd><code>{escape(value)}</code></dd>" for key, value in facts.items())
+    return f"<h2>Where this comes from</h2><dl>{listed}</dl>{_table(tables.trainings(board))}"
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)

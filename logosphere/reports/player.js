@@ -1,0 +1,55 @@
+"use strict";
+(() => {
+  const films = JSON.parse(document.getElementById("films").textContent);
+  const slider = document.getElementById("time"), button = document.getElementById("play"), label = document.getElementById("when");
+  // Every film is unrolled once: frame f of sample k is a row of symbol numbers, -1 while nothing is there.
+  const rolls = films.map(film => {
+    let rows = film.frames[0].map(() => new Array(film.length).fill(-1));
+    const frames = [rows];
+    for (const frame of film.frames) {
+      rows = rows.map((row, k) => {
+        const next = row.slice(), changes = frame[k];
+        for (let i = 0; i < changes.length; i += 2) next[changes[i]] = changes[i + 1];
+        return next;
+      });
+      frames.push(rows);
+    }
+    return frames;
+  });
+  const places = films.map((film, n) => [...document.querySelectorAll(`[data-film="${n}"] pre`)]);
+  const span = (name, text) => { const part = document.createElement(name); part.textContent = text; return part; };
+  function write(place, row, before, symbols) {
+    const parts = [];
+    let kind = null, text = "";
+    const flush = () => { if (text) parts.push(kind === "plain" ? document.createTextNode(text) : span(kind, text)); text = ""; };
+    row.forEach((symbol, i) => {
+      const is = symbol < 0 ? "i" : before && before[i] !== symbol ? "b" : "plain";
+      if (is !== kind) { flush(); kind = is; }
+      text += symbol < 0 ? "·" : symbols[symbol];
+    });
+    flush();
+    place.replaceChildren(...parts);
+  }
+  function show(share) {
+    films.forEach((film, n) => {
+      const frames = rolls[n], at = Math.round(share * (frames.length - 1));
+      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols));
+    });
+    label.textContent = share >= 1 ? "finished" : `${Math.round(100 * share)} % of steps`;
+  }
+  let timer = null;
+  function stop() { clearInterval(timer); timer = null; button.textContent = "▶ Watch"; }
+  function play() {
+    if (timer) return stop();
+    if (+slider.value >= 1) slider.value = 0;
+    button.textContent = "❚❚ Pause";
+    timer = setInterval(() => {
+      slider.value = Math.min(1, +slider.value + 0.0125);
+      show(+slider.value);
+      if (+slider.value >= 1) stop();
+    }, 90);
+  }
+  button.addEventListener("click", play);
+  slider.addEventListener("input", () => { stop(); show(+slider.value); });
+  show(1);
+})();

@@ -1,0 +1,130 @@
+"""The tables of a board as rows of plain cells, for HTML and Markdown alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logosphere.reports.board import Board, Entry, Published, Sampling
+from logosphere.reports.figures import valued
+from logosphere.types import SIGN, Kind
+
+KINDS: tuple[Kind, ...] = ("exact", "bound", "surrogate")
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells, the entry they belong to (for its colour) and how the row stands out."""
+
+    cells: Sequence[str]
+    entry: int | None = None
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings with a remark each, and rows; `quoted` columns hold figures from the literature."""
+
+    heads: Sequence[tuple[str, str]]
+    rows: Sequence[Row]
+    quoted: frozenset[int] = frozenset()
+    words: frozenset[int] = frozenset()
+    """Columns of prose, set to the left."""
+
+
+def likelihood(board: Board) -> Table:
+    """One column for each kind that occurs: kinds are never mixed."""
+    kinds = [kind for kind in KINDS if any(entry.kind == kind for entry in board.entries)]
+    papers = [kind for kind in KINDS if any(p.kind == kind and _named(board, p) for p in board.literature)]
+    several = any(len(entry.seeds) > 1 for entry in board.entries)
+    heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {board.unit}") for kind in kinds]
+    heads += [("above the best", "paired, ± s.e.")] + ([("seeds", "± s.d.")] if several else [])
+    heads += [("recon", ""), ("diffusion", ""), ("prior", "")]
+    quoted = frozenset(range(len(heads), len(heads) + len(papers)))
+    heads += [(f"paper, {kind}", "other protocol") for kind in papers]
+    rows = []
+    for number, entry in enumerate(board.entries):
+        best = number == 0 or (entry.kind == "surrogate") != (board.entries[number - 1].kind == "surrogate")
+        cells = [entry.name]
+        cells += [f"{SIGN[kind]} {entry.bits:.4f} ± {entry.error:.4f}" if entry.kind == kind else "" for kind in kinds]
+        cells.append("best" if best else f"{entry.above:+.4f} ± {entry.above_error:.4f}")
+        if several:
+            cells.append(ABSENT if entry.spread is None else f"{entry.spread:.4f} ({len(entry.seeds)})")
+        cells += [f"{value:.4f}" for value in (entry.recon, entry.diffusion, entry.prior)]
+        cells += [_quoted(board, entry, kind) for kind in papers]
+        parting = best and number > 0
+        rows.append(Row(cells, number, "best parting" if parting else "best" if best else ""))
+    return Table(heads, rows, quoted)
+
+
+def _named(board: Board, paper: Published) -> bool:
+    return any(entry.system == paper.system for entry in board.entries)
+
+
+def _quoted(board: Board, entry: Entry, kind: Kind) -> str:
+    found = [p for p in board.literature if p.system == entry.system and p.kind == kind]
+    return f"{SIGN[kind]} {found[0].value:g}" if found else ""
+
+
+def literature(board: Board) -> Table:
+    """All published figures, each kind in its own column, with protocol and source."""
+    kinds = [kind for kind in KINDS if any(p.kind == kind for p in board.literature)]
+    heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {board.unit}") for kind in kinds]
+    heads += [("protocol", ""), ("source", "")]
+    rows = [
+        Row(
+            [p.system, *[f"{SIGN[kind]} {p.value:g}" if p.kind == kind else "" for kind in kinds], p.protocol, p.source]
+        )
+        for p in board.literature
+    ]
+    last = len(heads)
+    return Table(heads, rows, frozenset(range(1, len(kinds) + 1)), frozenset({last - 2, last - 1}))
+
+
+def samples(board: Board) -> Table:
+    """Every sample metric of every way of sampling; real text first."""
+    heads = [("system", ""), ("steps", ""), ("temp.", ""), ("NFE", "per text"), ("CPU s", "per text")]
+    heads += [(m.title, f"{m.unit}, {m.better}") for m in board.measures]
+    rows = []
+    if board.real:
+        figures = [valued(board.real[m.name]) if m.name in board.real else "" for m in board.measures]
+        rows.append(Row(["real text", "", "", "", "", *figures], look="real"))
+    for number, entry in enumerate(board.entries):
+        for sampling in entry.samplings:
+            rows.append(Row([entry.name, *_way(sampling), *_figures(board, sampling)], number))
+    return Table(heads, rows)
+
+
+def _way(s: Sampling) -> list[str]:
+    return [str(s.steps), f"{s.temperature:g}", f"{s.nfe:g}", f"{s.cpu_seconds / s.samples:.3f}"]
+
+
+def _figures(board: Board, s: Sampling) -> list[str]:
+    return [valued(s.figures[m.name]) if m.name in s.figures else "" for m in board.measures]
+
+
+def costs(board: Board) -> Table:
+    heads = [
+        ("system", ""), ("parameters", ""), ("steps", ""), ("tokens", ""), ("TFLOP", "matrix products"),
+        ("CPU s", "training"), ("s", "training"), ("tokens/CPU s", ""), ("peak MB", "resident"), ("s", "evaluation"),
+    ]  # fmt: skip
+    rows = []
+    for number, entry in enumerate(board.entries):
+        c = entry.costs
+        speed = f"{c.tokens / c.cpu_seconds:,.0f}" if c.cpu_seconds else ABSENT
+        memory = ABSENT if c.peak_bytes is None else f"{c.peak_bytes / 1e6:,.0f}"
+        cells = [
+            entry.name, f"{c.parameters:,}", f"{c.steps:,}", f"{c.tokens:,}", f"{c.step_flops * c.steps / 1e12:.3g}",
+            f"{c.cpu_seconds:,.1f}", f"{c.seconds:,.1f}", speed, memory, f"{c.evaluation_seconds:,.1f}",
+        ]  # fmt: skip
+        rows.append(Row(cells, number))
+    return Table(heads, rows)
+
+
+def trainings(board: Board) -> Table:
+    heads = [("system", ""), ("seed", ""), ("folder", ""), ("step", ""), ("bits", ""), ("weights", "sha256")]
+    rows = [
+        Row([e.name, str(s.seed), s.folder, f"{s.step:,}", f"{s.bits:.4f} ± {s.error:.4f}", s.weights_sha256[:16]], n)
+        for n, e in enumerate(board.entries)
+        for s in e.seeds
+    ]
+    return Table(heads, rows, words=frozenset({2}))

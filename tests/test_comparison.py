@@ -1,0 +1,203 @@
+"""Comparisons: the same for all, resumable, honest about seeds and kinds, and strict about what may stand together."""
+
+import fcntl
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from laws import generator, network, skewed
+from test_cli import cache, said, train, workplace  # noqa: F401
+from test_cli_mistakes import sentence
+from test_evaluation import REPORT
+
+import logosphere as ls
+from logosphere.cli import main
+from logosphere.comparison.entrants import Budget, Contender, contenders
+from logosphere.comparison.standing import standings
+from logosphere.comparison.standing import table as as_text
+from logosphere.errors import UserError
+from logosphere.evaluation.costs import step_flops
+from logosphere.evaluation.integrand import integrand
+from logosphere.evaluation.report import Report
+from logosphere.recipes.recipe import Recipe
+from logosphere.types import Batch
+
+RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
+FEW = ["--sequences", "16", "--samples", "4", "--sampling-steps", "2", "4", "--temperatures", "0.8"]
+
+
+def compare(*more: str, systems: str = "ar,mdlm", steps: int = 3) -> list[str]:
+    Path("small.yaml").write_text(RECIPE)
+    return ["compare", "--systems", systems, "--recipe", "small.yaml", "--steps", str(steps), "--out", "both", *more]
+
+
+def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*compare("--seeds", "2", "--judge", "train", "--report", "out.html", "--json"), *FEW]) == 0
+    rows = said(capsys)["rows"]
+    assert {row["name"] for row in rows} == {"ar", "mdlm"} and all(len(row["seeds"]) == 2 for row in rows)
+    board = json.loads(Path("out.json").read_text())
+    assert Path("out.md").exists() and Path("out.html").stat().st_size < 5e6
+    for entry in board["entries"]:
+        assert entry["bits"] == pytest.approx(sum(seed["bits"] for seed in entry["seeds"]) / 2)
+        assert (
+            entry["costs"]["steps"] == 3 and entry["costs"]["tokens"] == 3 * 64 and entry["costs"]["peak_bytes"] > 1e6
+        )
+        assert [point["step"] for point in entry["curve"]] == [2, 3]
+        assert {"judge:ar", "entropy", "spelling", "frontier"} <= entry["samplings"][0]["figures"].keys()
+        assert entry["film"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
+    by_name = {entry["name"]: entry for entry in board["entries"]}
+    assert by_name["ar"]["shares"] == [] and len(by_name["mdlm"]["shares"]) == 12
+    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its steps are always the same
+    assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
+    assert board["real"]["judge:ar"]["value"] > 0
+    judge = json.loads(Path("both/judge/recipe.json").read_text())
+    assert judge["corpus"]["name"].endswith("(validation split)")
+
+
+def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*compare(systems="ar"), *FEW]) == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("both/ar").rglob("*") if path.is_file()}
+    assert main([*compare(systems="ar,mdlm"), *FEW]) == 0
+    assert "trained already" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "steps = 3, not 4" in sentence(capsys, [*compare(steps=4), *FEW])
+
+
+def test_every_system_sees_the_same_data_in_the_same_order() -> None:
+    assert main([*compare("--seeds", "2"), *FEW]) == 0
+    recipes = {path.parent.name: json.loads(path.read_text())["recipe"] for path in Path("both").glob("*/recipe.json")}
+    assert {name: recipe["seed"] for name, recipe in recipes.items()} == {
+        "ar": 0,
+        "ar-seed1": 1,
+        "mdlm": 0,
+        "mdlm-seed1": 1,
+    }
+    same = [
+        {key: value for key, value in recipe.items() if key not in ("system", "seed")} for recipe in recipes.values()
+    ]
+    assert all(recipe == same[0] for recipe in same)
+
+
+def test_contenders_may_have_options() -> None:
+    found = contenders("ar, mdlm:schedule=cosine:optim.lr=1e-3,rdlm:window=[0.2, 0.7]")
+    assert [c.options for c in found] == [(), ("schedule=cosine",), ("window=[0.2, 0.7]",)]
+    recipe = found[1].recipe(Recipe())
+    assert recipe.optim.lr == 1e-3 and recipe.options == ("schedule=cosine",) and recipe.system == "mdlm"
+    for wrong, says in (
+        ("mdlm:schedule", "name=value"),
+        ("ar,ar", "twice"),
+        ("mdlm:optim.lr=fast", "learning rate"),
+        ("arr", "'ar'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            contenders(wrong)
+    assert Contender.parse("ar").name == "ar"
+
+
+def test_budgets_are_turned_into_steps() -> None:
+    recipe, corpus = Recipe(length=16, batch=4, system="mdlm"), ls.open_corpus("pydoc")
+    assert Budget(tokens=640.0).applied(recipe, corpus).steps == 10
+    assert Budget(tokens=1.0).applied(recipe, corpus).steps == 1
+    each = step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
+    assert Budget(flops=7.5 * each).applied(recipe, corpus).steps == 7
+    timed = Budget(cpu_minutes=2.0).applied(recipe, corpus)
+    assert (timed.steps, timed.cpu_minutes) == (None, 2.0)
+    assert Budget().applied(recipe, corpus) == recipe
+    for wrong in ({"steps": 3, "tokens": 10.0}, {"flops": -1.0}):
+        with pytest.raises(UserError, match="budget"):
+            Budget(**wrong)
+
+
+def test_operations_are_those_of_a_transformer() -> None:
+    """Six operations for each weight of a matrix and token, and 12 · length · width for attention in each block."""
+    width, depth, length, vocabulary = 64, 3, 32, 27
+    model = ls.build("ar", vocab_size=vocabulary, length=length, width=width, depth=depth, heads=4)
+    weights = depth * 12 * width**2 + width * vocabulary
+    by_hand = 8 * length * (6 * weights + depth * 12 * length * width)
+    assert step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
+
+
+def test_slices_of_time_average_to_the_bound() -> None:
+    language = skewed(5, 6)
+    model = network("mdlm", language)
+    tokens = language.sample(2000, generator(1))
+    slices = integrand(model, lambda: [Batch.of(tokens)], slices=5)
+    bound = model.nelbo(tokens, generator(2), draws=8).total.double()
+    bits, error = float(bound.mean()) / 6 / math.log(2), float(bound.std()) / 2000**0.5 / 6 / math.log(2)
+    mean = sum(part.bits for part in slices) / 5
+    assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
+    assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert integrand(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
+
+
+def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
+    return [
+        replace(REPORT, name=name, kind=kind, bits=float(row.mean()) / 6 / math.log(2), nats=row.tolist())
+        for row in rows
+    ]
+
+
+def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
+    hard = 10 + torch.randn(200, generator=generator(3)).double()
+    a, b = seeded("a", hard, hard + 0.4), seeded("b", hard + 1.0, hard + 1.8)
+    first, second = standings({"b": b, "a": a})
+    scale = 1 / 6 / math.log(2)
+    assert [first.name, second.name] == ["a", "b"]
+    assert first.report.bits == pytest.approx((float(hard.mean()) + 0.2) * scale)
+    assert first.spread == pytest.approx(0.4 * scale / math.sqrt(2))
+    assert second.above == pytest.approx(1.2 * scale)
+    # Differences of 1.0 and 1.4 by seed: the error of their mean is 0.2, and pairing leaves none over sequences.
+    assert second.above_error == pytest.approx(0.2 * scale, rel=1e-6)
+    assert "seeds ±" in as_text([first, second])
+
+
+def test_surrogates_are_ranked_apart() -> None:
+    hard = 10 + torch.randn(50, generator=generator(4)).double()
+    kinds = {"s": ("surrogate", -5), "b": ("bound", 1), "e": ("exact", 0), "t": ("surrogate", -4)}
+    groups = {name: seeded(name, hard + shift, kind=kind) for name, (kind, shift) in kinds.items()}
+    rows = standings(groups)
+    assert [row.name for row in rows] == ["e", "b", "s", "t"] and rows[2].above == 0 and rows[3].above > 0
+    lines = as_text(rows).splitlines()
+    starts = {kind: lines[0].index(kind) for kind in ("exact", "bound", "surrogate")}
+    assert [line.index(sign) for line, sign in zip(lines[1:], "=≤~~", strict=True)] == [
+        starts["exact"], starts["bound"], starts["surrogate"], starts["surrogate"]
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.txt").write_text("another text of letters and spaces " * 100)
+    assert train(steps=1, out="a") == 0 and train("--data", "other.txt", steps=1, out="b") == 0
+    assert train("--length", "32", steps=1, out="c") == 0
+    assert train("--tokenizer", "byte", steps=1, out="d") == 0
+    assert "differ in text" in sentence(capsys, ["compare", "a", "b"])
+    assert "differ in length (16 and 32)" in sentence(capsys, ["compare", "a", "c"])
+    assert "differ in tokenizer" in sentence(capsys, ["compare", "a", "d"])
+    Path("empty").mkdir()
+    assert "empty is empty" in sentence(capsys, ["compare", "a", "empty"])
+    assert "no run in nowhere" in sentence(capsys, ["compare", "a", "nowhere"])
+    Path("parent/child").mkdir(parents=True)
+    Path("parent/child/recipe.json").write_text("{}")
+    assert "child" in sentence(capsys, ["compare", "parent"])
+    with Path("a/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "still being trained" in sentence(capsys, ["compare", "a"])
+    assert "'spelling'" in sentence(capsys, ["compare", "a", "--metrics", "speling"])
+    assert ".html" in sentence(capsys, ["compare", "a", "--report", "out.pdf"])
+    assert "--system ar" in sentence(capsys, ["compare", "a", "--report", "o.html", "--judge", "a", "--sequences", "8"])
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--systems", "mdml"], "'mdlm'"),
+        (["--systems", "ar", "--seeds", "0"], "at least 1 seed"),
+        (["--systems", "ar", "--steps", "3", "--tokens", "9"], "one budget"),
+        ([], "--systems"),
+    ],
+)
+def test_impossible_comparisons(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in sentence(capsys, ["compare", *words])
+    assert not Path("runs").exists()

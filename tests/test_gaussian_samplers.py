@@ -1,0 +1,206 @@
+"""Samplers of Gaussian diffusion: orders of convergence, laws of samples, costs; control by gradients."""
+
+import functools
+import math
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, alone, everything, generator, network, same_law, sticky, table
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.data.languages import Language, Oracle
+from logosphere.denoisers.steered import Steered, SteeredState
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.noise import Drawn
+from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
+from logosphere.sampling.plan import Plan
+from logosphere.sampling.samplers import sampler
+from logosphere.sampling.steppers.gaussian import Directed
+from logosphere.sampling.walk import generate, walk
+from logosphere.types import Batch
+
+NAMES = [one.name for one in LISTINGS if one.fits == GAUSSIAN]
+
+
+def plain(language: Language, **options: object) -> Model:
+    """One-hot tokens and a schedule linear in λ."""
+    options = {"codec": "one-hot", "schedule": "linear", "highest": 2.0, "lowest": -6.0, "spacing": "logsnr"} | options
+    return ls.build(
+        "gaussian-ce", vocab_size=language.vocab_size, length=language.length, denoiser=None, **options
+    ).eval()
+
+
+@functools.cache
+def end_of_path(name: str, steps: int) -> Tensor:
+    """Where a sampler arrives before tokens are read, always from the same noise."""
+    language = sticky(3, 4)
+    model = plain(language)
+    given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
+    plan = Plan.diffuse(4, steps + 1, model.process.grid)
+    stepper = sampler(name, model).stepper.session()
+    return list(walk(model.process, Oracle(model, language), plan, given, Drawn(generator(1), 32), stepper))[
+        -2
+    ].z.double()
+
+
+@pytest.mark.parametrize("name, order", [("ddim", 1), ("dpm++", 2), ("heun", 2)])
+def test_orders_of_convergence(name: str, order: int) -> None:
+    """Twice the steps, 2^order times less error; against 400 steps of Heun's method."""
+    truth = end_of_path("heun", 400)
+    errors = [float((end_of_path(name, steps) - truth).square().mean().sqrt()) for steps in (24, 48, 96)]
+    for coarse, fine in zip(errors, errors[1:], strict=False):
+        assert order - 0.35 < math.log2(coarse / fine) < order + 0.6
+    assert errors[-1] < (0.03 if order == 1 else 0.002)
+
+
+@pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "token-drawn"])
+def test_samples_are_the_language(name: str) -> None:
+    language = table()
+    model = plain(language)
+    steps = 96 if name in ("ddim", "token-drawn") else 48
+    drawn = ls.sample(
+        model, n=2500, steps=steps, rng=generator(2), denoiser=Oracle(model, language), sampler=sampler(name, model)
+    )
+    assert same_law(drawn, language) > CHANCE
+
+
+def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
+    """In any number of steps; and it forgets what tokens have to do with each other."""
+    for language, right in ((alone(4, 3), True), (sticky(3, 3), False)):
+        model = plain(language)
+        how = {"sampler": sampler("ssd", model), "denoiser": Oracle(model, language)}
+        drawn = ls.sample(model, n=2500, steps=4, rng=generator(3), **how)
+        assert (same_law(drawn, language) > CHANCE) == right
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_samplers_cost_and_keep(name: str) -> None:
+    language = alone(4, 6)
+    model = network("plaid", language)
+    known, tokens = torch.tensor([True, False] * 3), language.sample(5, generator(4))
+    drawn = generate(model, 5, 9, generator(5), known=known, tokens=tokens, sampler=sampler(name, model))
+    assert drawn.nfe == (17 if name == "heun" else 9)
+    assert torch.equal(drawn.tokens[:, known], tokens[:, known]) and drawn.tokens.max() < 4
+    again = generate(model, 5, 9, generator(5), known=known, tokens=tokens, sampler=sampler(name, model))
+    assert torch.equal(drawn.tokens, again.tokens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_need_a_gaussian_process(name: str) -> None:
+    with pytest.raises(UserError, match="plaid"):
+        sampler(name, network("mdlm", alone(4, 6)))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    model = network("bit-diffusion", alone(4, 6))
+    with pytest.raises(UserError, match="predict tokens"):
+        ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
+    with pytest.raises(UserError, match="ahead"):
+        Directed(ahead=1.0)
+
+
+def test_clamping_goes_to_embeddings() -> None:
+    """With one look each, a clamped step of the last kind ends at α e + noise around a row, never between rows."""
+    language = ls.languages.independent([0.1, 0.1, 0.7, 0.1], 2)
+    model = plain(language)
+    given = Batch.of(torch.zeros(200, 2, dtype=torch.long))
+    plan = Plan.diffuse(2, 2, model.process.grid)
+    stepper = sampler("clamped", model).stepper
+    frame = next(walk(model.process, Oracle(model, language), plan, given, Drawn(generator(6), 200), stepper))
+    nearest = model.process.codec.nearest(frame.z)
+    assert (nearest == 2).float().mean() > 0.9  # almost nothing is known at first, so that all go to the likeliest
+
+
+# ---- control ----------------------------------------------------------------------------------------------------
+
+
+def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
+    """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
+    language, wish = alone(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
+    model = plain(language)
+    steered = Steered(Oracle(model, language), lambda p: (p @ wish).sum(1))
+    drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=steered)
+    sequences, p = everything(language)
+    tilted = p * wish[sequences].sum(1).exp()
+    assert same_law(drawn, language, tilted / tilted.sum()) > CHANCE
+    assert same_law(drawn, language) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
+def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
+    language = alone(4, 6)
+    model = network(name, language)
+    wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    steered = Steered(model.denoiser, lambda p: (p @ wish).sum(1))
+    plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
+    assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
+    idle = Steered(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
+    one, other = (ls.sample(model, n=9, steps=8, rng=generator(9), denoiser=way) for way in (None, idle))
+    assert torch.equal(one, other)
+
+
+def test_states_are_steered_through_the_network() -> None:
+    torch.manual_seed(0)
+    model = ls.build("diffusion-lm", vocab_size=4, length=6, **SMALL)
+    language = alone(4, 6)
+    for _ in ls.fit(model, (language.sample(32, generator(i)) for i in range(30)), steps=30, optim=ls.Optim(lr=1e-2)):
+        pass
+    direction = model.process.codec.table()[2].detach()
+
+    def judge(clean: Tensor) -> Tensor:
+        return 3 * (clean @ direction).sum(1)
+
+    def share(strength: float) -> float:
+        way = SteeredState(model.denoiser, model.process, judge, strength)
+        return float((ls.sample(model, n=60, steps=12, rng=generator(10), denoiser=way) == 2).float().mean())
+
+    assert share(1.0) > share(0.0) + 0.1
+    with pytest.raises(UserError, match="Steered"):
+        SteeredState(model.denoiser, network("plaid", language).process, judge)
+    with pytest.raises(UserError, match="differentiable"):
+        ls.sample(model, denoiser=SteeredState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
+
+
+# ---- self-conditioning ------------------------------------------------------------------------------------------
+
+SELF = {
+    "bit-diffusion": {},
+    "cdcd": {},
+    "plaid": {"self_conditioning": 0.25},
+    "gaussian-ce": {"self_conditioning": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", SELF)
+def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> None:
+    """A bound asks the network twice, with nothing and with the answer; a sampler once a step."""
+    language = alone(4, 6)
+    model = network(name, language, **SELF[name]).eval()
+    calls: list[Tensor] = []
+    inner = next(module for module in model.denoiser.modules() if type(module).__name__ == "FullTransformer")
+    inner.register_forward_pre_hook(lambda module, given: calls.append(given[0]))
+    model.nelbo(language.sample(3, generator(1)), generator(2))
+    half = calls[0].shape[-1] // 2
+    assert len(calls) == 2 and not calls[0][..., half:].any() and calls[1][..., half:].any()
+    calls.clear()
+    drawn = generate(model, 3, 5, generator(3))
+    assert drawn.nfe == len(calls) == 5
+    assert not calls[0][..., half:].any() and all(call[..., half:].any() for call in calls[1:])
+
+
+def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
+    losses = []
+    for accumulate in (1, 2):
+        torch.manual_seed(0)
+        model = ls.build("plaid", vocab_size=4, length=6, self_conditioning=0.5, **SMALL)
+        batches = (alone(4, 6).sample(8, generator(i)) for i in range(4))
+        losses.append([step.loss for step in ls.fit(model, batches, steps=4, accumulate=accumulate)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.5])
+def test_a_probability_is_one(probability: float) -> None:
+    with pytest.raises(UserError, match="self-conditioning"):
+        ls.build("plaid", vocab_size=4, length=6, self_conditioning=probability, **SMALL)

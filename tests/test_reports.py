@@ -1,0 +1,159 @@
+"""Pages: whole in themselves, kinds in columns of their own, nothing of a stranger's text taken for markup."""
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from logosphere.reports import figures, tables
+from logosphere.reports.board import Board, Costs, Entry, Film, Measure, Point, Sampling, Seed, Share, Value
+from logosphere.reports.html import html
+from logosphere.reports.literature import published
+from logosphere.reports.markdown import markdown
+from logosphere.reports.plots import Dot, Series, plot
+from logosphere.reports.svg import SHAPES, Axis, linear_ticks, log_ticks, marker, number
+from logosphere.reports.writing import write_board
+
+HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
+
+
+def entry(name: str, kind: str, bits: float, above: float = 0.0) -> Entry:
+    figures = {"entropy": Value(4.0, 0.1), "spelling": Value(0.5, 0.02)}
+    samplings = [
+        Sampling(steps, temperature, 8, float(steps), 1.0, 0.8, figures)
+        for steps, temperature in ((4, 1.0), (16, 1.0), (16, 0.7))
+    ]
+    return Entry(
+        name=name, system=name, title=name, kind=kind, options=[], bits=bits, error=0.01, spread=None, above=above,
+        above_error=0.005, recon=0.0, diffusion=bits, prior=0.0,
+        seeds=[Seed(0, f"runs/{name}", bits, 0.01, "ab" * 32, 20)],
+        curve=[Point(10, 640, 1.0, bits + 1), Point(20, 1280, 2.0, bits)],
+        shares=[Share(0.0, 0.5, 1.0, 0.1), Share(0.5, 1.0, 2.0, 0.1)],
+        samplings=samplings, texts=["some text", HOSTILE],
+        film=Film(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
+        costs=Costs(1000, 1e9, 20, 1280, 2.0, 1.9, None, 3.0),
+    )  # fmt: skip
+
+
+def a_board(*entries: Entry) -> Board:
+    measures = [Measure(name, name, "share", "higher", "def") for name in ("entropy", "spelling")]
+    return Board(
+        title=f"two on {HOSTILE}", created="now", command=["logosphere", "compare"], data="text8 test", length=3,
+        data_sha256="00", corpus_sha256="11", tokenizer="t", unit="character", sequences=8, draws=2, budget="20 steps",
+        entries=list(entries), measures=measures, real={"entropy": Value(4.1, 0.1), "spelling": Value(0.9, None)},
+        real_texts=["real"], literature=published("text8", "character"), environment={"python": "3"},
+    )  # fmt: skip
+
+
+BOARD = a_board(entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7, 0.2), entry("rdlm", "surrogate", 1.4))
+
+
+class Reader(HTMLParser):
+    """Checks that tags close in order and collects what would fetch something."""
+
+    VOID = {"meta", "input", "br", "line"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.scripts += tag == "script"
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_fetches_nothing() -> None:
+    page = html(BOARD)
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == [] and reader.fetched == [] and reader.scripts == 3
+    assert "http://" not in page and "https://" not in page and "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page and len(page) < 200_000
+
+
+def test_a_strangers_text_stays_text() -> None:
+    page = html(BOARD)
+    assert "alert('x')" not in page.replace("alert(&#x27;x&#x27;)", "") and "\\u003c" in page
+    films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
+    assert films and json.loads(films[1])[0]["symbols"] == ["a", "<"]
+    assert "\\| piped" in markdown(replace(BOARD, entries=[replace(BOARD.entries[0], name=HOSTILE)]))
+
+
+def test_kinds_never_share_a_column() -> None:
+    table = tables.likelihood(BOARD)
+    heads = [head for head, _ in table.heads]
+    columns = {kind: heads.index(kind) for kind in ("exact", "bound", "surrogate")}
+    for row, kind in zip(table.rows, columns, strict=True):
+        assert [name for name, i in columns.items() if row.cells[i]] == [kind]
+    assert [row.look for row in table.rows] == ["best", "", "best parting"]
+    quoted = [heads[i] for i in sorted(table.quoted)]
+    assert quoted == ["paper, exact", "paper, bound", "paper, surrogate"]
+    assert "rdlm" not in figures.standing(BOARD) and "rdlm" in figures.surrogates(BOARD)
+
+
+def test_every_published_figure_says_how_it_was_got() -> None:
+    for paper in published("text8", "character"):
+        assert (
+            paper.value > 1
+            and paper.protocol
+            and "20" in paper.source
+            and paper.kind in ("exact", "bound", "surrogate")
+        )
+    assert published("text8", "byte") == [] and len(published("text8", "character")) >= 8
+
+
+def test_plots_are_well_formed_and_hold_every_point() -> None:
+    drawn = [
+        figures.standing(BOARD), figures.training(BOARD, "tokens"), figures.over_time(BOARD),
+        figures.frontier(BOARD, BOARD.measures[1]),
+        figures.against_cost(BOARD, BOARD.measures[1], lambda s: s.nfe, "NFE"),
+    ]  # fmt: skip
+    for svg in drawn:
+        assert ElementTree.fromstring(svg).tag == "svg"
+    points = ElementTree.fromstring(drawn[-1]).findall(".//polygon")
+    assert len(points) == 6  # three entries at two numbers of steps; other temperatures are elsewhere
+
+
+def test_points_stand_where_they_should() -> None:
+    svg = ElementTree.fromstring(plot([Series(0, "a", [Dot(1.0, 2.0), Dot(3.0, 4.0)])], title="t", x="x", y="y"))
+    line = svg.find(".//polyline")
+    (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in line.attrib["points"].split())
+    assert x1 < x2 and y1 > y2
+    assert plot([Series(0, "a", [Dot(math.nan, 1.0)])], title="t", x="x", y="y") == ""
+    axis = Axis(1.0, 100.0, 0.0, 10.0, logarithmic=True)
+    assert axis(10.0) == pytest.approx(5) and axis.ticks() == [1, 10, 100]
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (1.23, 1.29), (-5.0, 1000.0), (3.0, 3.0001)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    ticks = linear_ticks(low, high)
+    assert 2 <= len(ticks) <= 8 and all(low - 1e-6 <= tick <= high + 1e-6 for tick in ticks)
+    assert len(log_ticks(3.0, 70.0)) >= 3 and number(2e6) == "2M" and number(0.0) == "0"
+
+
+def test_sixteen_entries_look_different() -> None:
+    looks = {(n % 8, marker(n, 0.0, 0.0)) for n in range(16)}
+    assert len(looks) == 16 and len(SHAPES) == 4
+
+
+def test_three_files_side_by_side(tmp_path: Path) -> None:
+    broken = replace(BOARD, real={"entropy": Value(math.nan, math.inf)})
+    written = write_board(broken, tmp_path / "out.html")
+    assert [path.name for path in written] == ["out.html", "out.md", "out.json"]
+    content = json.loads(written[2].read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert content["entries"][0]["bits"] == 1.5 and content["real"]["entropy"]["value"] is None
+    assert content["entries"][1]["samplings"] == asdict(BOARD)["entries"][1]["samplings"]
+    assert written[1].read_text().startswith("# two on") and "≤ 1.7000 ± 0.0100" in written[1].read_text()

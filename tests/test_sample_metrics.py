@@ -1,0 +1,173 @@
+"""Sample metrics: values that can be made by hand, and judges that agree with the models they are."""
+
+import math
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from laws import generator, network, skewed
+
+from logosphere.data.tokenizers import Characters, text8
+from logosphere.errors import UserError
+from logosphere.evaluation.judges import OwnJudge, hugging_face
+from logosphere.evaluation.samples.catalogue import METRICS, judged, measured, metrics
+from logosphere.evaluation.samples.frontier import area, clusters, features, likeness
+from logosphere.evaluation.samples.ngrams import divergence
+from logosphere.evaluation.samples.suffixes import Suffixes
+from logosphere.evaluation.samples.texts import Figure, Reference, Texts
+from logosphere.evaluation.samples.variety import distinct, entropies, grams, repetition
+from logosphere.evaluation.samples.words import spelling
+
+
+def texts(*strings: str) -> Texts:
+    tokenizer = text8()
+    return Texts.spelt(torch.stack([torch.from_numpy(tokenizer.encode(text)) for text in strings]), tokenizer)
+
+
+def reference(train: str, *real: str) -> Reference:
+    return Reference(text8(), text8().encode(train), texts(*real))
+
+
+def test_a_mean_has_the_error_of_a_mean() -> None:
+    figure = Figure.mean(torch.tensor([1.0, 2.0, 3.0]))
+    assert figure.value == 2 and figure.error == pytest.approx(1 / math.sqrt(3))
+    assert math.isnan(Figure.mean(torch.tensor([1.0])).error)
+
+
+def test_entropy_of_tokens_within_a_sample() -> None:
+    tokens = torch.tensor([[3, 3, 3, 3], [0, 1, 2, 3], [0, 0, 1, 1]])
+    assert entropies(tokens).tolist() == pytest.approx([0, 2, 1])
+
+
+def test_distinct_counts_over_all_samples_and_repetition_within_one() -> None:
+    tokens = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 0, 1, 2]])
+    assert distinct(tokens, 2) == pytest.approx(3 / 8)  # 01, 10, 12 of 8
+    assert repetition(tokens, 2).tolist() == pytest.approx([1 - 2 / 4, 1 - 3 / 4])
+    assert distinct(tokens, 9) == 1.0  # runs longer than the sample are the sample
+
+
+def test_words_at_the_edges_may_be_cut_and_do_not_count() -> None:
+    known = frozenset({"the", "cat", "sat"})
+    assert spelling("xx the cat zat yy", known) == pytest.approx(2 / 3)
+    assert spelling("the cat", known) == 0.0
+
+
+def brute_longest(row: list[int], text: list[int]) -> list[int]:
+    def occurs(part: list[int]) -> bool:
+        return any(text[i : i + len(part)] == part for i in range(len(text) - len(part) + 1))
+
+    return [max(n for n in range(len(row) - i + 1) if occurs(row[i : i + n])) for i in range(len(row))]
+
+
+@pytest.mark.parametrize("letters, length", [(1, 30), (2, 60), (5, 200), (3, 2)])
+def test_the_longest_match_is_that_of_brute_force(letters: int, length: int) -> None:
+    rng = np.random.default_rng(letters)
+    text = rng.integers(0, letters, length)
+    suffixes = Suffixes.of(text, 12)
+    for _ in range(5):
+        row = rng.integers(0, letters + 1, 12)
+        assert suffixes.longest(row).tolist() == brute_longest(row.tolist(), text.tolist())
+
+
+def test_copies_are_found() -> None:
+    real = "a quick brown fox jumps over it"
+    known = reference("once upon a time there was a king who had a son " * 2, real)
+    copied, fresh = texts("upon a time there was a king wh"), texts("zqzqzqxjxjxjvkvkvkzqxjvkzzqqxxj")
+    figures = measured(copied, known, metrics(["memorised", "longest-copy"]))
+    assert figures["memorised"].value == 1.0 and figures["longest-copy"].value == 31
+    figures = measured(fresh, known, metrics(["memorised", "longest-copy"]))
+    assert figures["memorised"].value == 0.0 and figures["longest-copy"].value <= 1
+
+
+def test_the_divergence_of_n_grams_is_that_of_the_formula() -> None:
+    samples = grams(torch.tensor([0, 0, 1]), 1)
+    real = grams(torch.tensor([0, 1, 1, 1]), 1)
+    q = [0.9 * 0.25 + 0.1 / 3, 0.9 * 0.75 + 0.1 / 3]
+    by_hand = 2 / 3 * math.log2(2 / 3 / q[0]) + 1 / 3 * math.log2(1 / 3 / q[1])
+    assert divergence(samples, real, 3, smoothing=0.1) == pytest.approx(by_hand)
+    unseen = grams(torch.tensor([2, 2]), 1)
+    assert divergence(unseen, real, 3, smoothing=0.1) == pytest.approx(math.log2(30))
+
+
+def test_the_frontier_has_the_area_of_its_formula() -> None:
+    """Equal laws: 1. Laws that share nothing: KL(p || r) = -log λ, so x = (1-λ)^c, y = λ^c, area B(c, c+1) c."""
+    p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]).double(), torch.tensor([0.0, 0.0, 0.5, 0.5]).double()
+    assert area(p, p) == pytest.approx(1.0)
+    beta = math.gamma(5) * math.gamma(6) / math.gamma(11)
+    assert area(p, q) == pytest.approx(5 * beta, abs=1e-3)
+    assert area(p, q) < area(p, 0.7 * p + 0.3 * q) < 1
+    assert area(p, 0.7 * p + 0.3 * q) == pytest.approx(area(0.7 * p + 0.3 * q, p), abs=1e-3)
+
+
+def test_k_means_finds_groups_that_are_there() -> None:
+    rng = generator(1)
+    points = torch.randn(60, 3, generator=rng).double() * 0.1
+    points[20:40, 0] += 10
+    points[40:, 1] += 10
+    found = clusters(points, 3, generator(2))
+    assert [len(found[i : i + 20].unique()) for i in (0, 20, 40)] == [1, 1, 1] and len(found.unique()) == 3
+
+
+def test_likeness_tells_languages_apart() -> None:
+    one, other = skewed(8, 32, seed=1), skewed(8, 32, seed=9)
+    real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
+    assert features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
+    assert likeness(same, real, generator(4)) > 0.7 > 0.3 > likeness(different, real, generator(4))
+
+
+def test_every_metric_measures_real_text_as_real() -> None:
+    train = "the cat sat on the mat and the dog sat on the log " * 4
+    real = train[:40], train[40:80]
+    figures = measured(texts(*real), reference(train, *real), METRICS)
+    assert figures["spelling"].value == 1 and figures["memorised"].value == 1 and figures["frontier"].value == 1
+    assert set(figures) == {metric.name for metric in METRICS} and all(
+        map(math.isfinite, (f.value for f in figures.values()))
+    )
+
+
+def test_an_unknown_metric_is_met_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match="'spelling'"):
+        metrics(["speling"])
+    assert [metric.name for metric in metrics(["spelling"])] == ["entropy", "spelling"]
+
+
+LANGUAGE = skewed(4, 6)
+LETTERS = Characters("abcd")
+
+
+def test_our_judge_says_what_its_model_says() -> None:
+    model = network("ar", LANGUAGE)
+    tokens = LANGUAGE.sample(20, generator(5))
+    judge = OwnJudge(model, LETTERS, "ours", "letters")
+    strings = [LETTERS.decode(row) for row in tokens.numpy()]
+    nats = model.nelbo(tokens, generator(0)).total.double()
+    verdict = judge.bits(strings)
+    assert list(verdict.nats) == pytest.approx(nats.tolist(), abs=1e-5)
+    assert verdict.value == pytest.approx(float(nats.sum()) / 120 / math.log(2))
+    assert verdict.error == pytest.approx(float(nats.std()) / math.sqrt(20) / 6 / math.log(2))
+    metric = judged(judge)
+    assert (
+        metric.measure(
+            Texts.spelt(tokens, LETTERS), Reference(LETTERS, tokens.flatten().numpy(), Texts.spelt(tokens, LETTERS))
+        ).value
+        == verdict.value
+    )
+
+
+def test_texts_of_other_lengths_are_cut_and_filled() -> None:
+    """Nine letters are a window of six and one of three; padding costs nothing."""
+    judge = OwnJudge(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    whole, first, rest, nothing = judge.bits(["abcdabcda", "abcdab", "cda", ""]).nats
+    assert whole == pytest.approx(first + rest, abs=1e-5) and nothing == 0
+
+
+def test_a_bound_cannot_judge() -> None:
+    with pytest.raises(UserError, match="--system ar"):
+        OwnJudge(network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="the extra is installed")
+def test_a_judge_of_a_missing_extra_is_refused() -> None:
+    with pytest.raises(UserError, match=r"logosphere\[hf\]"):
+        hugging_face("gpt2")

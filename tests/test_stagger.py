@@ -1,0 +1,163 @@
+"""Positions that set out one after another: the bound holds and is tight, and the sampler walks the same times."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, excess, fits, generator, mean_and_error, skewed, sticky, table
+from test_spherical import sphere_model
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.noise import Drawn, Keyed
+from logosphere.processes.clock import locate, place
+from logosphere.processes.stagger import Stagger
+from logosphere.types import Batch
+
+WAYS = [(0.5, "random"), (0.8, "random"), (0.5, "left-to-right")]
+
+
+@pytest.fixture(autouse=True)
+def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of bridges are made once for all tests."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
+
+
+@pytest.mark.parametrize(("spread", "order"), WAYS)
+@pytest.mark.parametrize("start", ["mask", "uniform"])
+def test_the_bound_of_an_oracle_is_the_entropy_in_any_order(spread: float, order: str, start: str) -> None:
+    """Longer sequences than elsewhere: of four positions hardly one would be moving."""
+    language = skewed(5, 12)
+    model = sphere_model("rdlm-heat", language, stagger=spread, order=order, start=start)
+    assert model.process.kind == "bound"
+    mean, error = mean_and_error(excess(model, language, n=2000, draws=32))
+    assert error < 0.01 * language.entropy()
+    assert abs(mean) < 3 * error + 0.003 * language.entropy()
+
+
+def test_the_bound_is_that_of_the_free_positions() -> None:
+    language, known = sticky(3, 6), torch.tensor([False, True, False, False, True, False])
+    model = sphere_model("rdlm-heat", language, stagger=0.6)
+    mean, error = mean_and_error(excess(model, language, n=3000, draws=64, known=known))
+    assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.03 * language.entropy()
+
+
+@pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
+def test_no_network_comes_below_the_entropy_in_any_order(name: str) -> None:
+    language = sticky(3, 8)
+    for spread, order in WAYS:
+        model = sphere_model(name, language, stagger=spread, order=order)
+        uniform = Oracle(model, ls.languages.independent(torch.full((3,), 1 / 3), 8))
+        mean, error = mean_and_error(excess(model, language, n=1000, draws=16, denoiser=uniform))
+        assert mean > 3 * error  # and it pays for being wrong
+        mean, error = mean_and_error(excess(model, language, n=1000, draws=16))
+        assert mean > -3 * error
+
+
+@pytest.mark.parametrize(("spread", "order"), [*WAYS, (0.98, "random")])
+def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order: str) -> None:
+    language = table()
+    model = sphere_model("rdlm-heat", language, stagger=spread, order=order)
+    drawn = ls.sample(model, n=3000, steps=160, rng=generator(5), denoiser=Oracle(model, language))
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > CHANCE
+
+
+@pytest.mark.parametrize("order", ["random", "left-to-right"])
+def test_infilling_reproduces_what_is_likely_given_the_known(order: str) -> None:
+    language = table()
+    model = sphere_model("rdlm-heat", language, stagger=0.5, order=order)
+    known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
+    drawn = ls.sample(
+        model, n=2000, steps=128, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
+    )
+    assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
+    given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
+    assert fits(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000) > CHANCE
+
+
+def test_the_last_to_set_out_arrives_last() -> None:
+    """Offsets are ranks among the free positions; every order is as likely as any other."""
+    free = torch.tensor([[True, True, False, True, True]])
+    stagger = Stagger(0.5, "left-to-right")
+    offsets = stagger.offsets(free, Drawn(generator(1), 1))
+    torch.testing.assert_close(offsets[free], torch.tensor([0, 1 / 3, 2 / 3, 1]).double())
+    assert float(stagger.covered(torch.tensor(0.0), offsets).max()) == 0
+    assert float(stagger.covered(torch.tensor(1.0), offsets)[free].min()) == 1
+    firsts = Stagger(0.5).offsets(torch.ones(6000, 3, dtype=torch.bool), Drawn(generator(2), 6000))
+    ranks = (firsts * 2).long()
+    assert fits(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten()) > CHANCE
+    together = Stagger(0.5, together=2).offsets(torch.ones(4, 6, dtype=torch.bool), Drawn(generator(3), 4))
+    assert torch.equal(together[:, ::2], together[:, 1::2])
+
+
+def test_the_walk_takes_every_position_from_noise_to_data() -> None:
+    process = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, stagger=0.7).process
+    free = torch.ones(5, 8, dtype=torch.bool)
+    free[:, 2] = False
+    rows = torch.linspace(1, 0, 17)[:, None].expand(-1, 8)
+    t = process.clocks(rows, free, Drawn(generator(4), 5))
+    assert (t[0][free] == 1).all() and (t[-1][free] == 0).all() and (t.diff(dim=0) <= 0).all()
+    moving = ((t > 0) & (t < 1)).sum(-1)[:, 0]
+    assert 0 < int(moving.max()) < 7  # some wait, some move, some are done
+    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None).process
+    assert torch.equal(together.clocks(rows, free, Drawn(generator(4), 5)), rows[:, None])
+
+
+def test_places_and_steps_agree() -> None:
+    p = torch.tensor([0.1, 0.4, 0.0, 0.5]).double()
+    w = torch.linspace(0.001, 0.999, 97).double()
+    step, _ = locate(p, w)
+    assert torch.equal(place(p, w).floor().long(), step)
+
+
+def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
+    model = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, stagger=0.7)
+    batch = Batch.of(torch.randint(0, 3, (6, 8), generator=generator(7)))
+    w, u = torch.linspace(0.2, 0.8, 6).double()[:, None], model.process.codec.encode(batch.tokens)
+
+    def noised(part: slice) -> torch.Tensor:
+        noise = Keyed(0, 1, batch.ids[part], batch.place[part], 6)
+        return model.process.noised(u[part], w[part], batch.free[part], noise).z
+
+    torch.testing.assert_close(noised(slice(2, 4)), noised(slice(0, 6))[2:4])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order": "left-to-right"},
+        {"clock": "even", "posterior_head": False},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"loss": "drift"}, marks=pytest.mark.slow),
+        pytest.param({"loss": "bound-weighted"}, marks=pytest.mark.slow),
+        pytest.param({"start": "mask+uniform"}, marks=pytest.mark.slow),
+        pytest.param({"base": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_every_staggered_way_learns(options: dict[str, object]) -> None:
+    language = sticky(3, 6, stay=0.95)
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=3, length=6, stagger=0.6, **SMALL, **options)
+    tokens = language.sample(400, generator(11))
+    before = float(model.eval().nelbo(tokens, generator(12), draws=16).total.mean())
+    for _ in ls.fit(
+        model, (language.sample(32, generator(i)) for i in range(150)), steps=150, optim=ls.Optim(lr=5e-3, warmup=20)
+    ):
+        pass
+    mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=16).total)
+    assert language.entropy() - 3 * error < mean < before - 0.1
+    assert ls.sample(model, n=3, steps=8).shape == (3, 6)
+
+
+def test_impossible_staggers_are_refused() -> None:
+    for options, hint in (
+        ({"stagger": 1.0}, "below 1"),
+        ({"stagger": -0.1}, "below 1"),
+        ({"stagger": 0.5, "order": "leftwards"}, "left-to-right"),
+        ({"stagger": 0.5, "timesteps": 8}, "stagger=0"),
+        ({"stagger": 0.5, "clock": "geometric", "window": [0.3, 0.6]}, "stagger=0"),
+    ):
+        with pytest.raises(UserError, match=hint):
+            ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
