@@ -55,6 +55,7 @@ LISTINGS = [
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
     Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
+    Listing("renormalised", "ddim towards the expected state at the length of embeddings (CDCD)", GAUSSIAN, False),
     Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
 ]
 

@@ -36,7 +36,7 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
-from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, rounded
+from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
 
 
@@ -119,6 +119,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),
     "clamped": _always(Sampler(Directed(aim=rounded))),
+    "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
 }
 
