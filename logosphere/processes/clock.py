@@ -97,7 +97,9 @@ class Clock(nn.Module):
     def _shares(self, cost: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
         """Steps in proportion to what their bins cost; what was never seen is taken for average."""
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
-        p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
+        # A network that knows nothing yet has the same doubt everywhere, and nothing to prefer.
+        p = torch.where(p.sum() > 1e-9, p / p.sum().clamp_min(1e-9), 1 / self.steps)
+        p = (1 - FLOOR - LAST) * p + FLOOR / self.steps
         p[-1] += LAST
         return p
 
