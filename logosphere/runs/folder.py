@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import write_json, write_whole
+from logosphere.box import first_box, located
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
@@ -39,7 +40,7 @@ class RunFolder:
     """A folder that holds a run."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = located(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
@@ -92,13 +93,19 @@ class RunFolder:
 
     def model(self, weights: str = "ema") -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
+        return load_weights(self.path, self.weights_file(weights))
+
+    def weights_file(self, weights: str = "ema") -> Path:
+        """Where such weights lie."""
         files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
             remedy = f"logosphere train --out {self.path} --resume"
             raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
-        return load_weights(self.path, self.path / files[weights])
+        if weights == "ema" and not (self.path / AVERAGED).exists():
+            weights = "model"  # a box holds one kind of weights, and they are the averaged ones
+        return self.path / files[weights]
 
     def offence(self, step: int, rank: int) -> Path:
         """Where the batch is kept that broke the training in this step."""
@@ -173,6 +180,12 @@ def newest(parent: Path = Path("runs")) -> Path:
     if not runs:
         raise UserError("There is no run yet; train one with: logosphere train")
     return max(runs, key=lambda path: (path / WEIGHTS).stat().st_mtime)
+
+
+def newest_or_box(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, or else the model in the box."""
+    box = first_box()
+    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else newest(parent)
 
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:
