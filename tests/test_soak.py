@@ -19,7 +19,8 @@ __all__ = ["corpus"]  # a fixture
 def resident() -> int:
     """Kilobytes of memory in use."""
     gc.collect()
-    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
 
 
 @pytest.mark.slow
