@@ -121,6 +121,8 @@ class Model(nn.Module):
         return self.process.codec.local and bool((last_known <= first_free).all())
 
     def check_known(self, known: Bool[Tensor, "... L"]) -> None:
+        if not bool(known.any()):
+            return
         if not self.process.codec.local:
             raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
         if not self.sees(known):

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import generator, mean_and_error, network, skewed, table
+from laws import SMALL, generator, mean_and_error, network, skewed, table
 from torch import Tensor
 
 import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.denoisers.base import Denoiser
+from logosphere.evaluation.latents import reading
 from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
 from logosphere.processes.gaussian import Gaussian
@@ -303,3 +304,28 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
 def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:
     with pytest.raises(ls.UserError, match=says):
         ls.build(name, **{"vocab_size": 3, "length": 4} | small(name) | options)
+
+
+# ---- what latents carry ---------------------------------------------------------------------------------------------
+
+
+def test_what_latents_carry_is_what_is_lost_with_others() -> None:
+    """With the exact decoder of a known language: its own latents tell all, others mislead, and the kinds differ."""
+    language = table()
+    codec = Named(language)
+    codec.levels = (torch.ones(1, 1), torch.full((1, 1), 0.2))
+    codec.decode = lambda z: language.support[
+        codec.posterior(z, torch.ones(len(z), 1, 1), 0.2 * torch.ones(len(z), 1, 1)).argmax(1)
+    ]  # type: ignore[method-assign]  # noqa: E501
+    path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
+    model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
+    found = reading(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
+    assert found.accuracy == found.whole == 1.0 and found.nats["own"] < 0.01
+    assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
+
+
+def test_only_latent_systems_can_be_read() -> None:
+    with pytest.raises(ls.UserError, match="Only latent systems"):
+        reading(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))
+    with pytest.raises(ls.UserError, match="nothing to read"):
+        reading(ls.build("cosmos", vocab_size=3, length=4, **small("cosmos")), [], generator(0))

@@ -20,6 +20,7 @@ COMMANDS = {
     "systems": "list the systems that can be trained",
     "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
+    "launch": "write a batch script for a cluster",
 }
 
 USAGE = """usage: logosphere COMMAND [OPTIONS]

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from logosphere.recipes.recipe import Recipe, recipe_from
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST = "best.safetensors"
+DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
+"""Names under which files and checkpoints are written before they get their own."""
 
 
 class RunFolder:
@@ -104,6 +107,10 @@ class RunFolder:
             weights = "model"  # a box holds one kind of weights, and they are the averaged ones
         return self.path / files[weights]
 
+    def offence(self, step: int, rank: int) -> Path:
+        """Where the batch is kept that broke the training in this step."""
+        return self.path / f"broke-step-{step:08d}-{rank}.safetensors"
+
     def publish(self, checkpoint: Path) -> None:
         """Show the weights of a checkpoint at the top of the folder, without a second copy of them."""
         for name in (WEIGHTS, AVERAGED):
@@ -115,6 +122,13 @@ class RunFolder:
                 except OSError:
                     shutil.copy2(checkpoint / name, link)  # not every file system has links
                 os.replace(link, self.path / name)
+
+    def sweep(self) -> None:
+        """Remove what a killed training has left half written; only for whoever holds the lock."""
+        for folder in (self.path, self.state, self.path / "samples", self.path / "eval"):
+            for path in folder.glob(".*"):
+                if DRAFT.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # ---- metrics ----------------------------------------------------------------------------------------------
 
