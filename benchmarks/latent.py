@@ -72,7 +72,7 @@ def main() -> None:
 # ---- what a step costs ----------------------------------------------------------------------------------------------
 
 
-def cost(rounds: int = 9) -> dict[str, dict[str, float]]:
+def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     """Steps of the second stage against those of diffusion on tokens, neighbours in time, so that load drops out."""
     tokens = torch.randint(1000, (32, 64), generator=torch.Generator().manual_seed(0))
 
