@@ -1,12 +1,15 @@
-"""Training with 30,522 tokens and no splitting: peak memory of rdlm (projected) against that of mdlm.
+"""Training with 30,522 tokens and no splitting: rdlm (projected) beside mdlm.
 
-    python benchmarks/large_vocabulary.py [steps]
+    python benchmarks/large_vocabulary.py [steps]             # peak memory and time of a step, 16 × 128 tokens
+    python benchmarks/large_vocabulary.py --learn [minutes]   # what a small network learns in so much processor time
 
 Each system trains in a process of its own, on the same tokens: words drawn by Zipf's law, each twice in a row, so that
-there is something to learn. Peak memory is the process's largest resident set.
+there is something to learn: a model that knows frequencies alone needs the entropy of a word for each, one that also
+looks at neighbours half of it. Peak memory is the process's largest resident set. Learning is measured by the bound.
 """
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -15,50 +18,84 @@ import time
 import torch
 from harness import present
 
-V, LENGTH, BATCH = 30_522, 128, 16
-NETWORK = {"width": 256, "depth": 4, "heads": 4}
+import logosphere as ls
+from logosphere.training.fit import Training
+from logosphere.types import Batch
+
+V = 30_522
+LARGE = {"batch": 16, "length": 128, "width": 256, "depth": 4, "heads": 4}
+LITTLE = {"batch": 8, "length": 32, "width": 64, "depth": 2, "heads": 2}
 SYSTEMS = {"mdlm": {}, "rdlm": {"projected": True}}
 
 
-def batch(step: int) -> torch.Tensor:
-    """Pairs of equal words, Zipf-distributed."""
-    rng = torch.Generator().manual_seed(step)
+def zipf() -> torch.Tensor:
     p = 1 / torch.arange(1, V + 1).double()
-    return torch.multinomial(p, BATCH * LENGTH // 2, True, generator=rng).view(BATCH, -1).repeat_interleave(2, 1)
+    return p / p.sum()
 
 
-def child(system: str, steps: int) -> None:
-    import logosphere as ls
+def words(seed: int, batch: int, length: int) -> torch.Tensor:
+    """Pairs of equal words, Zipf-distributed."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.multinomial(zipf(), batch * length // 2, True, generator=rng).view(batch, -1).repeat_interleave(2, 1)
 
+
+def model(system: str, shape: dict[str, int]) -> ls.Model:
     torch.manual_seed(0)
-    model = ls.build(system, vocab_size=V, length=LENGTH, **NETWORK, **SYSTEMS[system])
-    optim = ls.Optim(lr=1e-3, warmup=10)
-    started, losses = time.process_time(), []
-    for progress in ls.fit(model, (batch(step) for step in range(steps)), steps=steps, optim=optim):
-        losses.append(progress.loss)
-    third = max(1, steps // 3)
-    row = {
-        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "CPU s per step": (time.process_time() - started) / steps,
-        "loss, first third": sum(losses[:third]) / third,
-        "loss, last third": sum(losses[-third:]) / third,
-    }
-    print(json.dumps(row))
+    network = {name: shape[name] for name in ("width", "depth", "heads")}
+    return ls.build(system, vocab_size=V, length=shape["length"], **network, **SYSTEMS[system])
+
+
+def cost(system: str, steps: int) -> dict[str, float]:
+    """Memory and time of training steps."""
+    built = model(system, LARGE)
+    batches = (words(step, LARGE["batch"], LARGE["length"]) for step in range(steps))
+    started = time.process_time()
+    for _ in ls.fit(built, batches, steps=steps, optim=ls.Optim(lr=1e-3, warmup=10)):
+        pass
+    seconds = (time.process_time() - started) / steps
+    return {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "CPU s per step": seconds}
+
+
+def learned(system: str, minutes: float) -> dict[str, float]:
+    """The bound on fresh words, nats per token, before and after so many minutes of processor time."""
+    built = model(system, LITTLE)
+    fresh = words(10**6, 32, LITTLE["length"])
+
+    def bound() -> torch.Tensor:
+        parts = [built.eval().nelbo(part, torch.Generator().manual_seed(0), draws=4).total for part in fresh.split(4)]
+        return torch.cat(parts).double() / LITTLE["length"]
+
+    before = float(bound().mean())
+    training, started, step = Training(built, optim=ls.Optim(lr=3e-3, warmup=30)), time.process_time(), 0
+    while (done := (time.process_time() - started) / (60 * minutes)) < 1:
+        batch = Batch.of(words(step, LITTLE["batch"], LITTLE["length"]), first=step * LITTLE["batch"])
+        training.advance(batch, 0, done)
+        step += 1
+    after, entropy = bound(), float(torch.special.entr(zipf()).sum())
+    return {
+        "steps": step, "log V": math.log(V), "bound before": before, "bound after": float(after.mean()),
+        "s.e.": float(after.std() / len(after) ** 0.5), "frequencies alone": entropy, "entropy": entropy / 2,
+    }  # fmt: skip
 
 
 def main() -> None:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    learns = sys.argv[1:2] == ["--learn"]
+    given = sys.argv[2:] if learns else sys.argv[1:]
+    what, amount = ("learned", "1.5") if learns else ("cost", "30")
     rows = {}
     for system in SYSTEMS:
-        command = [sys.executable, __file__, "--child", system, str(steps)]
+        command = [sys.executable, __file__, "--child", what, system, given[0] if given else amount]
         rows[system] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    for row in rows.values():
-        row["memory / mdlm"] = row["peak MB"] / rows["mdlm"]["peak MB"]
-    present(f"{V:,} tokens, {BATCH} × {LENGTH}, {NETWORK['depth']} × {NETWORK['width']}, {steps} steps", rows)
+    if not learns:
+        for row in rows.values():
+            row["memory / mdlm"] = row["peak MB"] / rows["mdlm"]["peak MB"]
+            row["time / mdlm"] = row["CPU s per step"] / rows["mdlm"]["CPU s per step"]
+    present(f"{V:,} tokens, {LITTLE if learns else LARGE}", rows)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], int(sys.argv[3]))
+        kind, name, number = sys.argv[2:5]
+        print(json.dumps(cost(name, int(number)) if kind == "cost" else learned(name, float(number))))
     else:
         main()

@@ -15,6 +15,7 @@ from harness import present
 from judging import judge, real_text, verdict
 
 import logosphere as ls
+from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.moves import MOVES
 from logosphere.processes.spherical import Spherical
 from logosphere.runs.folder import RunFolder
@@ -26,6 +27,9 @@ STEPS = (4, 8, 16, 32, 64, 128, 256)
 
 def samplers(model: ls.Model) -> dict[str, dict]:
     """The ways to sample this model."""
+    if isinstance(model.process, Gaussian):
+        names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
+        return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if not isinstance(model.process, Spherical):
         return {"ancestral": {"stepper": ancestral}}
     ways: dict[str, dict] = {move: {"stepper": Moved(MOVES[move])} for move in MOVES}

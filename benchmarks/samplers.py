@@ -77,7 +77,9 @@ def main() -> None:
     critic, model = judge(given.judge, 4.0), with_remasker(given.run, given.remasker, given.minutes)
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     real = real_text(256)
-    rows.setdefault("real text", verdict(critic, real) | {"distinct": distinct(real), "nfe": 0, "cpu s": 0})
+    rows.setdefault(
+        "real text", verdict(critic, real) | {"distinct": distinct(real[: given.samples]), "nfe": 0, "cpu s": 0}
+    )
     tasks = [(name, steps) for steps in given.steps for name in given.samplers if name not in ONCE]
     tasks += [(name, LENGTH) for name in given.samplers if name in ONCE]
     for name, steps in tasks:

@@ -1,8 +1,11 @@
 """How much a training step costs beyond the bare network: its forward and backward pass and the optimiser's step.
 
+    python benchmarks/step_overhead.py [SYSTEM…]      # mdlm and ar when none is named
+
 Ours adds: crops, times, noise, masks, the bound, gradient clipping, the running average and the checks for NaN.
 """
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,7 +62,7 @@ def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    rows = overheads(["mdlm", "ar"])
+    rows = overheads(sys.argv[1:] or ["mdlm", "ar", "gaussian-ce", "bfn", "fisher-flow", "dirichlet-flow", "ddsm"])
     present(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", rows)
 
 

@@ -54,7 +54,7 @@ ROWS: dict[str, list[str]] = {
     "plaid": ["plaid"],
     "plaid, beliefs as input": ["plaid", "input=belief"],
     "gaussian-ce": ["gaussian-ce"],
-    "gaussian-ce, no posterior head": ["gaussian-ce", "posterior_head=False"],
+    "gaussian-ce, posterior head": ["gaussian-ce", "posterior_head=True"],
     "gaussian-ce, states as input": ["gaussian-ce", "input=state"],
     "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "highest=2.8"],
     "gaussian-ce, one-hot": ["gaussian-ce", "codec=one-hot"],

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from logosphere.box import located
 from logosphere.errors import UserError
 from logosphere.model import Model, Spec
 from logosphere.systems import build
@@ -9,8 +10,8 @@ from logosphere.weights import AVERAGED, RECIPE, REMASKER, WEIGHTS, fill, read_r
 
 
 def load(path: str | Path) -> Model:
-    """The model in a folder, with averaged weights where there are any."""
-    folder = Path(path)
+    """The model in a folder, with averaged weights where there are any; box:NAME is one that came with the package."""
+    folder = located(path)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     averaged = folder / AVERAGED

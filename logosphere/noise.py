@@ -33,6 +33,11 @@ def _scramble(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
 
 
+def scrambled(words: Int64[Tensor, "..."], key: int) -> Int64[Tensor, "..."]:
+    """A hash of 64-bit words, another one for every key."""
+    return _scramble(_scramble(words + _signed(key * GOLDEN + 5)) + _signed(key))
+
+
 class Noise(ABC):
     """A source of random numbers; the first axis of every shape is the batch."""
 

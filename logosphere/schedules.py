@@ -30,6 +30,10 @@ class Schedule(ABC):
         Bounds in continuous time grow like 1/noise there, and this is what keeps their variance finite.
         """
 
+    def drawn(self, w: Number) -> tuple[Number, Number]:
+        """Times for quantiles w, and dt/dw."""
+        return w**self.warp, self.warp * w ** (self.warp - 1)
+
     def signal(self, t: Number) -> Number:
         """a_t."""
         return 1 - self.noise(t)
@@ -143,6 +147,11 @@ class Geometric(Schedule):
     @property
     def warp(self) -> float:
         return 2.0
+
+    def drawn(self, w: Number) -> tuple[Number, Number]:
+        """Such that the noise is w² of its last: in this schedule most of time is nearly clean, and tells nothing."""
+        t = self.time(-math.expm1(-self.high) * w**2)
+        return t, -math.expm1(-self.high) * 2 * w / self.slope(t)
 
     def _sigma(self, t: Number) -> Number:
         return self.low * (self.high / self.low) ** ((t - RAMP).clamp_min(0) / (1 - RAMP))

@@ -36,6 +36,17 @@ class Predict(Protocol):
     def __call__(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits: ...
 
 
+Parts = Callable[[slice], Logits]
+"""Some rows of a packed prediction [N, V], made when they are asked for."""
+
+
+@runtime_checkable
+class PredictInParts(Predict, Protocol):
+    """A denoiser that can also answer a few positions at a time, so that [N, V] need never be in memory as a whole."""
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts: ...
+
+
 @dataclass(frozen=True)
 class Condition:
     """What sequences are written from: a label, a source text, a signal along the sequence; whatever there is of them.

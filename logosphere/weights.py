@@ -58,7 +58,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"There is no model in {path.parent}: {path.name} is missing.") from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} was not written by Logosphere.")

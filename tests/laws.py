@@ -53,6 +53,8 @@ UNIFORM = [
     System("gidd"),
 ]
 DIFFUSIONS = MASKED + UNIFORM
+HEADED = [system for system in DIFFUSIONS if system.name.split("-")[0] in ("sedd", "gidd", "multinomial")]
+"""Other heads, laws and tables on the same engine: for them the slow tests take fewer languages."""
 SAME = [
     (System("md4"), System("mdlm", {"exact_count": False})),
     (System("ardm"), System("mdlm")),

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from laws import generator, network, skewed
@@ -18,6 +19,8 @@ from logosphere.cli import main
 from logosphere.comparison.entrants import Budget, Contender, contenders
 from logosphere.comparison.standing import standings
 from logosphere.comparison.standing import table as as_text
+from logosphere.data.corpora import Corpus
+from logosphere.data.tokenizers import text8
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import step_flops
 from logosphere.evaluation.integrand import integrand
@@ -26,6 +29,8 @@ from logosphere.recipes.recipe import Recipe
 from logosphere.types import Batch
 
 RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
+LETTERS = np.zeros(99, dtype=np.uint8)
+CORPUS = Corpus("letters", text8(), LETTERS, LETTERS, LETTERS, "00", {}, {}, None)
 FEW = ["--sequences", "16", "--samples", "4", "--sampling-steps", "2", "4", "--temperatures", "0.8"]
 
 
@@ -98,14 +103,14 @@ def test_contenders_may_have_options() -> None:
 
 
 def test_budgets_are_turned_into_steps() -> None:
-    recipe, corpus = Recipe(length=16, batch=4, system="mdlm"), ls.open_corpus("pydoc")
-    assert Budget(tokens=640.0).applied(recipe, corpus).steps == 10
-    assert Budget(tokens=1.0).applied(recipe, corpus).steps == 1
+    recipe = Recipe(length=16, batch=4, system="mdlm")
+    assert Budget(tokens=640.0).applied(recipe, CORPUS).steps == 10
+    assert Budget(tokens=1.0).applied(recipe, CORPUS).steps == 1
     each = step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
-    assert Budget(flops=7.5 * each).applied(recipe, corpus).steps == 7
-    timed = Budget(cpu_minutes=2.0).applied(recipe, corpus)
+    assert Budget(flops=7.5 * each).applied(recipe, CORPUS).steps == 7
+    timed = Budget(cpu_minutes=2.0).applied(recipe, CORPUS)
     assert (timed.steps, timed.cpu_minutes) == (None, 2.0)
-    assert Budget().applied(recipe, corpus) == recipe
+    assert Budget().applied(recipe, CORPUS) == recipe
     for wrong in ({"steps": 3, "tokens": 10.0}, {"flops": -1.0}):
         with pytest.raises(UserError, match="budget"):
             Budget(**wrong)

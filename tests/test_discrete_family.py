@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import SAME, System, excess, generator, network, skewed, sticky, table
+from laws import SAME, System, excess, generator, mean_and_error, network, skewed, sticky, table
 from test_bounds import V, situations
 from torch import Tensor
 
@@ -201,6 +201,19 @@ def test_clipping_is_for_training_only() -> None:
     x = language.sample(200, generator(1))
     z, t, _ = tight.process.noised(x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), Drawn(generator(2), 200))
     assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
+
+
+def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
+    """After some training the law of steps is not even any more, and an oracle's bound is still the entropy."""
+    language = sticky(3, 4)
+    model = network("multinomial", language, timesteps=50, importance=True)
+    for _ in ls.fit(model, (language.sample(64, generator(i)) for i in range(12)), steps=12):
+        pass
+    p = model.process.clock.eval().probabilities(4)
+    assert float(p.sum()) == pytest.approx(1) and p.max() > 3 * p.min() > 0
+    even = System("multinomial", {"timesteps": 50}).model(language)
+    (mean, error), (plain, _) = (mean_and_error(excess(m, language, n=1500, draws=32)) for m in (model.eval(), even))
+    assert abs(mean - plain) < 4 * error < 0.1
 
 
 def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:

@@ -1,6 +1,7 @@
 """Gaussian diffusion: its bound is the entropy for every schedule and every table, and its samples are the language."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +24,14 @@ from laws import (
 import logosphere as ls
 from logosphere.codecs import embeddings
 from logosphere.data.languages import Language, Oracle
+from logosphere.denoisers.conditioner import Conditioner
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.predictions import STATES
+from logosphere.sampling.walk import generate
+from logosphere.types import Condition
 
 N = 2500
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -243,7 +247,7 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     assert torch.equal(clean[0], torch.eye(5))
 
 
-@pytest.mark.parametrize("spacing", ["angle", "logsnr"])
+@pytest.mark.parametrize("spacing", ["angle", "logsnr", "information"])
 def test_grids_end_where_the_token_is_read(spacing: str) -> None:
     process = ls.build("plaid", vocab_size=4, length=5, denoiser=None, spacing=spacing).process
     for steps in (1, 2, 7):
@@ -251,8 +255,47 @@ def test_grids_end_where_the_token_is_read(spacing: str) -> None:
         assert len(grid) == steps + 1 and grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all()
     assert float(grid[-2]) == pytest.approx(FIRST)
     logsnr = process.logsnr(grid[:-1]).detach()
-    steps = logsnr.diff() if spacing == "logsnr" else torch.atan((-logsnr / 2).exp()).diff()
+    if spacing == "information":  # nothing is measured yet, so that all times tell as much
+        logsnr = 10 * grid[:-1].double()
+    steps = logsnr.diff() if spacing != "angle" else torch.atan((-logsnr / 2).exp()).diff()
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-4)
+
+
+def test_tokens_are_told_apart_in_half_precision_too() -> None:
+    """Networks may compute in bfloat16; which token a state is nearest to is still a question of float32."""
+    process = ls.build("plaid", vocab_size=2000, length=4, denoiser=None).process
+    tokens = torch.arange(2000).view(-1, 4)
+    u, t = process.codec.encode(tokens).detach(), torch.full((500, 4), 0.05)
+    plain = process.evidence(u, t).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(process.codec.decode(u), tokens)
+        torch.testing.assert_close(process.evidence(u, t).detach(), plain)
+
+
+def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
+    """Embeddings, the schedule and the measurements of the clock."""
+    language = sticky(3, 4)
+    model = network("plaid", language)
+    for _ in ls.fit(model, (language.sample(16, generator(i)) for i in range(3)), steps=3):
+        pass
+    model.eval().save(tmp_path)
+    tokens = language.sample(20, generator(1))
+    here, there = (one.nelbo(tokens, generator(2)).total for one in (model, ls.load(tmp_path)))
+    assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("name", ["plaid", "bit-diffusion"])
+def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
+    """A label, withheld in training now and then, and classifier-free guidance, with self-conditioning on top."""
+    model = network(name, alone(4, 6), labels=2, self_conditioning=0.5)
+    condition = Condition.of(labels=torch.tensor([0, 1, 1]))
+    with pytest.raises(UserError, match="withhold"):
+        generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
+    for module in model.denoiser.modules():
+        if isinstance(module, Conditioner):
+            module.withheld.fill_(1)  # as training would note
+    drawn = generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
+    assert drawn.nfe == 10 and drawn.tokens.shape == (3, 6)
 
 
 @pytest.mark.parametrize("vocab_size, width", [(2, 1), (3, 2), (27, 5), (32, 5), (33, 6)])
@@ -272,6 +315,8 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     assert good["embedding/spread"] == pytest.approx(2**0.5) and good["embedding/rounding"] > 0.99
     assert collapsed["embedding/spread"] < 0.01 and collapsed["embedding/rounding"] < 0.5
     assert figures(3 * torch.eye(6))["embedding/norm"] == pytest.approx(3)
+    whole = ls.build("plaid", vocab_size=6, length=2, denoiser=None).process.figures()
+    assert whole.keys() == good.keys() and whole["embedding/rounding"] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,13 @@ def test_what_samplers_cost_and_keep(name: str) -> None:
     assert torch.equal(drawn.tokens, again.tokens)
 
 
+@pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "q-sampling"])
+def test_latents_are_sampled_alike(name: str) -> None:
+    model = network("tencdm", alone(4, 6), encoder=None)
+    drawn = generate(model, 3, 5, generator(5), sampler=sampler(name, model))
+    assert drawn.nfe == (9 if name == "heun" else 5) and drawn.tokens.shape == (3, 6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_gaussian_process(name: str) -> None:
     with pytest.raises(UserError, match="plaid"):
@@ -97,6 +104,8 @@ def test_what_does_not_fit_is_refused() -> None:
     model = network("bit-diffusion", alone(4, 6))
     with pytest.raises(UserError, match="predict tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
+    with pytest.raises(UserError, match="one length"):
+        ls.sample(model, n=2, steps=3, sampler=sampler("renormalised", model))
     with pytest.raises(UserError, match="ahead"):
         Directed(ahead=1.0)
 

@@ -11,23 +11,31 @@ V = 4
 LANGUAGE = alone(V, 1)
 X = torch.rand(V, generator=generator(1), dtype=torch.float64).softmax(0)
 T, S = torch.tensor(0.6).double(), torch.tensor(0.35).double()
-SYSTEMS = [System("mdlm"), System("d3pm-uniform", {"timesteps": None}), System("mdlm", {"schedule": "cosine"})]
+SYSTEMS = [
+    System("mdlm"),
+    System("d3pm-uniform", {"timesteps": None}),
+    System("mdlm", {"schedule": "cosine"}),
+    System("gidd"),
+]
+
+
+def noise_of(model, t: Tensor) -> Tensor:
+    """b_t over all states."""
+    law = model.process.law
+    return torch.cat([law.token(t).expand(V), *[law.hidden(t)[None]] * law.hides]).double()
 
 
 def marginal(model, x: Tensor, t: Tensor) -> Tensor:
-    """q(z_t | x) over all states, for a distribution x."""
-    a = model.process.schedule.signal(t)
-    if model.process.mask is None:
-        return a * x + (1 - a) / V
-    return torch.cat([a * x, (1 - a)[None]])
+    """q(z_t | x) = a_t x + b_t over all states, for a distribution x."""
+    b = noise_of(model, t)
+    return model.process.law.signal(t) * torch.nn.functional.pad(x, (0, len(b) - V)) + b
 
 
 def forward_matrix(model, s: Tensor, t: Tensor) -> Tensor:
-    """q(z_t | z_s), rows by z_s."""
-    K = V if model.process.mask is None else V + 1
-    kept = model.process.schedule.signal(t) / model.process.schedule.signal(s)
-    limit = torch.full((K,), 1 / V).double() if K == V else torch.eye(K).double()[V]
-    return kept * torch.eye(K).double() + (1 - kept) * limit
+    """q(z_t | z_s) = (a_t/a_s) [z_t = z_s] + b_t - (a_t/a_s) b_s, rows by z_s."""
+    kept = model.process.law.signal(t) / model.process.law.signal(s)
+    b_t, b_s = noise_of(model, t), noise_of(model, s)
+    return kept * torch.eye(len(b_t)).double() + b_t - kept * b_s
 
 
 def posterior(model, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
@@ -58,7 +66,7 @@ def test_rates_are_limits_of_steps(system: System) -> None:
     torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
     out = model.process.inform(X.log().expand(K, -1).clone(), z, T.expand(K).float())
     back = posterior(model, X, T - short, T) / short
-    hidden = others if K == V else others & (z == V)[:, None]
+    hidden = others if model.process.law.spreads else others & (z == V)[:, None]
     rates = backward_rates(model.process, out, z, T.expand(K))
     torch.testing.assert_close(rates[hidden].double(), back[hidden], rtol=1e-4, atol=1e-6)
 

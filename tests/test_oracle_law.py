@@ -9,7 +9,20 @@ import math
 
 import pytest
 import torch
-from laws import AR, DIFFUSIONS, System, alone, excess, generator, mean_and_error, network, skewed, sticky, table
+from laws import (
+    AR,
+    DIFFUSIONS,
+    HEADED,
+    System,
+    alone,
+    excess,
+    generator,
+    mean_and_error,
+    network,
+    skewed,
+    sticky,
+    table,
+)
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -37,14 +50,16 @@ def test_the_bound_of_an_oracle_is_the_entropy_of_any_language(system: System, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
+@pytest.mark.parametrize("name", LANGUAGES)
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
-def test_the_bound_of_every_oracle_is_the_entropy_of_every_language(system: System, language: Language) -> None:
-    assert_tight(system, language, tokens=44_000)
+def test_the_bound_of_every_oracle_is_the_entropy_of_every_language(system: System, name: str) -> None:
+    if system in HEADED and name in ("alone", "pair"):
+        pytest.skip("two more languages are enough where the engine is the same")
+    assert_tight(system, LANGUAGES[name], tokens=44_000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
+@pytest.mark.parametrize("system", [system for system in DIFFUSIONS if system not in HEADED[:-1]], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
     assert_tight(system, skewed(27, 8), tokens=16_000)
 

@@ -7,6 +7,7 @@ from laws import CHANCE, System, excess, fits, generator, mean_and_error, same_l
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
+from logosphere.denoisers.logistic import Logistic
 from logosphere.noise import Drawn
 from logosphere.processes.ordinal import Ordinal, step_weights, transition
 
@@ -98,3 +99,30 @@ def test_what_does_not_fit_is_refused() -> None:
             ls.build("d3pm-gaussian", vocab_size=3, length=4, denoiser=None, **options)
     with pytest.raises(ls.UserError, match="do not fit"):
         ls.build("d3pm-gaussian", vocab_size=50_000, length=4, denoiser=None)
+
+
+def test_a_logistic_head_is_a_truncated_logistic_law() -> None:
+    """Differences of the distribution function, renormalised; around what is seen at first."""
+    head = Logistic(made(9), 9).double()
+    numbers = torch.randn(50, 2, generator=generator(5)).double()
+    seen = head.values[torch.randint(9, (50,), generator=generator(6))]
+    center, width = (seen + numbers[:, 0])[:, None], (numbers[:, 1] - 2).exp()[:, None]
+    edges = torch.linspace(-1 - 1 / 8, 1 + 1 / 8, 10).double()
+    mass = torch.sigmoid((edges - center) / width).diff(dim=1)
+    torch.testing.assert_close(head._logits(numbers, seen).softmax(-1), mass / mass.sum(1, keepdim=True))
+
+
+def made(vocab_size: int, **options):
+    model = ls.build("d3pm-gaussian", vocab_size=vocab_size, length=4, width=8, depth=1, heads=1, **options)
+    return model.denoiser
+
+
+def test_a_network_with_a_logistic_head_begins_at_what_it_sees_and_learns() -> None:
+    denoiser, z = made(9, head="logistic"), torch.randint(9, (5, 4), generator=generator(7))
+    assert torch.equal(denoiser(z, torch.full((5, 4), 0.5), z).argmax(-1), z)
+    model = ls.build("d3pm-gaussian", vocab_size=9, length=4, width=8, depth=1, heads=1, timesteps=8, head="logistic")
+    data = torch.randint(3, 6, (32, 4), generator=generator(8))
+    nats = [progress.nats for progress in ls.fit(model, [data] * 30, steps=30, optim=ls.Optim(lr=1e-2, warmup=1))]
+    assert sum(nats[-5:]) < sum(nats[:5])
+    with pytest.raises(ls.UserError, match="Did you mean 'logistic'"):
+        made(9, head="logistics")

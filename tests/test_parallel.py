@@ -155,6 +155,12 @@ def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytes
     assert len(done.stdout.strip().splitlines()) == 1 and json.loads(done.stdout)["step"] == 30
     assert curve(RunFolder("team")) == pytest.approx(curve(RunFolder("alone")), rel=1e-5)
     assert len(timeless(RunFolder("team"))) == len(timeless(RunFolder("alone")))
+    measure = ["evaluate", "team", "--sequences", "7", "--json"]
+    capfd.readouterr()
+    assert main(measure) == main([*measure, "--nproc", "2"]) == 0
+    alone, shared = (json.loads(line) for line in capfd.readouterr().out.strip().splitlines())
+    assert shared["bits"] == pytest.approx(alone["bits"], rel=1e-6) and shared["sequences"] == 7
+    assert shared["data_sha256"] == alone["data_sha256"]
 
 
 @pytest.mark.slow

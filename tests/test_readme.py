@@ -16,7 +16,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/new-process.md", "docs/samplers.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/new-process.md", "docs/samplers.md", "docs/comparing.md"])
 def test_python_blocks_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, everything, fits, generator, network, same_law, skewed
+from laws import CHANCE, System, everything, fits, generator, network, same_law, skewed, sticky
 from torch import Tensor
 
 import logosphere as ls
@@ -110,8 +110,8 @@ def test_a_walk_has_the_law_of_its_chain(rule) -> None:
 def test_with_many_steps_every_remasking_walk_has_the_law_of_the_language(rule) -> None:
     language = skewed(3, 2)
     _, p = everything(language)
-    few, many = ((law_of_chain(language, rule, steps) - p).abs().sum() for steps in (128, 2048))
-    assert many < 0.02 and many < 0.4 * few  # at least like 1/√n
+    few, many = ((law_of_chain(language, rule, steps) - p).abs().sum() for steps in (64, 1024))
+    assert many < 0.01 and many < 0.4 * few  # at least like 1/√n
 
 
 def test_remasking_hides_again_what_was_shown() -> None:
@@ -137,8 +137,8 @@ def test_time_may_stand_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"revise": True}, {"temperature": 0.0}, {"critic": lambda z: z.double()}],
-    ids=["plain", "revise", "cold", "critic"],
+    [{}, {"review": True}, {"temperature": 0.0}, {"critic": lambda z: z.double()}],
+    ids=["plain", "review", "cold", "critic"],
 )
 def test_rewriting_hides_exactly_as_many_as_the_schedule_says(how: dict) -> None:
     frames: list[Frame] = []
@@ -167,3 +167,21 @@ def test_impossible_remasking_is_refused(wrong) -> None:
         Windowed(Remasking(), 0.2, 0.5)
     with pytest.raises(ls.UserError):
         Loop(on=0.1, off=0.5)
+
+
+def test_path_planning_hides_what_no_longer_fits() -> None:
+    """A chain that repeats its token: of a sequence with one intruder, the intruder is the least likely and goes."""
+    language = sticky(3, 5, stay=0.95)
+    model = System("mdlm").model(language)
+    oracle = Oracle(model, language)
+    z = torch.tensor([[1, 1, 2, 1, 1]])
+    t, s = torch.full((1, 5), 0.3), torch.full((1, 5), 0.2)
+
+    def ask(z, t, where):
+        """p(x_i | all others), and what z_i itself says, as a network answers."""
+        alone = z.expand(5, 5).where(~torch.eye(5).bool(), 3)
+        others = oracle(alone, t.expand(5, 5), alone)[range(5), range(5)][None]
+        return model.process.inform(others, z, t)[where]
+
+    moved = Rewriting(temperature=0.0, review=True)(model.process, ask, z, t, s, Drawn(generator(1), 1))
+    assert moved.tolist() == [[1, 1, 3, 1, 1]]

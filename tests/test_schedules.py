@@ -152,3 +152,21 @@ def test_published_rates_are_those_of_a_cosine() -> None:
     assert max(betas) == 0.999 and betas[0] < 1e-4
     t = torch.linspace(0.01, 0.99, 50).double()
     assert (of_betas(betas).signal(t) - Cosine().signal(t)).abs().max() < 0.01
+
+
+@given(schedules, inner_times)
+def test_drawn_times_are_weighed_by_how_fast_they_pass(curve: Schedule, w: float) -> None:
+    """dt/dw by a small difference; and all times between 0 and 1 are met."""
+    t, weight = curve.drawn(number(w))
+    step = 1e-6
+    slope = (curve.drawn(number(w + step))[0] - curve.drawn(number(w - step))[0]) / (2 * step)
+    if not isinstance(curve, Tabulated | Geometric):  # the ramp has an edge
+        assert float(weight) == pytest.approx(float(slope), rel=1e-4)
+    assert 0 < t < 1 and weight > 0
+
+
+def test_a_geometric_schedule_is_drawn_evenly_in_noise() -> None:
+    w = torch.linspace(0.01, 0.99, 50).double()
+    t, weight = Geometric().drawn(w)
+    torch.testing.assert_close(Geometric().noise(t), w**2 * Geometric().noise(number(1.0)), rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(weight * Geometric().slope(t), 2 * w * Geometric().noise(number(1.0)))

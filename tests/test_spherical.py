@@ -43,14 +43,14 @@ def test_the_brownian_bound_of_an_oracle_is_the_entropy(language: Language, opti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("total_noise", "steps_cost"), [(0.01, 0.003), (0.04, 0.003), (0.15, 0.006), (0.3, 0.012)])
+@pytest.mark.parametrize("total_noise", [0.01, 0.04, 0.15, 0.3])
 @pytest.mark.parametrize("start", ["mask", "uniform", 0.5])
-def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_noise: float, steps_cost: float) -> None:
-    """Within 3 s.e. and what the finite steps of the table cost, which grows with the noise of each step."""
+def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_noise: float) -> None:
+    """Within 3 s.e. and 0.3% of H, which the steps of the table may cost, whatever the noise."""
     language = skewed(27, 4)
     model = sphere_model("rdlm-heat", language, start=start, total_noise=total_noise)
     mean, error = mean_and_error(excess(model, language, n=2000, draws=100))
-    assert abs(mean) < 3 * error + steps_cost * language.entropy() and error < 0.005 * language.entropy()
+    assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.005 * language.entropy()
 
 
 @pytest.mark.parametrize("total_noise", [0.05, 0.3])

@@ -161,3 +161,12 @@ def test_impossible_staggers_are_refused() -> None:
     ):
         with pytest.raises(UserError, match=hint):
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
+
+
+def test_large_vocabularies_may_be_staggered() -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm", vocab_size=40, length=6, projected=True, stagger=0.6, **SMALL)
+    tokens = torch.randint(0, 40, (8, 6), generator=generator(1))
+    for progress in ls.fit(model, [tokens, tokens], steps=2):
+        assert 0 < progress.loss < 20
+    assert model.eval().nelbo(tokens, generator(2)).kind == "bound"

@@ -39,7 +39,7 @@ CARDS = [
         paper="Peng et al. 2025, arXiv:2502.03540",
         family="discrete",
         kind="bound",
-        difference="trained as mdlm; every step draws all positions anew and keeps the surest",
+        difference="trained as mdlm; every step judges all tokens anew and keeps the surest",
         builder="logosphere.recipes.discrete:mdlm",
         sampler="p2",
     ),

@@ -14,10 +14,13 @@ COMMANDS = {
     "evaluate": "measure the likelihood of a trained model, with its error",
     "sample": "generate text, continue a prompt, fill gaps",
     "remask": "teach a g-star model which of its tokens are wrong",
-    "compare": "rank models on the same sequences",
+    "compare": "train systems alike, rank them on the same sequences, write one report",
+    "bench": "measure the speed and memory of training and sampling",
+    "pack": "make a small folder of a run that a package can carry",
     "systems": "list the systems that can be trained",
     "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
+    "launch": "write a batch script for a cluster",
 }
 
 USAGE = """usage: logosphere COMMAND [OPTIONS]

@@ -1,5 +1,6 @@
 """logosphere compare"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -181,13 +182,9 @@ def _report(run: "RunFolder", measure: Measure) -> "Report":
     from logosphere.comparison.memory import digest, remembered
     from logosphere.evaluation.report import Report
 
-    key = [asdict(measure), digest(run.path / _file(measure.weights)), run.content["corpus"]]
+    key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"]]
     content = remembered(run.path / "eval" / "compare.json", key, lambda: asdict(measured(run, measure)))
     return Report(**content)
-
-
-def _file(weights: str) -> str:
-    return {"ema": "ema.safetensors", "best": "best.safetensors", "model": "model.safetensors"}[weights]
 
 
 def _write(
@@ -213,7 +210,8 @@ def _write(
         chosen = [judged(judge) for judge in _jury(arguments)] + chosen
         real = values(against.real, against, chosen)
         for name, runs in groups.items():
-            portraits[name] = _portrait(runs[0], corpus, against, chosen, ways, measure)
+            report = next(one.report for one in standing if one.name == name)
+            portraits[name] = _portrait(runs[0], corpus, against, chosen, ways, measure, _units(report))
     made = board(standing, groups, portraits, corpus, chosen, against, real)
     page, *beside = write_board(made, arguments.report)
     size = page.stat().st_size / 1e6
@@ -226,18 +224,30 @@ def _jury(arguments: Arguments) -> "list[Judge]":
     return [summoned(name, arguments.out / JUDGE) for name in arguments.samples.judge]
 
 
+def _units(report: "Report") -> float:
+    """Characters, bytes or whatever bits are counted per, for each token."""
+    return sum(report.nats) / math.log(2) / report.tokens / report.bits if report.bits else 1.0
+
+
 def _portrait(
-    run: "RunFolder", corpus: "Corpus", against: "Reference", chosen: "list[Metric]", ways: "Ways", measure: Measure
+    run: "RunFolder",
+    corpus: "Corpus",
+    against: "Reference",
+    chosen: "list[Metric]",
+    ways: "Ways",
+    measure: Measure,
+    units_per_token: float,
 ) -> "Portrait":
     from logosphere.comparison.memory import digest, remembered
     from logosphere.comparison.portrait import portrait
     from logosphere.reports.board import read_portrait
 
     key = [
-        digest(run.path / _file(measure.weights)),
+        digest(run.weights_file(measure.weights)),
         asdict(ways),
         [m.name for m in chosen],
         measure.split,
+        measure.per,
         corpus.sha256,
     ]
     with bar(f"samples {run.path.name}") as shown:
@@ -247,7 +257,7 @@ def _portrait(
                 shown.update(0.0, what)
 
             model = run.model(measure.weights)
-            return asdict(portrait(model, corpus, measure.split, against, chosen, ways, 1.0, watch))
+            return asdict(portrait(model, corpus, measure.split, against, chosen, ways, units_per_token, watch))
 
         return read_portrait(remembered(run.path / "eval" / "portrait.json", key, made))
 

@@ -8,9 +8,11 @@ import tyro
 
 from logosphere.cli.console import bar, corpus_with_progress, parse, print_json, say
 from logosphere.errors import UserError
+from logosphere.parallel.launch import launch, must_launch
 
 if TYPE_CHECKING:
     from logosphere.evaluation.report import Report
+    from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
 
 
@@ -43,17 +45,27 @@ class Arguments:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     measure: Annotated[Measure, tyro.conf.arg(name="")] = Measure()
+    nproc: int = 1
+    """Processes on this machine that share the sequences; under torchrun it need not be given."""
     json: bool = False
     """Print the result as JSON."""
 
 
 def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "evaluate")
+    if must_launch(arguments.nproc):
+        return launch(["evaluate", *words], arguments.nproc)
 
+    from logosphere.parallel.team import assembled
     from logosphere.runs.folder import RunFolder
 
     folder = RunFolder(arguments.run)
-    report = measured(folder, arguments.measure)
+    with assembled() as team:
+        report = measured(folder, arguments.measure, team)
+        return _told(folder, report, arguments) if team.leads else 0
+
+
+def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
     path = folder.path / "eval" / f"{report.data.replace('/', '-').replace(' ', '-')}.json"
     report.save(path)
     if arguments.json:
@@ -66,10 +78,11 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def measured(folder: "RunFolder", measure: Measure) -> "Report":
-    """The report of a run."""
+def measured(folder: "RunFolder", measure: Measure, team: "Team | None" = None) -> "Report":
+    """The report of a run, the same for every process of a team."""
     from logosphere.data.batches import check_length, sequences, sequences_in, tokens_in
     from logosphere.evaluation.report import evaluate
+    from logosphere.parallel.team import ALONE
     from logosphere.runs.train import device_of
 
     if measure.sequences < 0 or measure.batch < 1:
@@ -106,4 +119,5 @@ def measured(folder: "RunFolder", measure: Measure) -> "Report":
             tokenizer=tokenizer.fingerprint,
             weights=measure.weights,
             watch=watch,
+            team=team or ALONE,
         )

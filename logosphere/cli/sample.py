@@ -26,10 +26,10 @@ FRAMES_PER_SECOND = 30
 
 @dataclass(frozen=True)
 class Arguments:
-    """Generate text with a trained model; without RUN, with the one trained last."""
+    """Generate text with a trained model; without RUN, with the one trained last, or else with the one in the box."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of the run."""
+    """Folder of the run, or box:NAME for a model that came with the package."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
     """How many texts."""
     steps: int = 64
@@ -81,10 +81,10 @@ def run(words: list[str]) -> int:
     if arguments.sampler != "auto":
         listing(arguments.sampler)
 
-    from logosphere.runs.folder import RunFolder, newest
+    from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
-    folder = RunFolder(arguments.run or newest())
+    folder = RunFolder(arguments.run or newest_or_box())
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
     given: Given | None = None

@@ -38,22 +38,38 @@ class Arguments:
     """Go on with the run in --out, or with the one trained last."""
     nproc: int = 1
     """Processes on this machine that share the work; under torchrun it need not be given."""
+    dry_run: bool = False
+    """Only say what the training would cost: parameters, FLOPs, memory, time."""
     tensorboard: bool = False
     """Also write metrics for tensorboard (extra 'track')."""
     json: bool = False
     """Print the result as JSON."""
 
 
-def run(words: list[str]) -> int:
-    named = bool(words) and not words[0].startswith("-")
-    name, words = (words[0], words[1:]) if named else ("demo", words)
-    default = Arguments(recipe=recipe(name))
-    arguments = parse(Arguments, words, f"train [{'|'.join(RECIPES)}|FILE]", default=default)
-    chosen = _one_budget(arguments.recipe, words)
+def arguments_of(words: list[str]) -> Arguments:
+    """What the words of the command ask for."""
+    name, rest = _named(words)
+    arguments = parse(Arguments, rest, f"train [{'|'.join(RECIPES)}|FILE]", default=Arguments(recipe=recipe(name)))
+    chosen = _one_budget(arguments.recipe, rest)
     system(chosen.system)
+    return replace(arguments, recipe=chosen)
 
+
+def _named(words: list[str]) -> tuple[str, list[str]]:
+    """The name of the recipe, and the words after it."""
+    named = bool(words) and not words[0].startswith("-")
+    return (words[0], words[1:]) if named else ("demo", words)
+
+
+def run(words: list[str]) -> int:
+    arguments = arguments_of(words)
+    chosen = arguments.recipe
+    if arguments.dry_run:
+        from logosphere.cli.dryrun import dry_run
+
+        return dry_run(chosen, max(1, arguments.nproc), json=arguments.json)
     if must_launch(arguments.nproc):
-        return launch(["train", name, *words], arguments.nproc)
+        return launch(["train", *words], arguments.nproc)
 
     from logosphere.parallel.team import assembled
     from logosphere.runs.folder import RunFolder

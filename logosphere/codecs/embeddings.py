@@ -55,10 +55,19 @@ class Embeddings(Codec):
     def decode(self, z: State) -> Tokens:
         return self.nearest(z)
 
+    def products(self, z: State) -> Float[Tensor, "... V"]:
+        """z·e_k, in float32 whatever the precision of networks: tokens are told apart by small differences."""
+        with torch.autocast(z.device.type, enabled=False):
+            return z.float() @ self.table().T
+
+    def mean(self, logits: Float[Tensor, "... V"]) -> State:
+        """Σ_k p_k e_k, likewise."""
+        with torch.autocast(logits.device.type, enabled=False):
+            return logits.float().softmax(-1) @ self.table()
+
     def _closeness(self, z: State) -> Float[Tensor, "... V"]:
         """(|z|² - |z - e_k|²) / 2: largest for the nearest row."""
-        table = self.table().detach()
-        return z.detach() @ table.T - table.square().sum(-1) / 2
+        return (self.products(z) - self.table().square().sum(-1) / 2).detach()
 
     def read(self, z: State) -> Tokens:
         best = self._closeness(z).topk(2, dim=-1)

@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from logosphere.comparison.memory import digest
@@ -19,7 +18,6 @@ from logosphere.reports.literature import published
 from logosphere.runs.folder import RunFolder, environment
 from logosphere.runs.train import SHORT
 from logosphere.systems import system
-from logosphere.weights import AVERAGED, WEIGHTS
 
 COSTS = "costs.json"
 SHOWN = 3
@@ -68,10 +66,10 @@ def _budget(recipe: Recipe) -> str:
 def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:
     run, report = runs[0], one.report
     card = system(run.recipe.system)
-    seeds = [
-        Seed(run.recipe.seed, str(run.path), seed.bits, seed.error, digest(_weights(run)), _last(run).get("step", 0))
-        for run, seed in zip(runs, one.seeds, strict=True)
-    ]
+    seeds = []
+    for trained, seed in zip(runs, one.seeds, strict=True):
+        weights, step = digest(trained.weights_file()), int(_last(trained).get("step", 0))
+        seeds.append(Seed(trained.recipe.seed, str(trained.path), seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.recipe.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
@@ -82,11 +80,6 @@ def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) 
         film=None if portrait is None else portrait.film,
         costs=_costs(run, report.seconds / len(seeds)),
     )  # fmt: skip
-
-
-def _weights(run: RunFolder) -> Path:
-    averaged = run.path / AVERAGED
-    return averaged if averaged.exists() else run.path / WEIGHTS
 
 
 def _last(run: RunFolder) -> dict[str, Any]:

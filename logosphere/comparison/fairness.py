@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from logosphere.box import located
 from logosphere.errors import UserError
 from logosphere.runs.folder import RunFolder
 from logosphere.weights import RECIPE, WEIGHTS
@@ -9,6 +10,7 @@ from logosphere.weights import RECIPE, WEIGHTS
 
 def opened(folder: Path) -> RunFolder:
     """A run that can be compared: there, saved, and not being written."""
+    folder = located(folder)
     if folder.is_dir() and not any(folder.iterdir()):
         raise UserError(
             f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"
@@ -19,8 +21,9 @@ def opened(folder: Path) -> RunFolder:
         raise UserError(f"{folder} is not the folder of a run: {RECIPE} is missing.{hint}")
     run = RunFolder(folder)
     try:
-        with run.lock():
-            pass
+        if (folder / ".lock").exists():
+            with run.lock():
+                pass
     except UserError:
         raise UserError(f"{folder} is still being trained; wait for it or stop it before comparing.") from None
     if not (folder / WEIGHTS).exists():

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from logosphere.data.batches import first_tokens, sequences
+from logosphere.data.batches import Split, first_tokens, sequences
 from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
 from logosphere.evaluation.integrand import integrand
@@ -15,7 +15,7 @@ from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference,
 from logosphere.model import Model
 from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
 from logosphere.sampling.walk import Frame, generate, model_plan
-from logosphere.types import Batch
+from logosphere.types import Batch, Condition
 
 SLICES, SLICE_SEQUENCES = 12, 64
 """How finely the bound is followed over time, and on how many sequences."""
@@ -48,9 +48,12 @@ class Ways:
 
 def reference(corpus: Corpus, split: str, length: int, count: int) -> Reference:
     """Held-out text as a row beside the samples, and the training text they are held against."""
-    row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[split]
-    real = torch.cat([batch.tokens for batch in sequences(row, length, count, count)])
+    real = next(iter(sequences(part_of(corpus, split), length, count, count))).tokens
     return Reference(corpus.tokenizer, first_tokens(corpus.train, TRAIN_TOKENS), Texts.spelt(real, corpus.tokenizer))
+
+
+def part_of(corpus: Corpus, split: str) -> Split:
+    return {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[split]
 
 
 def portrait(
@@ -64,7 +67,8 @@ def portrait(
     watch: Callable[[str], None],
 ) -> Portrait:
     """Draw samples in every way and measure them; `watch` is told what is being done."""
-    row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[split]
+    row = part_of(corpus, split)
+    condition = next(iter(sequences(row, model.length, ways.samples, ways.samples))).condition
 
     def held_out() -> list[Batch]:
         return list(sequences(row, model.length, SLICE_SEQUENCES, SLICE_SEQUENCES))
@@ -80,22 +84,29 @@ def portrait(
             continue  # a model that writes token by token takes the same steps whatever is asked
         tried.add((taken, temperature))
         watch(f"sampling, {steps} steps, temperature {temperature:g}")
-        sampling, drawn = _sampled(model, against, chosen, ways, steps, temperature)
+        sampling, drawn = _sampled(model, against, chosen, ways, steps, temperature, condition)
         samplings.append(sampling)
         texts = drawn if temperature == 1 else texts
     watch("filming")
-    film = filmed(model, against, ways.seed)
+    film = filmed(model, against, ways.seed, condition)
     return Portrait([Share(**asdict(part)) for part in slices], samplings, list(texts.strings[:SHOWN]), film)
 
 
 def _sampled(
-    model: Model, against: Reference, chosen: Sequence[Metric], ways: Ways, steps: int, temperature: float
+    model: Model,
+    against: Reference,
+    chosen: Sequence[Metric],
+    ways: Ways,
+    steps: int,
+    temperature: float,
+    condition: Condition | None,
 ) -> tuple[Sampling, Texts]:
     rng = torch.Generator(model.device).manual_seed(ways.seed)
     parts, nfe, seconds, started = [], 0.0, 0.0, time.process_time()
     for first in range(0, ways.samples, LARGEST_BATCH):
         n = min(LARGEST_BATCH, ways.samples - first)
-        drawn = generate(model, n=n, steps=steps, rng=rng, temperature=temperature)
+        given = _part(condition, first, n)
+        drawn = generate(model, n=n, steps=steps, rng=rng, temperature=temperature, condition=given)
         parts.append(drawn.tokens)
         nfe, seconds = nfe + drawn.nfe * n / ways.samples, seconds + drawn.seconds
     cpu_seconds = time.process_time() - started
@@ -113,7 +124,11 @@ def values(texts: Texts, against: Reference, chosen: Sequence[Metric]) -> dict[s
     }
 
 
-def filmed(model: Model, against: Reference, seed: int) -> Film:
+def _part(condition: Condition | None, first: int, n: int) -> Condition | None:
+    return None if condition is None else condition.each(lambda field: field[first : first + n])
+
+
+def filmed(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Film:
     """Two samples while they condense: the changes from frame to frame."""
     rows: list[list[list[int]]] = []
 
@@ -122,7 +137,7 @@ def filmed(model: Model, against: Reference, seed: int) -> Film:
 
     rng = torch.Generator(model.device).manual_seed(seed)
     steps = min(FILM_STEPS, 2 * model.length)
-    generate(model, n=FILMED, steps=steps, rng=rng, watch=watch)
+    generate(model, n=FILMED, steps=steps, rng=rng, condition=_part(condition, 0, FILMED), watch=watch)
     kept = (
         [rows[i * (len(rows) - 1) // (MOST_FRAMES - 1)] for i in range(MOST_FRAMES)]
         if len(rows) > MOST_FRAMES

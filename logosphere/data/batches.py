@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
+from logosphere.data.shuffling import Permutation
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
@@ -45,9 +46,13 @@ def first_tokens(split: Split, count: int) -> Row:
     return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else split[:count]
 
 
-def draws(split: Split, length: int, batch: int, seed: int) -> "Crops | Picks":
-    """Batches to train on."""
-    return Picks(split, length, batch, seed) if isinstance(split, Examples) else Crops(split, length, batch, seed)
+def draws(split: Split, length: int, batch: int, seed: int, order: str = "crops") -> "Crops | Epochs | Picks":
+    """Batches to train on; a row of tokens is drawn from in `crops` with replacement, or gone through in `epochs`."""
+    if order not in ("crops", "epochs"):
+        raise UserError(f"The order of the data must be crops or epochs, not '{order}'.")
+    if isinstance(split, Examples):
+        return Picks(split, length, batch, seed)
+    return (Crops if order == "crops" else Epochs)(split, length, batch, seed)
 
 
 def sequences(split: Split, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
@@ -78,6 +83,35 @@ class Crops:
         u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
+        everywhere = torch.ones_like(tokens, dtype=torch.bool)
+        return Batch(tokens, ~everywhere, everywhere, ids, place, self.batch)
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Batch after batch of windows that do not overlap, each once an epoch, in an order that is new every epoch."""
+
+    tokens: Row
+    length: int
+    batch: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
+        check_length(self.tokens, self.length)
+
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        place = torch.arange(self.batch)[rows]
+        ids = step * self.batch + place
+        available = len(self.tokens) // self.length
+        epochs, places = ids // available, ids % available
+        which = torch.empty_like(places)
+        for epoch in epochs.unique().tolist():
+            inside = epochs == epoch
+            which[inside] = Permutation(available, (self.seed << 20) + epoch)(places[inside])
+        tokens = _rows(self.tokens, which.numpy()[:, None] * self.length, self.length)
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
         return Batch(tokens, ~everywhere, everywhere, ids, place, self.batch)
 

@@ -4,6 +4,7 @@ A folder holds `<split>.tokens` (bare little-endian integers) and `meta.json`, w
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ FORMAT = "logosphere-tokens"
 VERSION = 1
 SPLITS = ("train", "valid", "test")
 FEWEST_TOKENS = 2
-META = "meta.json"
+META, BUSY = "meta.json", ".busy"
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 """How systems say that a folder cannot be moved to a place because something is there."""
 
@@ -59,31 +60,58 @@ def build(
     # Now rather than at the end, when other processes may have put theirs in its place.
     _discard(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     workshop = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        tallies = _write_tokens(workshop, pieces, tokenizer, report)
-        for split, tally in tallies.items():
-            if tally.tokens < FEWEST_TOKENS:
-                raise UserError(
-                    f"The {split} part of {source} has only {tally.tokens} tokens "
-                    f"({tally.characters} characters); give a longer text."
-                )
-        meta = {
-            "format": FORMAT,
-            "version": VERSION,
-            "dtype": _dtype(tokenizer.size).name,
-            "vocabulary": tokenizer.describe(),
-            "source": {"name": source, "sha256": source_sha256},
-            "splits": {split: asdict(tally) for split, tally in tallies.items()},
-        }
-        with (workshop / META).open("w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        with (workshop / BUSY).open("w") as busy:
+            fcntl.flock(busy, fcntl.LOCK_EX)
+            _furnish(workshop, pieces, tokenizer, source, source_sha256, report)
+            (workshop / BUSY).unlink()
         workshop.chmod(0o755)
         _install(workshop, folder)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _furnish(
+    workshop: Path,
+    pieces: Iterable[tuple[str, str]],
+    tokenizer: Tokenizer,
+    source: str,
+    source_sha256: str,
+    report: Callable[[int], None] | None,
+) -> None:
+    """Write the token files and what is to be known about them."""
+    tallies = _write_tokens(workshop, pieces, tokenizer, report)
+    for split, tally in tallies.items():
+        if tally.tokens < FEWEST_TOKENS:
+            raise UserError(
+                f"The {split} part of {source} has only {tally.tokens} tokens "
+                f"({tally.characters} characters); give a longer text."
+            )
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "dtype": _dtype(tokenizer.size).name,
+        "vocabulary": tokenizer.describe(),
+        "source": {"name": source, "sha256": source_sha256},
+        "splits": {split: asdict(tally) for split, tally in tallies.items()},
+    }
+    with (workshop / META).open("w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the workshops of processes that were killed; whoever is alive holds a lock in his."""
+    for workshop in folder.parent.glob(f".{folder.name}.*"):
+        try:
+            with (workshop / BUSY).open("r+") as busy:
+                fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(workshop, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.shapes import Bool
-from logosphere.types import Condition, Logits, Positions, State, Times
+from logosphere.types import Condition, Logits, Parts, Positions, State, Times
 
 
 def check_block(length: int, block: int) -> None:
@@ -30,6 +30,11 @@ class Denoiser(nn.Module, ABC):
 
         `context` holds clean states; block b may look at those of blocks before b and at no others.
         """
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        """The prediction at the wanted positions a few rows at a time; by default all are made at once."""
+        out = self(z, t, context, where)
+        return lambda rows: out[rows]
 
     def session(self) -> "Denoiser":
         """A denoiser for one run of the sampler, free to remember what it has seen (a cache); by default itself."""

@@ -16,7 +16,7 @@ from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Memory, Trunk
 from logosphere.errors import UserError
 from logosphere.shapes import Bool
-from logosphere.types import NO_TOKEN, Condition, Logits, Positions, State, Times
+from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
 
 READING_DEPTH = 2
 """Blocks of the small network that reads a source text."""
@@ -93,8 +93,19 @@ class Conditional(Denoiser, ABC):
     def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
         """The prediction, with this memory in view."""
 
+    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
+        """The same, a few rows at a time."""
+        out = self.read(z, t, context, where, memory)
+        return lambda rows: out[rows]
+
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        return self.read(z, t, context, where, None if self.conditioner is None else self.conditioner.blank(len(z)))
+        return self.read(z, t, context, where, self._blank(len(z)))
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        return self.read_parts(z, t, context, where, self._blank(len(z)))
+
+    def _blank(self, batch: int) -> Memory | None:
+        return None if self.conditioner is None else self.conditioner.blank(batch)
 
     def remembered(self, memory: Memory | None) -> Denoiser:
         """A denoiser for one run of the sampler, with this memory in view."""
@@ -122,6 +133,9 @@ class Conditioned(Denoiser):
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.network.read(z, t, context, where, self._memory())
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        return self.network.read_parts(z, t, context, where, self._memory())
 
     def session(self) -> Denoiser:
         with torch.no_grad():  # a condition is read once for a whole run

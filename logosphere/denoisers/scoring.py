@@ -3,7 +3,7 @@
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.processes.heads import Score
 from logosphere.processes.mixing import Mixing
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, Parts, Positions, State, Times
 
 
 class Scoring(Wrapper):
@@ -19,6 +19,10 @@ class Scoring(Wrapper):
         if where is not None:
             z, t = z[where], t[where]
         return self.head.rated(self.law, out, z, t)
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, z, t = self.inner.parts(z, t, context, where), z[where], t[where]
+        return lambda rows: self.head.rated(self.law, inner(rows), z[rows], t[rows])
 
     def around(self, inner: Denoiser) -> Denoiser:
         return Scoring(inner, self.law, self.head)

@@ -16,7 +16,7 @@ from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Memory, Trunk
 from logosphere.errors import UserError
 from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, Parts, Positions, State, Times
 
 
 def conditioner(network: Network) -> Conditioner | None:
@@ -40,6 +40,11 @@ def shared_time(t: Times) -> Float[Tensor, "B M"]:
     return t[:, :1] if bool((t == t[:, :1]).all()) else t
 
 
+def spoken(head: Head, h: Float[Tensor, "N D"]) -> Parts:
+    """Features as logits, a few rows at a time."""
+    return lambda rows: head(h[rows])
+
+
 class FullTransformer(Conditional):
     """Every position sees every noisy state."""
 
@@ -56,8 +61,14 @@ class FullTransformer(Conditional):
         self.conditioner = conditioner(network)
 
     def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
+        return self.head(self._features(z, t, context, where, memory))
+
+    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
+        return spoken(self.head, self._features(z, t, context, where, memory))
+
+    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
         h = self.trunk(along(self.stem(z), memory), shared_time(t) if self.reads_time else None, memory=memory)
-        return self.head(h if where is None else h[where])
+        return h if where is None else h[where]
 
 
 class CausalTransformer(Conditional):
@@ -73,8 +84,14 @@ class CausalTransformer(Conditional):
         self.conditioner = conditioner(network)
 
     def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
+        return self.head(self._features(z, t, context, where, memory))
+
+    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
+        return spoken(self.head, self._features(z, t, context, where, memory))
+
+    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
         h = self.trunk(along(self.stem(self.shifted(context)), memory), causal=True, memory=memory)
-        return self.head(h if where is None else h[where])
+        return h if where is None else h[where]
 
     def shifted(self, context: State) -> State:
         """The token before each position; a start symbol before the first. Hidden ones are never looked at."""
@@ -141,10 +158,16 @@ class BlockTransformer(Conditional):
         self.conditioner = conditioner(network)
 
     def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
+        return self.head(self._features(z, t, context, where, memory))
+
+    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
+        return spoken(self.head, self._features(z, t, context, where, memory))
+
+    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
         both = torch.cat([along(self.stem(z), memory), along(self.stem(context), memory)], dim=1)
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         h = self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
-        return self.head(h if where is None else h[where])
+        return h if where is None else h[where]
 
     def remembered(self, memory: Memory | None) -> Denoiser:
         return BlockSession(self, memory)

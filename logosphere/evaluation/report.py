@@ -64,7 +64,7 @@ class Report:
         try:
             content = json.loads(Path(path).read_bytes())
             return Report(**{field.name: content[field.name] for field in fields(Report)})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 
 

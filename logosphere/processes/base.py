@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
 from logosphere.noise import Noise
 from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, State, Times, Tokens
+from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, PredictInParts, State, Times, Tokens
 
 CERTAIN = 1e4
 """A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
@@ -56,6 +57,8 @@ class Process(nn.Module, ABC):
     branches: int = 1
     """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
     branch: int | None = None
+    by_rows: bool = False
+    """Are `nats` and `charge` functions of single rows of logits and nothing else? Then they may be taken in parts."""
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
@@ -156,10 +159,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     free = process.codec.spread(batch.free)
     z, t, weight = process.noised(u, w, free, noise)
     where = process.wanted(z, free)
-    # While a codec is being taught, nothing is wanted, and nobody is asked.
-    asked = bool(where.any())
-    out = predict(z, t, context=u, where=where) if asked else torch.zeros(0, process.codec.choices, device=z.device)
-    nats = process.nats(out, u[where], z[where], t[where])
+    nats, charged = _costs(process, predict, u, Noised(z, t, weight), where)
     last = t[where] <= process.first
 
     def per_sequence(values: Float[Tensor, "N"]) -> Float[Tensor, "B"]:
@@ -168,7 +168,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
 
     recon = read_nats + per_sequence(torch.where(last, nats, 0) * weight[where])
     diffusion = per_sequence(torch.where(last, 0, nats) * weight[where])
-    loss = read_loss + per_sequence(process.charge(nats, out, u[where], z[where], t[where], weight[where]))
+    loss = read_loss + per_sequence(charged)
     if process.training:
         loss = loss + process.besides(batch, u, t, diffusion.detach(), noise)
     return Bound(
@@ -180,3 +180,36 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         kind=process.kind,
         credit=process.credit(u, z, t, free),
     )
+
+
+LARGEST = 1 << 23
+"""Logits made at a time, where they can be made in parts: 32 MiB of float32."""
+
+
+def _costs(
+    process: Process, predict: Predict, u: State, noised: Noised, where: Positions
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """`nats` and `charge` at the wanted positions.
+
+    Where there are many tokens the logits are made a few rows at a time, and once more when the gradient is wanted, so
+    that neither they nor their softmax are ever in memory as a whole.
+    """
+    z, t, weight = noised
+    x, picked, times, weights = u[where], z[where], t[where], weight[where]
+
+    def costs(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
+        nats = process.nats(out, x[rows], picked[rows], times[rows])
+        return nats, process.charge(nats, out, x[rows], picked[rows], times[rows], weights[rows])
+
+    count, size = len(times), max(1, LARGEST // process.codec.choices)
+    if count == 0:  # while a codec is being taught, nothing is wanted, and nobody is asked
+        return costs(torch.zeros(0, process.codec.choices, device=z.device), slice(None))
+    if count <= size or not process.by_rows or not isinstance(predict, PredictInParts):
+        return costs(predict(z, t, context=u, where=where), slice(None))
+    answer = predict.parts(z, t, context=u, where=where)
+    found = []
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        found.append(checkpoint(lambda rows: costs(answer(rows), rows), rows, use_reentrant=False))
+    nats, charged = zip(*found, strict=True)
+    return torch.cat(nats), torch.cat(charged)

@@ -39,7 +39,8 @@ def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."
 class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
-    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp).
+    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp), with `calm` as bounds
+    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -52,9 +53,16 @@ class Clock(nn.Module):
     pending: Tensor
     drawn: Tensor | None
 
-    def __init__(self, base: Float[Tensor, "T"], drawn: Float[Tensor, "T"] | None = None, *, warped: bool = False):
+    def __init__(
+        self,
+        base: Float[Tensor, "T"],
+        drawn: Float[Tensor, "T"] | None = None,
+        *,
+        warped: bool = False,
+        calm: bool = False,
+    ):
         super().__init__()
-        self.warped = warped
+        self.warped, self.calm = warped, calm
         self.steps = len(base)
         bins = min(BINS, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
@@ -72,7 +80,7 @@ class Clock(nn.Module):
         squares, cost, doubt = self.measured
         if self.training and self.warped:
             cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
-        elif self.training:
+        elif self.training and not self.calm:
             most = doubt[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
             cost = cost * (1 - doubt / most).square().clamp_min(LEAST)
         else:
@@ -89,7 +97,9 @@ class Clock(nn.Module):
     def _shares(self, cost: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
         """Steps in proportion to what their bins cost; what was never seen is taken for average."""
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
-        p = (1 - FLOOR - LAST) * p / p.sum() + FLOOR / self.steps
+        # A network that knows nothing yet has the same doubt everywhere, and nothing to prefer.
+        p = torch.where(p.sum() > 1e-9, p / p.sum().clamp_min(1e-9), 1 / self.steps)
+        p = (1 - FLOOR - LAST) * p + FLOOR / self.steps
         p[-1] += LAST
         return p
 

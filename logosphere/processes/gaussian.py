@@ -22,14 +22,14 @@ from logosphere.errors import UserError
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.processes.clock import Clock
+from logosphere.processes.clock import Clock, place
 from logosphere.processes.gaussian_moves import Move, ancestral
 from logosphere.processes.predictions import Prediction
 from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
-Spacing = Literal["angle", "logsnr"]
+Spacing = Literal["angle", "logsnr", "information"]
 
 FIRST = 1e-3
 """The time at which the path ends and the token is read off. A mark only: schedules run from here to 1."""
@@ -108,24 +108,34 @@ class Gaussian(Process):
         return torch.where(t <= FIRST, self.intervals, step)
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
-        """Equal steps of the angle arccos α or of λ from 1 to FIRST, then the reading; not those of the training."""
+        """Equal steps of the angle arccos α, of λ or of the measured nats from 1 to FIRST, then the reading.
+
+        Whatever law times had in training.
+        """
         if steps == 1:
             return torch.tensor([1.0, 0.0])
-        start, end = self.schedule.logsnr(torch.tensor([1.0, 0.0], device=self.clock.base.device)).detach().cpu()
         share = torch.linspace(0, 1, steps, dtype=torch.float64)
-        if self.spacing == "logsnr" and math.isfinite(start):
-            logsnr = start + (end - start) * share
-        else:
-            angle = torch.lerp(torch.atan((-start / 2).exp()), torch.atan((-end / 2).exp()), share)
-            logsnr = -2 * angle.tan().log()
-        own = self.schedule.time(logsnr.to(self.clock.base.device)).cpu()
+        own = self._spaced(share.to(self.clock.base.device)).cpu()
         own[0], own[-1] = 1.0, 0.0
         return F.pad(FIRST + (1 - FIRST) * own, (0, 1)).float()
+
+    @torch.no_grad()
+    def _spaced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        """The schedule's times at these shares of the way."""
+        if self.spacing == "information":
+            nats = self.clock.measured[1][self.clock.bin_of][:-1]
+            return 1 - place(nats / nats.sum(), share) / self.intervals
+        start, end = self.schedule.logsnr(torch.tensor([1.0, 0.0], device=share.device))
+        if self.spacing == "logsnr" and math.isfinite(start):
+            return self.schedule.time(start + (end - start) * share)
+        angle = torch.lerp(torch.atan((-start / 2).exp()), torch.atan((-end / 2).exp()), share)
+        return self.schedule.time(-2 * angle.tan().log())
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        return noise.normal(batch, length, self.codec.encode(torch.zeros(1, 1, dtype=torch.long)).shape[-1])
+        like = self.codec.encode(torch.zeros(1, 1, dtype=torch.long, device=noise.device))
+        return noise.normal(batch, length, like.shape[-1])
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         alpha, sigma = self.levels(t)
@@ -151,10 +161,9 @@ class Gaussian(Process):
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         """Adds log q(z | k) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + const: Plaid's output prior, for rows of any length."""
         assert isinstance(self.codec, Embeddings)
-        table = self.codec.table()
         snr = self.logsnr(t)[..., None].exp()
         along, across = (snr * (1 + snr)).sqrt().float(), (snr / 2).float()
-        said = along * (z @ table.T) - across * table.square().sum(-1)
+        said = along * self.codec.products(z) - across * self.codec.table().square().sum(-1)
         clean = CERTAIN * (F.one_hot(self.codec.nearest(z), self.codec.vocab_size) - 1)
         return logits + torch.where(t[..., None] > 0, said - said.detach().amax(-1, keepdim=True), clean.to(said.dtype))
 
@@ -163,15 +172,14 @@ class Gaussian(Process):
         if self.predicts is not None:
             return self.predicts.clean(out, z, *self.levels(t))
         assert isinstance(self.codec, Embeddings)
-        return out.softmax(-1) @ self.codec.table()
+        return self.codec.mean(out)
 
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """What a network that knows p(token | z) would say."""
         if self.predicts is None:
             return posterior
         assert isinstance(self.codec, Embeddings)
-        table = self.codec.table()
-        return self.predicts.answer(posterior.to(table.dtype).softmax(-1) @ table, z, *self.levels(t))
+        return self.predicts.answer(self.codec.mean(posterior), z, *self.levels(t))
 
     def read_off(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
         """log p(token | z_first): what the network says, or what the state itself does where that is no token."""
@@ -179,7 +187,7 @@ class Gaussian(Process):
             return out
         assert isinstance(self.codec, Embeddings)
         if self.bias is not None:
-            return z @ self.codec.table().T + self.bias
+            return self.codec.products(z) + self.bias
         return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=z.device), z, t)
 
     # ---- the bound --------------------------------------------------------------------------------------------
@@ -238,6 +246,7 @@ class Gaussian(Process):
         """How the embeddings are: they must neither collapse nor explode."""
         return {} if not isinstance(self.codec, Embeddings) else self.codec.figures(*self._first_levels())
 
+    @torch.no_grad()
     def _first_levels(self) -> tuple[float, float]:
         alpha, sigma = self.levels(torch.full((1,), FIRST, device=self.clock.base.device))
         return float(alpha), float(sigma)

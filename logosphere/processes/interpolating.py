@@ -18,6 +18,7 @@ from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Noised, Process, uniform_grid
+from logosphere.processes.clock import Clock
 from logosphere.processes.heads import Head, Posterior, Score, cross_entropy
 from logosphere.processes.mixing import Mixing
 from logosphere.shapes import Float
@@ -34,7 +35,8 @@ class Interpolating(Process):
     cross-entropy of hidden tokens alone, whatever the time, which learns faster; `weighting` trains with other weights
     than the bound's. The bound is measured all the same. `exact_count` masks exactly ceil(w·n) of n positions instead
     of each by chance: the same bound with less variance, for models that do not read the time. `clip` keeps the share
-    of hidden positions in an interval while training (BD3-LM); bounds are always measured over all of [0, 1].
+    of hidden positions in an interval while training (BD3-LM); bounds are always measured over all of [0, 1]. A `clock`
+    draws the steps of a chain where their costs scatter most.
     """
 
     kind: Kind = "bound"
@@ -50,13 +52,15 @@ class Interpolating(Process):
         unweighted: bool = False,
         weighting: Weighting | None = None,
         clip: tuple[float, float] = (0.0, 1.0),
+        clock: Clock | None = None,
         grid: Callable[[int], Tensor] = uniform_grid,
     ):
         super().__init__()
         self.law, self.head, self.timesteps = law, head or Posterior(), timesteps
         self.vocab_size, self.schedule = law.vocab_size, law.schedule
         self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
-        self.weighting, self.clip, self._grid = weighting, clip, grid
+        self.weighting, self.clip, self.clock, self._grid = weighting, clip, clock, grid
+        self.by_rows = clock is None  # a clock hears of every row once
         self._check()
         self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
         self.mask, self.most_steps, self.needs_time = self.codec.mask, timesteps, law.spreads
@@ -108,10 +112,13 @@ class Interpolating(Process):
             w = self.clip[0] + (self.clip[1] - self.clip[0]) * w
         if self.exact_count:
             return self._noised_by_count(u, w, free, noise)
-        if self.timesteps is not None:
+        if self.clock is not None and self.timesteps is not None:
+            step, inverse = self.clock.locate(w, u.shape[1] // w.shape[1])
+            t, weight = (step + 1) / self.timesteps, inverse / self.timesteps
+        elif self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
         else:
-            t, weight = w**self.law.warp, self.law.warp * w ** (self.law.warp - 1)
+            t, weight = self.schedule.drawn(w)
         block = u.shape[1] // w.shape[1]
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
@@ -218,6 +225,9 @@ class Interpolating(Process):
         return weight * (nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats)
 
     def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        if self.clock is not None and self.training:
+            step = (t * self.clock.steps).round().long() - 1
+            self.clock.observe(step, nats, cross_entropy(out.detach(), u))
         if self.weighting is None:
             return self.loss(nats, out, u, t, weight)
         due = self.law.weight(u, z, t)
@@ -238,6 +248,10 @@ class Interpolating(Process):
         z = z.clone()
         z[revealed] = categorical(out[revealed], noise.uniform(int(revealed.sum())))
         return z
+
+    def settle(self, done: float = 0.0) -> None:
+        if self.clock is not None:
+            self.clock.settle()
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         return self._grid(steps)

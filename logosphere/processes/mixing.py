@@ -40,11 +40,6 @@ class Mixing(ABC):
             raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
         self.vocab_size = vocab_size
 
-    @property
-    def warp(self) -> float:
-        """The power of w as which times are drawn (schedules.Schedule.warp)."""
-        return self.schedule.warp
-
     @abstractmethod
     def token(self, t: Number) -> Number:
         """u_t = b_t(k), the same for every token k."""

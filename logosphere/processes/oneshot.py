@@ -26,6 +26,7 @@ class OneShot(Process):
     first = 1.0
     needs_time = False
     most_steps = 1
+    by_rows = True
 
     def __init__(self, vocab_size: int):
         super().__init__()

@@ -14,8 +14,6 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from logosphere.codecs.base import Codec
-from logosphere.codecs.embeddings import Embeddings
 from logosphere.shapes import Float
 from logosphere.types import State
 
@@ -99,10 +97,4 @@ STATES: dict[str, Prediction] = {
     "eps": NoiseState(),
     "score": Score(),
 }
-"""Predictions that are states, by name; one that is not in this list are logits of tokens."""
-
-
-def mean_state(codec: Codec, logits: Float[Tensor, "... V"]) -> State:
-    """x̂ = Σ_k p_k e_k."""
-    assert isinstance(codec, Embeddings)
-    return logits.softmax(-1) @ codec.table()
+"""Predictions that are states, by name; logits of tokens are the other way."""

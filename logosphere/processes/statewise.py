@@ -28,6 +28,7 @@ class Statewise(Process):
     needs_time = True
     most_steps = None
     learns_noise = True
+    by_rows = True
 
     def __init__(self, vocab_size: int):
         super().__init__()

@@ -91,11 +91,59 @@ def e2e() -> Recipe:
     )  # fmt: skip
 
 
+def lm1b() -> Recipe:
+    """LM1B as in MDLM: 12 × 768, length 128, 1M steps of 512 sequences; the vocabulary is as large as BERT's."""
+    return replace(text8(), data="hf:dvruette/lm1b", tokenizer="wordpiece:30522", length=128)
+
+
+def owt() -> Recipe:
+    """OpenWebText as in SEDD and MDLM: 12 × 768, length 1024, a vocabulary as large as that of GPT-2."""
+    return replace(text8(), data="hf:Skylion007/openwebtext", tokenizer="bpe:50257", length=1024)
+
+
+def fineweb() -> Recipe:
+    """A sample of FineWeb of ten billion tokens, with the settings of OpenWebText."""
+    return replace(owt(), data="hf:HuggingFaceFW/fineweb:sample-10BT")
+
+
+def medium(small: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """The same recipe at 24 × 1024, some 350M parameters (as 'medium' in SEDD)."""
+
+    def larger() -> Recipe:
+        return replace(small(), network=Network(width=1024, depth=24, heads=16), precision="bfloat16", accumulate=8)
+
+    return larger
+
+
+def billion(small: Callable[[], Recipe]) -> Callable[[], Recipe]:
+    """The same recipe at 22 × 2048, some 1.1B parameters, in shares and without keeping activations."""
+
+    def largest() -> Recipe:
+        begun = small()
+        return replace(
+            begun, network=Network(width=2048, depth=22, heads=16), precision="bfloat16", shard=True, recompute=True,
+            accumulate=8,            optim=replace(begun.optim, lr=2e-4, spike=10.0),
+        )  # fmt: skip
+
+    return largest
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "text8-tiny": text8_tiny,
     "text8-small": text8_small,
     "text8": text8,
+    "text8-medium": medium(text8),
+    "text8-1b": billion(text8),
+    "lm1b": lm1b,
+    "lm1b-medium": medium(lm1b),
+    "lm1b-1b": billion(lm1b),
+    "owt": owt,
+    "owt-medium": medium(owt),
+    "owt-1b": billion(owt),
+    "fineweb": fineweb,
+    "fineweb-medium": medium(fineweb),
+    "fineweb-1b": billion(fineweb),
     "digits": digits,
     "cifar10": cifar10,
     "promoters": promoter_design,

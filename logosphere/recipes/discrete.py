@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.logistic import Logistic
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.scoring import Scoring
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
+from logosphere.denoisers.trunk import Head
 from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.processes.base import Process
+from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating, Weighting
 from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
@@ -147,14 +150,23 @@ def d3pm_gaussian(
     *,
     timesteps: int = 100,
     hybrid: float = 0.001,
+    head: str = "softmax",
     block: int | None = None,
 ) -> Model:
     """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
 
-    The paper takes 1000 steps; its β are scaled here to as many steps as there are.
+    The paper takes 1000 steps; its β are scaled here to as many steps as there are. With head="logistic" the network
+    answers with a place and a width, as the paper's does for images, and not with a logit for each value.
     """
+    if head not in ("softmax", "logistic"):
+        raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
     process = Ordinal(vocab_size, timesteps=timesteps, hybrid=hybrid)
-    return _diffusion(process, length, block, network, reads_time=True)
+    model = _diffusion(process, length, block, network if head == "softmax" else None, reads_time=True)
+    if network is not None and head == "logistic":
+        inner = _transformer(process, length, model.block, network, reads_time=True)
+        inner.head = Head(network.width, 2)
+        model.denoiser = Logistic(inner, vocab_size)
+    return model
 
 
 def multinomial(
@@ -164,13 +176,19 @@ def multinomial(
     *,
     timesteps: int = 1000,
     hybrid: float = 0.0,
+    importance: bool = False,
     block: int | None = None,
 ) -> Model:
-    """Uniform noise in T steps on the paper's table of β, which leaves a trace of signal at the end and counts it."""
+    """Uniform noise in T steps on the paper's table of β, which leaves a trace of signal at the end and counts it.
+
+    With `importance` steps are drawn in proportion to the root mean square of what they cost, as in the paper.
+    """
     if timesteps is None or timesteps < 1:
         raise UserError(f"timesteps must be at least 1, not {timesteps}; udlm is the same in continuous time.")
     law = Uniform(vocab_size, of_betas(cosine_betas(timesteps)))
-    return _diffusion(Interpolating(law, timesteps=timesteps, hybrid=hybrid), length, block, network, reads_time=True)
+    clock = Clock(even_law(timesteps), calm=True) if importance and timesteps > 1 else None
+    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, clock=clock)
+    return _diffusion(process, length, block, network, reads_time=True)
 
 
 def udlm(
@@ -272,7 +290,9 @@ def _diffusion(process: Process, length: int, block: int | None, network: Networ
     return Model(process, denoiser, length=length, block=block)
 
 
-def _transformer(process: Process, length: int, block: int, network: Network, *, reads_time: bool) -> Denoiser:
+def _transformer(
+    process: Process, length: int, block: int, network: Network, *, reads_time: bool
+) -> FullTransformer | BlockTransformer:
     if block == length:
         return FullTransformer(process.codec, length, network, reads_time=reads_time)
     return BlockTransformer(process.codec, length, block, network, reads_time=reads_time)

@@ -30,7 +30,7 @@ def bfn(
     length: int,
     network: Network | None,
     *,
-    accuracy: float | None = None,
+    accuracy: float | int | None = None,
     timesteps: int | None = None,
     posterior_head: bool = True,
     input: str = "belief",
@@ -82,8 +82,8 @@ def dirichlet_flow(
     length: int,
     network: Network | None,
     *,
-    alpha: float | None = None,
-    churn: float = 1.0,
+    alpha: float | int | None = None,
+    churn: float | int = 1.0,
     posterior_head: bool = True,
     input: str = "belief",
     loss: str = "cross-entropy",
@@ -95,8 +95,9 @@ def dirichlet_flow(
     churn         how much noise the sampler adds, as a multiple of what suits the bound; 0: the flow, and no bound
     clock         also exponential: α - 1 ~ 2 Exp(1), as in the paper
     """
-    if clock != "exponential":
-        _check(clock=clock)
+    clocks = (*CHOICES["clock"], "exponential")
+    if clock not in clocks:
+        raise UserError(f"There is no clock '{clock}'.{nearest(clock, clocks)}")
     _check(input=input, loss=loss)
     if alpha is not None and alpha <= 1:
         raise UserError(f"alpha must be above 1, where the path begins, not {alpha}.")
@@ -119,7 +120,7 @@ def ddsm(
     network: Network | None,
     *,
     concentration: int | None = None,
-    dilation: float = 1.0,
+    dilation: float | int = 1.0,
     posterior_head: bool = True,
     input: str = "belief",
     loss: str = "cross-entropy",

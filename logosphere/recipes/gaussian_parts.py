@@ -42,7 +42,7 @@ CHOICES = {
     "loss": ("bound", "cross-entropy", "error"),
     "clock": ("information", "entropy", "even"),
     "input": ("belief", "state", "simplex"),
-    "spacing": ("angle", "logsnr"),
+    "spacing": ("angle", "logsnr", "information"),
 }
 
 

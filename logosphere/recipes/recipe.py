@@ -1,6 +1,7 @@
 """Recipe: everything that determines a training run, typed, complete and without torch."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Recipe:
     """Tokens per sequence."""
     batch: int = 32
     """Sequences per step."""
+    order: str = "crops"
+    """crops: random places, with replacement; epochs: every window once an epoch, shuffled."""
     accumulate: int = 1
     """Parts a batch is cut into, to save memory."""
     steps: int | None = 2000
@@ -57,6 +60,8 @@ class Recipe:
     """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
     recompute: bool = False
     """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, even where others are faster (GPUs)."""
     seed: int = 0
     """Fixes weights, data order and noise."""
     network: Network = field(default_factory=Network)
@@ -80,7 +85,10 @@ class Recipe:
             name, separator, value = option.partition("=")
             if not separator or not name:
                 raise UserError(f"'{option}' is not an option of the form name=value.")
-            read[name] = yaml.safe_load(value)
+            try:
+                read[name] = yaml.safe_load(value)
+            except (yaml.YAMLError, ValueError, RecursionError):
+                raise UserError(f"The value of the option '{option}' cannot be read.") from None
         return read
 
 
@@ -95,8 +103,8 @@ def read_recipe_file(path: Path) -> Recipe:
     """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        reason = str(problem).splitlines()[0]
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+        reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
     if isinstance(content, dict) and "recipe" in content:
         content = content["recipe"]
@@ -133,4 +141,14 @@ def _value(annotation: str, value: Any, place: str) -> Any:
         fits = (str,)
     if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
         raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {value!r}.")
-    return value
+    return _finite(value, place) if float in fits else value
+
+
+def _finite(value: Any, place: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UserError(f"{place} must be a finite number, not {value!r}.")
+    return number

@@ -56,7 +56,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         timesteps: int | None = None,
         base: int | None = None,
         digits: str = "positions",
-        self_conditioning: bool = False,
+        self_conditioning: bool | float = False,
         projected: bool = False,
         stagger: float = 0.0,
         order: str = "random",
@@ -74,6 +74,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
+        self_conditioning   the probability with which training shows the network its own estimate; True: 0.5
         stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
         order         in which they do: random, drawn for each sequence, or left-to-right
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
@@ -129,7 +130,7 @@ rdlm_heat = _builder(HeatBridge.on)
 
 
 def _network(
-    process: Spherical, length: int, network: Network, input: str, heads: bool, self_conditioning: bool
+    process: Spherical, length: int, network: Network, input: str, heads: bool, self_conditioning: bool | float
 ) -> Denoiser:
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     codec, reads_time = process.codec, input == "state"
@@ -150,7 +151,8 @@ def _network(
         inner = FullTransformer(codec, states, network, reads_time=reads_time)
         if self_conditioning:
             inner.stem = Coordinates(2 * codec.choices, network.width)
-            inner = SelfConditioned(inner, codec.choices, codec.choices)
+            probability = 0.5 if self_conditioning is True else self_conditioning
+            inner = SelfConditioned(inner, codec.choices, codec.choices, probability=probability)
     return Believing(inner, process) if input == "belief" else inner
 
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import write_json, write_whole
+from logosphere.box import first_box, located
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
@@ -30,13 +32,15 @@ from logosphere.recipes.recipe import Recipe, recipe_from
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST = "best.safetensors"
+DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
+"""Names under which files and checkpoints are written before they get their own."""
 
 
 class RunFolder:
     """A folder that holds a run."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = located(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
@@ -89,13 +93,23 @@ class RunFolder:
 
     def model(self, weights: str = "ema") -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
+        return load_weights(self.path, self.weights_file(weights))
+
+    def weights_file(self, weights: str = "ema") -> Path:
+        """Where such weights lie."""
         files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
             remedy = f"logosphere train --out {self.path} --resume"
             raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
-        return load_weights(self.path, self.path / files[weights])
+        if weights == "ema" and not (self.path / AVERAGED).exists():
+            weights = "model"  # a box holds one kind of weights, and they are the averaged ones
+        return self.path / files[weights]
+
+    def offence(self, step: int, rank: int) -> Path:
+        """Where the batch is kept that broke the training in this step."""
+        return self.path / f"broke-step-{step:08d}-{rank}.safetensors"
 
     def publish(self, checkpoint: Path) -> None:
         """Show the weights of a checkpoint at the top of the folder, without a second copy of them."""
@@ -108,6 +122,13 @@ class RunFolder:
                 except OSError:
                     shutil.copy2(checkpoint / name, link)  # not every file system has links
                 os.replace(link, self.path / name)
+
+    def sweep(self) -> None:
+        """Remove what a killed training has left half written; only for whoever holds the lock."""
+        for folder in (self.path, self.state, self.path / "samples", self.path / "eval"):
+            for path in folder.glob(".*"):
+                if DRAFT.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     # ---- metrics ----------------------------------------------------------------------------------------------
 
@@ -159,6 +180,12 @@ def newest(parent: Path = Path("runs")) -> Path:
     if not runs:
         raise UserError("There is no run yet; train one with: logosphere train")
     return max(runs, key=lambda path: (path / WEIGHTS).stat().st_mtime)
+
+
+def newest_or_box(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, or else the model in the box."""
+    box = first_box()
+    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else newest(parent)
 
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from logosphere.errors import UserError
 from logosphere.runs.folder import RunFolder
 from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint, saved_already
 from logosphere.training.fit import Training
@@ -23,7 +24,7 @@ class Saves:
         self.finished: int | None = None
         self.group: Any = dist.new_group(backend="gloo") if sharded and self.team.size > 1 else None
 
-    def resume(self) -> dict[str, object] | None:
+    def resume(self) -> dict[str, float] | None:
         """Take up the latest checkpoint; what else was saved with it, or None where there is none."""
         checkpoint = latest(self.run.state)
         if checkpoint is None:
@@ -34,6 +35,8 @@ class Saves:
             rest = load_sharded(checkpoint, self.training)
         else:
             rest = load_checkpoint(checkpoint, self.training)
+        if missing := sorted({"seconds", "cpu_seconds", "best"} - rest.keys()):
+            raise UserError(f"{checkpoint} does not say {missing[0]}; restore it from a copy.")
         self.team.first(lambda: self.run.publish(checkpoint))
         return rest
 

@@ -23,6 +23,7 @@ from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
 from logosphere.training.fit import Diverged, Progress, Training
+from logosphere.training.safety import determinism, keep_batch
 from logosphere.weights import write_tensors
 
 SAVE_SECONDS = 300.0
@@ -128,7 +129,7 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     for split in (corpus.train, corpus.valid):
         check_length(split, recipe.length)
     model = build_model(recipe, corpus)
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     return RunFolder.create(path, recipe, model.spec, corpus)
@@ -142,6 +143,11 @@ def train(
     When `stop` answers True, the current step is finished and saved, and the iterator ends. The processes of a `team`
     all run this: they see the same events, and the first of them writes.
     """
+    with determinism(run.recipe.deterministic):
+        yield from _train(run, corpus, stop, team)
+
+
+def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team) -> Iterator[Event]:
     recipe = run.recipe
     _check_corpus(run, corpus)
     _check_team(recipe, team)
@@ -152,16 +158,16 @@ def train(
         team=team, sharded=recipe.shard,
     )  # fmt: skip
     clock, best = Clock(), float("inf")
+    team.first(run.sweep)
     saves = Saves(run, training, sharded=recipe.shard)
     if (saved := saves.resume()) is not None:
-        clock = Clock(float(saved["seconds"]), float(saved["cpu_seconds"]))  # type: ignore[arg-type]
-        best = float(saved["best"])  # type: ignore[arg-type]
+        clock, best = Clock(saved["seconds"], saved["cpu_seconds"]), saved["best"]
     if recipe.compile:
         _compile(model)
     team.first(lambda: _prepare(model, recipe, corpus))  # which leaves the others nothing to do
     _prepare(model, recipe, corpus)
     team.first(lambda: run.forget_after(training.step))
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed)
+    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     rows, posed = team.share(recipe.batch), task(recipe.task)
     last_save = clock.seconds
 
@@ -187,8 +193,9 @@ def train(
         try:
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
+            keep_batch(run.offence(training.step + 1, team.rank), batch)
             yield from save(wait=True)
-            raise Diverged(f"{problem} The weights before that step are in {run.path}.") from None
+            raise Diverged(f"{problem} The weights before that step are in {run.path}, with the batch.") from None
         clock = clock.later(progress.seconds, time.process_time() - cpu, team)
         before, done = done, clock.done(recipe, training.step)
         if team.leads:
@@ -247,7 +254,7 @@ SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
 """Names of bits per unit in metrics."""
 
 
-def _metrics(progress: Progress, clock: Clock, unit: str) -> dict[str, float | int | str]:
+def _metrics(progress: Progress, clock: Clock, unit: str) -> dict[str, float | int | str | bool]:
     return {
         "step": progress.step,
         "train/loss": progress.loss,
@@ -257,6 +264,7 @@ def _metrics(progress: Progress, clock: Clock, unit: str) -> dict[str, float | i
         "tokens": progress.tokens,
         "seconds": round(clock.seconds, 3),
         "cpu_seconds": round(clock.cpu_seconds, 3),
+        **({"skipped": True} if progress.skipped else {}),
     }
 
 

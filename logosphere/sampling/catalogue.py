@@ -37,7 +37,7 @@ LISTINGS = [
     Listing("star-loop", "masked afresh while the share of masks is held at 0.1", MASKED, False),
     Listing("conf-star", "the least likely tokens are hidden again", MASKED, False),
     Listing("g-star", "a second network hides what it takes for errors, from t = 0.3", REMASKED, False),
-    Listing("p2", "every token drawn anew in each step, the surest kept", MASKED, False),
+    Listing("p2", "every token judged anew in each step, the surest kept", MASKED, False),
     Listing("confidence", "the likeliest tokens first", MASKED, False),
     Listing("margin", "the clearest decisions first", MASKED, False),
     Listing("entropy", "the least doubtful positions first", MASKED, False),
@@ -55,6 +55,7 @@ LISTINGS = [
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
     Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
+    Listing("renormalised", "ddim towards the expected state at the length of embeddings (CDCD)", GAUSSIAN, False),
     Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
 ]
 

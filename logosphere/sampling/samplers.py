@@ -36,7 +36,7 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
-from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, rounded
+from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
 
 
@@ -101,7 +101,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "star-loop": _always(Sampler(Windowed(Remasking(fresh), HELD.level, HELD.level), grid=HELD)),
     "conf-star": _always(Sampler(Rewriting())),
     "g-star": _critic,
-    "p2": _always(Sampler(Rewriting(temperature=0.0, revise=True))),
+    "p2": _always(Sampler(Rewriting(temperature=0.0, review=True))),
     "confidence": _always(Sampler(Ordered(likelihood_order))),
     "margin": _always(Sampler(Ordered(margin_order))),
     "entropy": _always(Sampler(Ordered(entropy_order))),
@@ -119,6 +119,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),
     "clamped": _always(Sampler(Directed(aim=rounded))),
+    "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
 }
 

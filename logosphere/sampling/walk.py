@@ -124,9 +124,12 @@ def generate(
         raise UserError("Pass either sampler=… or stepper=…, not both.")
     cached = cached or sampler.cached
     move = as_stepper(sampler.stepper).session()
-    move = GreedyEnd(move) if greedy_end else move
     if move.time_free and network.reads_time:
         raise UserError("This sampler needs a model that does not read the time; use the ancestral sampler.")
+    filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
+    if move.unfiltered and filtered:
+        raise UserError("This sampler judges tokens by the model's own probabilities; use it without filters.")
+    move = GreedyEnd(move) if greedy_end else move
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
     given = _given(model, n, known, tokens, device)
@@ -140,7 +143,7 @@ def generate(
         predict = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
         if move.adaptive:
             predict = Selective(predict)
-        if (temperature, top_p, top_k, min_p) != (1, 1, None, 0):
+        if filtered:
             predict = Sharpened(predict, temperature, top_p, top_k, min_p)
         if cached:
             predict = Remembering(predict)

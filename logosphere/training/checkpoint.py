@@ -57,7 +57,7 @@ def install(folder: Path, draft: Path, step: int) -> Path:
     os.replace(draft, final)
     sync_folder(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
-    for old in [*folder.glob("step-*"), *folder.glob(".draft-*")]:
+    for old in folder.glob("step-*"):
         if old != final:
             shutil.rmtree(old, ignore_errors=True)
     return final
@@ -79,7 +79,7 @@ def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
 def counts(training: Training) -> dict[str, object]:
     """What a checkpoint says in plain numbers."""
     updates = None if training.averaged is None else training.averaged.updates
-    return {"step": training.step, "tokens": training.tokens, "ema_updates": updates}
+    return {"step": training.step, "tokens": training.tokens, "ema_updates": updates, "usual": training.usual}
 
 
 def latest(folder: Path) -> Path | None:
@@ -90,14 +90,14 @@ def latest(folder: Path) -> Path | None:
     try:
         name = json.loads(pointer.read_bytes())["checkpoint"]
         found = folder / Path(str(name)).name
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{pointer} is damaged; put the name of a folder step-… beside it into it.") from None
     if not found.is_dir():
         raise UserError(f"The checkpoint {found} is missing; restore it from a copy.")
     return found
 
 
-def load_checkpoint(path: Path, training: Training) -> dict[str, object]:
+def load_checkpoint(path: Path, training: Training) -> dict[str, float]:
     """Put a checkpoint into a training and return what else was saved with it."""
     rest = restore_counts(path, training)
     model, averaged = training.model, training.averaged
@@ -110,16 +110,16 @@ def load_checkpoint(path: Path, training: Training) -> dict[str, object]:
     return rest
 
 
-def restore_counts(path: Path, training: Training) -> dict[str, object]:
+def restore_counts(path: Path, training: Training) -> dict[str, float]:
     """The plain numbers of a checkpoint, those of the training put into it and the others returned."""
     try:
         state = json.loads((path / STATE).read_bytes())
         step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
-        training.step, training.tokens = int(step), int(tokens)
+        training.step, training.tokens, training.usual = int(step), int(tokens), float(state.pop("usual", 0.0))
         if training.averaged is not None:
             training.averaged.updates = int(updates)
         return {str(name): float(value) for name, value in state.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path / STATE} is missing or damaged; restore it from a copy.") from None
 
 

@@ -22,6 +22,8 @@ WITHHOLDING = 1 << 61
 """Sets the names of samples apart when conditions are withheld, so that this noise is no other's."""
 
 
+USUAL = 0.98
+"""Decay of the running average of the gradient's norm, to which a spike is compared."""
 OBSERVED = "pending"
 """Buffers of this name hold sums of what was observed in a step, which `Process.settle` takes into account."""
 
@@ -51,6 +53,8 @@ class Progress:
     tokens_per_step: int
     seconds: float
     """Wall time of this step."""
+    skipped: bool = False
+    """Was the gradient so large that the step was left out?"""
 
 
 class Training:
@@ -89,6 +93,8 @@ class Training:
         self.parameters = parameters
         self.averaged = None if ema is None else Averaged(model, ema)
         self.step, self.tokens = 0, 0
+        self.usual = 0.0
+        """The running average of the gradient's norm, where spikes are looked for."""
 
     def advance(self, batch: Batch, steps: int, done: float) -> Progress:
         """One step of the optimiser, when the share `done` of the training lies behind; `batch` is our part of it."""
@@ -106,6 +112,24 @@ class Training:
                 f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
                 "try a smaller learning rate (--optim.lr) or a longer warm-up (--optim.warmup)."
             )
+        skipped = self._spikes(gradient)
+        if not skipped:
+            self._update(lr, done)
+        self.step, self.tokens = self.step + 1, self.tokens + count
+        seconds = time.perf_counter() - started
+        return Progress(self.step, steps, loss, nats, kind, lr, gradient, self.tokens, count, seconds, skipped)
+
+    def _spikes(self, gradient: float) -> bool:
+        """Is this gradient far larger than usual? What is usual is learnt from those that are not."""
+        if self.optim.spike is None:
+            return False
+        if self.step >= max(self.optim.warmup, 1) and gradient > self.optim.spike * self.usual:
+            return True
+        self.usual = gradient if self.usual == 0 else USUAL * self.usual + (1 - USUAL) * gradient
+        return False
+
+    def _update(self, lr: float, done: float) -> None:
+        """Take the step, and take into account what was observed on the way."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -113,9 +137,6 @@ class Training:
         self.model.process.settle(done)
         if self.averaged is not None:
             self.averaged.update()
-        self.step, self.tokens = self.step + 1, self.tokens + count
-        seconds = time.perf_counter() - started
-        return Progress(self.step, steps, loss, nats, kind, lr, gradient, self.tokens, count, seconds)
 
     def _differentiate(self, batch: Batch, count: int) -> tuple[float, float, Kind]:
         """Leave the gradient of the whole batch behind; its loss and bound, per token."""

@@ -22,10 +22,14 @@ class Optim:
     """Applied to matrices only."""
     clip: float = 1.0
     """Largest norm of the gradient."""
+    spike: float | None = None
+    """Skip steps whose gradient is this many times larger than usual; off by default."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.clip <= 0:
             raise UserError("The learning rate and the gradient clip must be above 0.")
+        if self.spike is not None and self.spike <= 1:
+            raise UserError(f"spike is a multiple of the usual gradient and must be above 1, not {self.spike}.")
         if self.warmup < 0 or not 0 <= self.final <= 1:
             raise UserError("warmup must be at least 0, and final a share between 0 and 1.")
 

@@ -84,7 +84,7 @@ class ShardedSave:
         install(self.folder, self.draft, self.step)
 
 
-def load_sharded(path: Path, training: Training) -> dict[str, object]:
+def load_sharded(path: Path, training: Training) -> dict[str, float]:
     """Put a checkpoint that was saved by any number of processes into a training."""
     rest = restore_counts(path, training)
     _allocate(training)

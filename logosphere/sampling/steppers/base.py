@@ -28,6 +28,9 @@ class Stepper(ABC):
     time_free: bool = False
     """Does it need a denoiser that does not read the time?"""
 
+    unfiltered: bool = False
+    """Does it need predictions as they are, without temperature or filters?"""
+
     @abstractmethod
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State: ...
 

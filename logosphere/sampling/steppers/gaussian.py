@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.embeddings import Embeddings
@@ -19,6 +20,7 @@ from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.gaussian_moves import Move, ancestral, ddim
+from logosphere.processes.latent import Latent
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
 
@@ -45,8 +47,17 @@ def rounded(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -
     return process.codec.rows(process.codec.nearest(process.clean(out, z, t)))
 
 
+def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂ at the length that all embeddings have (Dieleman et al. 2022, CDCD)."""
+    if not isinstance(process.codec, Embeddings) or process.codec.norm is None:
+        raise UserError("Only embeddings of one length can be brought to it; use another sampler.")
+    return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
+
+
 def gaussian(process: Process) -> Gaussian:
-    """A Gaussian diffusion, or a sentence."""
+    """A Gaussian diffusion, of latents too, or a sentence."""
+    if isinstance(process, Latent):
+        return process.path
     if not isinstance(process, Gaussian):
         raise UserError(
             "This sampler needs Gaussian diffusion such as plaid or gaussian-ce; use the ancestral sampler here."

@@ -2,7 +2,8 @@
 
 What is doubtful:
     a second network says so      G-Star (Meshchaninov et al. 2025): logits of "this token is wrong", at all positions
-    it was unlikely when drawn    conf-star; and, when every position is drawn anew in each step, P2 (Peng et al. 2025)
+    it was unlikely when drawn    conf-star
+    it is unlikely now            P2 (Peng et al. 2025), planned by the denoiser: it judges all tokens in each step
 
 With doubts/τ + Gumbel noise as scores, τ → ∞ is Star (with exact counts) and τ = 0 is strict, which costs variety.
 None of these is a draw from the model.
@@ -34,17 +35,18 @@ Critic = Callable[[Tokens], Float[Tensor, "B L"]]
 
 
 class Rewriting(Stepper):
-    """Write everything, hide the worst. With `revise` tokens already written are drawn anew as well."""
+    """Write everything, hide the worst. With `review` tokens are judged anew in each step, not only when drawn."""
 
-    def __init__(self, critic: Critic | None = None, *, temperature: float = 1.0, revise: bool = False):
+    def __init__(self, critic: Critic | None = None, *, temperature: float = 1.0, review: bool = False):
         if temperature < 0:
             raise UserError(f"The temperature of remasking must not be negative, not {temperature}.")
-        self.critic, self.temperature, self.revise = critic, temperature, revise
+        self.critic, self.temperature, self.review = critic, temperature, review
+        self.unfiltered = review  # filters would keep of a written token's prediction the token alone
         self.surety: Tensor | None = None
         self._asked = 0
 
     def session(self) -> Stepper:
-        return Rewriting(self.critic, temperature=self.temperature, revise=self.revise)
+        return Rewriting(self.critic, temperature=self.temperature, review=self.review)
 
     def check(self, process: Process) -> None:
         masked(process)
@@ -56,15 +58,15 @@ class Rewriting(Stepper):
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
         schedule, mask = masked(process)
         active = moving(t, s)
-        where = active if self.revise else active & (z == mask)
+        where = active if self.review else active & (z == mask)
         surety = torch.zeros(z.shape, dtype=torch.float64, device=z.device) if self.surety is None else self.surety
         if where.any():
             out = ask(z, t, where)
-            if self.revise:  # what a token says of itself is no judgement of it
+            if self.review:  # what a token says of itself is no judgement of it
                 out = out - process.inform(torch.zeros_like(out), z[where], t[where])
             drawn = categorical(out, noise.uniform(len(out)))
-            z = z.masked_scatter(where, drawn)
-            surety = surety.masked_scatter(where, log_probability(out, drawn).double())
+            z = torch.where(z == mask, z.masked_scatter(where, drawn), z)
+            surety = surety.masked_scatter(where, log_probability(out, z[where]).double())
         self.surety = surety
         count = still_hidden(schedule, s, active)
         if not count.any():

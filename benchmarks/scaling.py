@@ -1,0 +1,141 @@
+"""Figures of scale: the cost model against measured steps, two processes against one, and what saving costs.
+
+    python benchmarks/scaling.py [--steps 12]
+
+Prints JSON and a table. Times are processor seconds where nothing else is said, because machines are shared.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from logosphere.data.corpora import open_corpus
+from logosphere.denoisers.network import Network
+from logosphere.noise import Keyed
+from logosphere.recipes.recipe import Recipe
+from logosphere.runs.estimate import ACTIVATIONS, cost, machine_speed
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import build_model, start, train
+from logosphere.systems import build
+from logosphere.training.checkpoint import save_checkpoint
+from logosphere.training.fit import Training
+from logosphere.types import Batch
+
+SIZES = ((64, 2), (96, 3), (160, 4), (256, 4))
+LENGTH, BATCH, VOCABULARY = 128, 16, 27
+
+
+def sizes(steps: int) -> list[dict[str, float]]:
+    """Processor seconds a step at four sizes, beside the FLOPs of the model; and the numbers kept for backward."""
+    rows = []
+    for width, depth in SIZES:
+        recipe = Recipe(length=LENGTH, batch=BATCH, steps=steps, network=Network(width=width, depth=depth, heads=4))
+        bill = cost(recipe, VOCABULARY)
+        model = build("mdlm", vocab_size=VOCABULARY, length=LENGTH, **vars(recipe.network))
+        training = Training(model, optim=recipe.optim)
+        batch = Batch.of(torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)))
+        training.advance(batch, steps, 0.0)
+        begun = time.process_time()
+        for _ in range(steps):
+            training.advance(batch, steps, 0.0)
+        seconds = (time.process_time() - begun) / steps
+        flops = bill.flops_per_token * bill.tokens_per_step
+        rows.append({
+            "width": width, "depth": depth, "parameters": bill.parameters, "flops": flops, "seconds": seconds,
+            "gflops_per_second": flops / seconds / 1e9, "kept": kept(model, batch) / (BATCH * LENGTH * depth * width),
+        })  # fmt: skip
+    return rows
+
+
+def kept(model, batch: Batch) -> float:
+    """Numbers that the forward pass keeps for the backward pass, each storage once, parameters not counted."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    seen: dict[int, float] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes() / 4
+        return tensor
+
+    alive = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: alive.append(t) or note(t), lambda t: t):
+        model.train().bound(batch, Keyed(0, 0, batch.ids, batch.place, batch.total))
+    return sum(seen.values())
+
+
+def fitted(rows: list[dict[str, float]]) -> dict[str, float]:
+    """seconds = a + FLOPs / speed through the three smaller sizes, and what it says of the largest one."""
+    small, large = rows[:-1], rows[-1]
+    x = torch.tensor([[1.0, row["flops"]] for row in small], dtype=torch.float64)
+    y = torch.tensor([row["seconds"] for row in small], dtype=torch.float64)
+    a, b = torch.linalg.lstsq(x, y[:, None]).solution[:, 0].tolist()
+    said = a + b * large["flops"]
+    speed = machine_speed()
+    return {
+        "overhead_seconds": a, "gflops_per_second": 1e-9 / b, "matmul_gflops_per_second": speed / 1e9,
+        "share_of_matmul": 1 / b / speed, "largest_said": said, "largest_measured": large["seconds"],
+    }  # fmt: skip
+
+
+def processes(steps: int) -> dict[str, float]:
+    """Wall seconds a step of one process and of two with a thread each, on the same run."""
+    words = ["train", "text8-tiny", "--data", "pydoc", "--steps", str(steps), "--validations", "1", "--json"]
+    words += ["--validation-sequences", "2"]
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for number in (1, 2):
+            command = [sys.executable, "-m", "logosphere", *words, "--out", f"{place}/{number}", "--nproc", str(number)]
+            subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+            lines = [line for line in RunFolder(f"{place}/{number}").metrics() if "train/loss" in line]
+            found[f"wall_{number}"] = (lines[-1]["seconds"] - lines[2]["seconds"]) / (len(lines) - 3)
+            found[f"cpu_{number}"] = (lines[-1]["cpu_seconds"] - lines[2]["cpu_seconds"]) / (len(lines) - 3)
+    found["efficiency"] = found["wall_1"] / found["wall_2"]
+    found["load"] = os.getloadavg()[0]
+    return found
+
+
+def saving(steps: int) -> dict[str, float]:
+    """Wall seconds to save text8-tiny and to take it up again; what saving costs at once every 5 minutes."""
+    recipe = Recipe(length=128, batch=32, steps=steps, validations=1, validation_sequences=2,
+                    network=Network(width=160, depth=4, heads=5))  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["LOGOSPHERE_CACHE"] = f"{place}/cache"
+        corpus = open_corpus("pydoc")
+        run = start(recipe, corpus, Path(place, "run"))
+        training = Training(build_model(recipe, corpus), ema=0.99)
+        times = []
+        for step in range(1, 6):
+            training.step = step
+            begun = time.perf_counter()
+            run.publish(save_checkpoint(run.state, training, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
+            times.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        next(train(RunFolder(run.path), corpus, lambda: True))
+        resumed = time.perf_counter() - begun
+    median = sorted(times)[2]
+    return {"save_seconds": median, "share_at_300_s": median / 300, "resume_seconds": resumed}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=8)
+    steps = parser.parse_args().steps
+    torch.set_num_threads(1)
+    rows = sizes(steps)
+    result = {"sizes": rows, "fit": fitted(rows), "processes": processes(3 * steps), "saving": saving(steps)}
+    print(json.dumps(result))
+    for row in rows:
+        print(f"{row['depth']:.0f} × {row['width']:.0f}  {row['parameters']:>9,.0f} parameters"
+              f"  {row['flops']:.3g} FLOPs"
+              f"  {row['seconds']:.3f} s  {row['gflops_per_second']:.1f} GFLOP/s  kept {row['kept']:.1f}"
+              f" (model: {ACTIVATIONS})")  # fmt: skip
+    for part in ("fit", "processes", "saving"):
+        print(part, {name: round(value, 4) for name, value in result[part].items()})

@@ -1,0 +1,64 @@
+"""logosphere train --dry-run"""
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from logosphere.cli.console import corpus_with_progress, print_json
+from logosphere.recipes.recipe import Recipe
+
+TEAMS = (1, 8, 64)
+
+
+def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
+    """Say what a training would cost; nothing is written."""
+    from logosphere.runs.estimate import CPU_REACHED, GPUS, cost, machine_speed
+
+    bill = cost(recipe, _vocabulary(recipe), processes)
+    days = {gpu: {number: bill.days(gpu, number) for number in TEAMS} for gpu in GPUS}
+    here = bill.seconds(machine_speed() * CPU_REACHED)
+    if json:
+        content: dict[str, Any] = asdict(bill) | {"memory": bill.memory, "days": days, "seconds_here": here}
+        print_json(content)
+        return 0
+    print(f"{recipe.system} on {recipe.data}, {recipe.network.depth} × {recipe.network.width}")
+    print(f"  parameters        {bill.parameters:,}")
+    print(f"  FLOPs per token   {bill.flops_per_token:.3g}")
+    print(f"  memory            {_size(bill.state_bytes)} of weights, gradients, moments and average")
+    print(f"                    {_size(bill.activation_bytes)} of activations, on each of {processes} processes")
+    if bill.steps is None or here is None:
+        print("  time              as long as the recipe says, in minutes")
+        return 0
+    print(f"  tokens            {bill.steps * bill.tokens_per_step:.3g} in {bill.steps:,} steps")
+    print(f"  on a free core    about {_span(here)}")
+    for gpu, spans in days.items():
+        line = ", ".join(f"{number} × {_span(86_400 * span)}" for number, span in spans.items() if span is not None)
+        print(f"  on {gpu}s          {line}")
+    return 0
+
+
+def _vocabulary(recipe: Recipe) -> int:
+    """The size of the vocabulary, without fetching a text whose tokenizer says it."""
+    named = {"text8": 27, "byte": 256}
+    if recipe.tokenizer in named:
+        return named[recipe.tokenizer]
+    if recipe.tokenizer == "auto" and recipe.data in ("text8", "pydoc"):
+        return named["text8"]
+    if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", recipe.tokenizer):
+        return int(sized[1])
+    return corpus_with_progress(recipe.data, recipe.tokenizer).tokenizer.size
+
+
+def _size(count: float | int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _span(seconds: float | int) -> str:
+    for unit, length in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} seconds"

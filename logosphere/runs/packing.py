@@ -1,0 +1,119 @@
+"""Pack a run into a box: weights in half precision, a card, and a record that says what the box must measure."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logosphere.atomic import write_json, write_whole
+from logosphere.box import CARD, RECORD
+from logosphere.data.tokenizers import Tokenizer, load_tokenizer
+from logosphere.errors import UserError
+from logosphere.evaluation.report import Report, evaluate
+from logosphere.loading import load
+from logosphere.model import Model
+from logosphere.runs.folder import RunFolder
+from logosphere.systems import system
+from logosphere.types import SIGN, Tokens
+from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
+
+LARGEST = 12_000_000
+"""Bytes of weights that a package may carry for one model."""
+SLICE = 16
+"""Sequences of text inside a record."""
+DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a record says: a text, and the bits per unit measured on it."""
+
+    text: str
+    bits: float
+    kind: str
+    weights_sha256: str
+
+
+def halved(model: Model) -> dict[str, Tensor]:
+    """The state of a model with its parameters in half precision; tables and clocks stay as they are."""
+    learned = {name for name, _ in model.named_parameters()}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        half = name in learned and tensor.is_floating_point()
+        if half and float(tensor.abs().max()) > torch.finfo(torch.float16).max:
+            raise UserError(f"The weights {name} are too large for half precision; the model cannot be packed.")
+        state[name] = tensor.half() if half else tensor
+    return state
+
+
+def pack(run: RunFolder, folder: Path, report: Report, text: str, samples: list[str], weights: str = "ema") -> Slice:
+    """Write a box from a run: `report` and `samples` are for its card, `text` is measured for its record."""
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists already; choose another --out or remove it.")
+    write_tensors(folder / WEIGHTS, halved(run.model(weights)))
+    if (size := (folder / WEIGHTS).stat().st_size) > LARGEST:
+        shutil.rmtree(folder)
+        limit = f"but a box holds {LARGEST / 1e6:.0f} MB"
+        raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
+    content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
+    write_recipe(folder / RECIPE, content)
+    shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
+    record = recorded(folder, text)
+    write_json(folder / RECORD, vars(record))
+    write_whole(folder / CARD, card(run, report, samples, size).encode())
+    return record
+
+
+def rows(text: str, tokenizer: Tokenizer, length: int) -> Tokens:
+    """A text as whole sequences; what is left over at the end is dropped."""
+    tokens = tokenizer.encode(text)
+    count = len(tokens) // length
+    if count < 1:
+        raise UserError(f"The text of a record must have at least {length} tokens.")
+    return torch.from_numpy(np.asarray(tokens[: count * length], dtype=np.int64)).view(count, length)
+
+
+def recorded(folder: Path, text: str) -> Slice:
+    """Measure a box on a text; the same weights and text always give the same number."""
+    model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
+    report = evaluate(model, [rows(text, tokenizer, model.length)], draws=DRAWS, rng=0, unit=tokenizer.unit)
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    return Slice(text, report.bits, report.kind, digest)
+
+
+def read_record(folder: Path) -> Slice:
+    try:
+        return Slice(**json.loads((folder / RECORD).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"{folder / RECORD} is missing or damaged; install the package anew.") from None
+
+
+def card(run: RunFolder, report: Report, samples: list[str], size: int) -> str:
+    """The model card: what it is, what it has seen, what it cost, how good it is, and how it writes."""
+    recipe, about = run.recipe, system(run.recipe.system)
+    last: dict[str, Any] = next((line for line in reversed(run.metrics()) if "tokens" in line), {})
+    hours = float(last.get("cpu_seconds", 0.0)) / 3600
+    corpus = run.content["corpus"]
+    facts = [
+        ("system", f"{about.name}: {about.title} ({about.paper})"),
+        ("network", f"{recipe.network.depth} blocks of width {recipe.network.width}, {recipe.network.heads} heads"),
+        ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
+        ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),
+        ("tokens seen", f"{int(last.get('tokens', 0)):,}, in {int(last.get('step', 0)):,} steps"),
+        ("cost", f"{hours:.2f} CPU hours"),
+        (
+            "likelihood",
+            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "
+            f"{report.data}, {report.sequences:,} sequences, {report.draws} draws each",
+        ),
+        ("meant for", "trying, testing and comparing; too small to be relied on for anything it says"),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    texts = "\n\n".join("\n".join(f"    {line}" for line in text.splitlines() or [""]) for text in samples)
+    return f"# {about.title}\n\n| | |\n|---|---|\n{table}\n\nSamples, not selected:\n\n{texts}\n"

@@ -1,0 +1,99 @@
+"""Models in the box: what is packed measures what its record says, loads in float32, and is found by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_cli import cache, said, train, workplace  # noqa: F401
+from test_cli_mistakes import sentence
+
+import logosphere as ls
+from logosphere import box
+from logosphere.cli import main
+from logosphere.runs.packing import read_record, recorded
+
+PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
+
+
+@pytest.mark.parametrize("name", box.boxes() or [pytest.param("", marks=pytest.mark.skip("no box is packaged"))])
+def test_a_packaged_box_measures_what_its_record_says(name: str) -> None:
+    folder = box.located(f"box:{name}")
+    record = read_record(folder)
+    measured = recorded(folder, record.text)
+    assert measured.bits == pytest.approx(record.bits, rel=1e-4) and measured.kind == record.kind
+    assert measured.weights_sha256 == record.weights_sha256
+    assert (folder / "model.safetensors").stat().st_size <= 12_000_000 and (folder / "card.md").exists()
+
+
+@pytest.fixture
+def boxed(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:  # noqa: F811
+    """A tiny run, packed where boxes are looked for."""
+    shelf = workplace / "shelf"
+    shelf.mkdir()
+    monkeypatch.setattr(box, "__file__", str(shelf / "__init__.py"))
+    assert train("--system", "rdlm", out="trained/run") == 0
+    assert main(["pack", "trained/run", "--out", str(shelf / "rdlm"), *PACK]) == 0
+    capsys.readouterr()
+    return shelf / "rdlm"
+
+
+def test_a_box_holds_half_precision_and_is_read_as_float32(boxed: Path) -> None:
+    stored = load_file(boxed / "model.safetensors")
+    model = ls.load("box:rdlm")
+    for name, weight in model.named_parameters():
+        assert stored[name].dtype == torch.float16 and weight.dtype == torch.float32
+        assert torch.equal(weight, stored[name].float())
+    buffers = {
+        name: tensor for name, tensor in model.state_dict().items() if name not in dict(model.named_parameters())
+    }
+    assert all(stored[name].dtype == tensor.dtype for name, tensor in buffers.items())
+
+
+def test_its_record_is_kept_and_a_changed_weight_is_noticed(boxed: Path) -> None:
+    record = read_record(boxed)
+    assert recorded(boxed, record.text) == record and record.kind == "bound"
+    text = (boxed / "card.md").read_text()
+    assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and text.count("\n    ") >= 2
+    with pytest.raises(ls.UserError, match="damaged"):
+        (boxed / "record.json").write_text("{}")
+        read_record(boxed)
+
+
+def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
+    from_box = said(capsys)["samples"]
+    assert main(["sample", "box:rdlm", "-n", "1", "--steps", "4", "--json"]) == 0
+    assert said(capsys)["samples"] == from_box
+    assert main(["evaluate", "box:rdlm", "--sequences", "8", "--json"]) == 0
+    assert said(capsys)["kind"] == "bound"
+    train(out="runs/mine")
+    capsys.readouterr()
+    assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
+    assert said(capsys)["samples"] != from_box  # a run of one's own comes first
+
+
+def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "'rdlm'" in sentence(capsys, ["sample", "box:rdml"])
+    assert "exists already" in sentence(capsys, ["pack", "trained/run", "--out", str(boxed), *PACK])
+    monkeypatch.setattr("logosphere.runs.packing.LARGEST", 100)
+    assert "smaller network" in sentence(capsys, ["pack", "trained/run", "--out", "other", *PACK])
+    assert not Path("other").exists()
+    monkeypatch.setattr(box, "__file__", str(boxed / "nothing.py"))
+    assert "train a model" in sentence(capsys, ["sample", "box:rdlm"])
+    assert "logosphere train" in sentence(capsys, ["sample"])
+
+
+def test_the_bench_measures_systems_and_runs(boxed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--length", "16", "--batch", "2"]
+    assert main(["bench", "box:rdlm", "--systems", "ar,mdlm", "--steps", "4", "--rounds", "2", *size, "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows.keys() == {"rdlm", "ar", "mdlm"} and rows["ar"]["nfe"] == 16 and rows["mdlm"]["nfe"] == 4
+    for row in rows.values():
+        assert all(value > 0 for key, value in row.items() if key != "name")
+    assert main(["bench", "--systems", "ar", "--steps", "4", "--rounds", "1", *size]) == 0
+    assert "train tok/s" in capsys.readouterr().out
+    assert "'mdlm'" in sentence(capsys, ["bench", "--systems", "mdml"])
+    assert "--systems" in sentence(capsys, ["bench"])
+    assert "at least 1" in sentence(capsys, ["bench", "--systems", "ar", "--rounds", "0"])

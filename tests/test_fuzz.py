@@ -1,0 +1,217 @@
+"""Bad input of every kind: recipes, checkpoints, corpora, prompts and words on the command line.
+
+Whatever comes in, there is a result or a UserError: no other exception, no hang, no code run, no file changed or lost.
+Half of the cases are drawn by hypothesis, half are mutations of sound files with fixed seeds.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_runs import RECIPE
+
+import logosphere as ls
+from logosphere.cli import main
+from logosphere.cli.gaps import parse_gaps, prompt
+from logosphere.data.corpora import open_corpus
+from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
+from logosphere.errors import UserError
+from logosphere.evaluation.report import Report
+from logosphere.recipes.recipe import Recipe, read_recipe_file, recipe_from
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import start, train
+from logosphere.weights import read_tensors
+
+CASES = 150
+QUICK = settings(
+    max_examples=CASES, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+DATA = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner))
+FIELDS = st.sampled_from([*Recipe.__dataclass_fields__, "nonsense"])
+EVIL = "!!python/object/apply:os.system ['touch {mark}']"
+
+
+def met(call: Callable[[], object]) -> bool:
+    """Was the call refused with a sentence? Any other exception is a failure of the test."""
+    try:
+        call()
+    except UserError as problem:
+        assert str(problem).strip() and "Traceback" not in str(problem)
+        return True
+    return False
+
+
+def mutations(sound: bytes, seed: int, count: int) -> Iterator[bytes]:
+    """Flipped bits, cuts, doublings, foreign bytes, and enormous numbers where headers are."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        content = bytearray(sound)
+        kind = chance.randrange(6)
+        place = chance.randrange(len(content))
+        if kind == 0:
+            for _ in range(chance.randrange(1, 9)):
+                content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del content[place:]
+        elif kind == 2:
+            content[place:place] = content[: chance.randrange(1, 200)]
+        elif kind == 3:
+            content[place : place + 8] = chance.randbytes(8)
+        elif kind == 4:
+            content[:8] = chance.choice([b"\xff" * 8, bytes(8), (1 << 40).to_bytes(8, "little"), chance.randbytes(8)])
+        else:
+            del content[place : place + chance.randrange(1, 40)]
+        yield bytes(content)
+
+
+# ---- recipes ----------------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(st.dictionaries(FIELDS, DATA, max_size=5) | DATA)
+def test_recipes_of_any_content(content: object) -> None:
+    met(lambda: recipe_from(content, "here"))
+
+
+@QUICK
+@given(st.lists(st.text(max_size=9) | st.builds("{}={}".format, st.text(max_size=3), st.text(max_size=9)), max_size=3))
+def test_options_of_any_content(options: list[str]) -> None:
+    met(Recipe(options=tuple(options)).system_options)
+
+
+def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
+    path, mark = tmp_path / "recipe.yaml", tmp_path / "mark"
+    sound = yaml.safe_dump({"length": 8, "network": {"width": 16}, "optim": {"lr": 0.1}, "options": ["a=1"]}).encode()
+    evil = [EVIL.format(mark=mark), "a: &a [*a]", "&a [*a, *a]", "\x00", "é" * 9, "{" * 3000, "[" * 3000, "? " * 900]
+    for content in [*mutations(sound, 1, CASES), *(text.encode("latin-1", "ignore") for text in evil)]:
+        path.write_bytes(content)
+        met(lambda: read_recipe_file(path))
+        assert path.read_bytes() == content
+    assert not mark.exists()
+
+
+# ---- checkpoints and runs ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sound")
+    os.environ["LOGOSPHERE_CACHE"] = str(place / "cache")
+    (place / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+    corpus = open_corpus(str(place / "text.txt"), "characters")
+    recipe = Recipe(**{**vars(RECIPE), "steps": 2, "validations": 1, "data": str(place / "text.txt")})
+    run = start(recipe, corpus, place / "run")
+    list(train(run, corpus))
+    return place
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ema.safetensors"])
+def test_weights_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+    (checkpoint,) = (sound_run / "run" / "state").glob("step-*")
+    sound, path = (checkpoint / name).read_bytes(), tmp_path / name
+    refused = 0
+    for content in mutations(sound, 2, CASES // 2):
+        path.write_bytes(content)
+        refused += met(lambda: read_tensors(path))
+        assert path.read_bytes() == content
+    assert refused > CASES // 5
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "model.safetensors", "ema.safetensors", "tokenizer.json"])
+def test_models_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+    """Sound headers with NaN or wrong shapes behind them included: flips reach everywhere."""
+    run = tmp_path / "run"
+    shutil.copytree(sound_run / "run", run)
+    sound = (run / name).read_bytes()
+    for content in mutations(sound, 3, 60):
+        (run / name).unlink()
+        (run / name).write_bytes(content)
+        met(lambda: ls.load(run))
+        met(lambda: RunFolder(run).model("model"))
+        met(lambda: load_tokenizer(run / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["state.json", "latest.json", "report.json"])
+def test_plain_files_of_a_run_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(sound_run / "run", run)
+    corpus = open_corpus(str(sound_run / "text.txt"), "characters", cache=sound_run / "cache")
+    (checkpoint,) = (run / "state").glob("step-*")
+    path = {"state.json": checkpoint / name, "latest.json": run / "state" / name}.get(name, run / "eval" / name)
+    if name == "report.json":
+        main(["evaluate", str(sound_run / "run"), "--sequences", "2", "--json"])
+        shutil.copy2(next((sound_run / "run" / "eval").glob("*.json")), path)
+    for content in mutations(path.read_bytes(), 4, 25):
+        path.write_bytes(content)
+        if name == "report.json":
+            met(lambda: Report.load(path))
+        else:
+            met(lambda: next(train(RunFolder(run), corpus)))
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    assert weights == (sound_run / "run" / "state" / checkpoint.name / "model.safetensors").read_bytes()
+
+
+# ---- corpora and prompts ----------------------------------------------------------------------------------------
+
+
+def test_corpora_with_any_damage(tmp_path: Path) -> None:
+    line = json.dumps({"text": "Grüße aus dem Wald, sagte der Igel. " * 3}) + "\n"
+    for suffix, sound in ((".txt", ("Grüße aus dem Wald. " * 20).encode()), (".jsonl", line.encode() * 5)):
+        for number, content in enumerate(mutations(sound, 5, 40)):
+            path = tmp_path / f"text-{number}{suffix}"
+            path.write_bytes(content)
+            met(lambda path=path: open_corpus(str(path), "byte", cache=tmp_path / "cache"))
+            assert path.read_bytes() == content
+
+
+@QUICK
+@given(st.text(max_size=40) | st.text(alphabet="[].0123456789 ab", max_size=30), st.integers(1, 24))
+def test_prompts_of_any_text(text: str, length: int) -> None:
+    for tokenizer in (text8(), Bytes()):
+        met(lambda tokenizer=tokenizer: prompt(text, tokenizer, length))
+        met(lambda tokenizer=tokenizer: parse_gaps(text, tokenizer, length))
+
+
+# ---- the command line -------------------------------------------------------------------------------------------
+
+WORDS = [
+    "train", "evaluate", "sample", "compare", "systems", "data", "launch", "--help", "--json", "--version", "--out",
+    "--steps", "--nproc", "--batch", "--data", "--resume", "--network.width", "--optim.lr", "--seed", "-n", "get",
+    "list", "0", "-1", "1e999", "nan", "..", "/", "/dev/null", "", "\x00", "é", "{}", "--", "---", "=", "nowhere",
+    "mdlm", "demo", "text8-tiny", "--length=0", "--batch=0", "--minutes=-1", "--device=abacus", "--tokenizer=bpe:0",
+]  # fmt: skip
+
+
+@QUICK
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=5))
+def test_any_words_on_the_command_line(words: list[str]) -> None:
+    """Nothing is trained here: whatever would be a sound training is asked for a length of 0."""
+    if "train" in words[:1] or "compare" in words[:1]:
+        words = [*words, "--batch=0" if words[0] == "train" else "--systems=nothing"]
+    if "data" in words[:1] and "get" in words:
+        words = [word for word in words if word not in ("text8", "/", "..")]
+    assert main(words) in (0, 1, 2)
+
+
+def test_the_command_line_says_no_more_than_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance = random.Random(6)
+    for _ in range(CASES):
+        words = [chance.choice(WORDS) for _ in range(chance.randrange(1, 5))]
+        if words[0] in ("train", "compare"):
+            words.append("--steps=0")
+        main(words)
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and "This should not happen" not in said, (words, said)
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("cache", "runs")] == []

@@ -1,0 +1,87 @@
+"""The lm-evaluation-harness asks runs: likelihoods are the models' own, and a real task runs without a network."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import cache, train, workplace  # noqa: F401
+
+pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
+
+from lm_eval.api.instance import Instance  # noqa: E402
+
+from logosphere.runs.harness import Harness  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the harness and what it imports warn about their own affairs
+
+
+def asked(*arguments: object) -> Instance:
+    return Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
+
+
+def test_likelihoods_are_those_of_the_model() -> None:
+    train("--system", "ar", steps=3, out="ar")
+    ours = Harness("ar")
+    text = "the king of the "  # one sequence of 16
+    tokens = torch.from_numpy(ours.pieces.encode(text))[None]
+    nats = float(ours.model.nelbo(tokens, torch.Generator()).total)
+    (rolling,) = ours.loglikelihood_rolling([asked(text)])
+    (whole, _), (first, _), (rest, _) = ours.loglikelihood(
+        [asked("", text), asked("", "the king"), asked("the king", " of the ")]
+    )
+    assert rolling == pytest.approx(-nats, abs=1e-4) == whole
+    assert first + rest == pytest.approx(whole, abs=1e-4)  # the chain rule
+    (twice,) = ours.loglikelihood_rolling([asked(text * 2)])
+    assert twice == pytest.approx(2 * rolling, abs=1e-4)
+    long = "x" * 40 + " and"
+    assert ours.loglikelihood([asked(long, " so")])[0][0] < 0  # what does not fit is cut at its beginning
+
+
+def test_greedy_means_the_likeliest_token_everywhere() -> None:
+    train("--system", "ar", steps=3, out="ar")
+    ours = Harness("ar")
+    row = ours.pieces.encode("the ").tolist()
+    for _ in range(3):
+        batch = ours._batch([(row, [])])
+        with torch.no_grad():
+            out = ours.model.denoiser(batch.tokens, torch.zeros(1, 16), context=batch.tokens)
+        row.append(int(out[0, len(row)].argmax()))
+    best = ours.pieces.decode(row[4:])
+    other = "".join("a" if letter != "a" else "b" for letter in best)
+    assert [greedy for _, greedy in ours.loglikelihood([asked("the ", best), asked("the ", other)])] == [True, False]
+
+
+def test_a_diffusion_model_answers_with_its_bound() -> None:
+    train(steps=3, out="mdlm")
+    ours = Harness("mdlm", draws=64)
+    assert ours.kind == "bound"
+    value, greedy = ours.loglikelihood([asked("the king", " of")])[0]
+    assert math.isfinite(value) and value < 0 and greedy is False
+    written = ours.generate_until([asked("the ", {"until": ["e"], "max_gen_toks": 8})])[0]
+    assert len(written) <= 8 and "e" not in written
+
+
+def test_a_task_runs_from_a_local_file(workplace: Path) -> None:  # noqa: F811
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    train("--system", "ar", steps=3, out="ar")
+    rows = [{"text": "the king of the hill", "question": "the", "choices": [" cat", " zzz"], "answer": 0}] * 3
+    (workplace / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    data = f"dataset_path: json\ndataset_kwargs:\n  data_files: {{test: {workplace / 'rows.json'}}}\ntest_split: test\n"
+    (workplace / "bits.yaml").write_text(
+        f"task: tiny_bits\n{data}output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{{{text}}}}'\n"
+        "metric_list:\n  - metric: bits_per_byte\n"
+    )
+    (workplace / "choice.yaml").write_text(
+        f"task: tiny_choice\n{data}output_type: multiple_choice\ndoc_to_text: '{{{{question}}}}'\n"
+        "doc_to_choice: '{{choices}}'\ndoc_to_target: '{{answer}}'\nmetric_list:\n  - metric: acc\n"
+    )
+    manager = TaskManager(include_path=str(workplace), include_defaults=False)
+    found = simple_evaluate(Harness("ar"), tasks=["tiny_bits", "tiny_choice"], task_manager=manager, bootstrap_iters=0)
+    bits = found["results"]["tiny_bits"]["bits_per_byte,none"]
+    ours = -Harness("ar").loglikelihood_rolling([asked(rows[0]["text"])])[0] / len(rows[0]["text"]) / math.log(2)
+    assert bits == pytest.approx(ours, rel=1e-5)
+    assert found["results"]["tiny_choice"]["acc,none"] in (0.0, 1.0)

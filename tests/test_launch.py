@@ -1,0 +1,107 @@
+"""Before and around a run: what it will cost, and a batch script that comes back after its time limit."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from logosphere.cli import main
+from logosphere.recipes.catalogue import RECIPES, recipe
+from logosphere.recipes.recipe import Recipe
+from logosphere.runs.estimate import cost
+from logosphere.systems import build
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("system", ["mdlm", "ar", "d3pm-uniform"])
+def test_parameters_are_counted_without_building_the_network(system: str) -> None:
+    chosen = Recipe(system=system, length=16, steps=10)
+    model = build(system, vocab_size=30, length=16, **vars(chosen.network))
+    bill = cost(chosen, 30)
+    assert bill.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert 6 * 0.8 * bill.parameters < bill.flops_per_token < 6 * 1.3 * bill.parameters
+    two = cost(Recipe(system=system, length=16, steps=10, shard=True), 30, processes=2)
+    assert 2 * two.state_bytes == bill.state_bytes and 2 * two.activation_bytes == bill.activation_bytes
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "text8", "--dry-run", "--json"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert 85e6 < bill["parameters"] < 95e6 and bill["days"]["A100"]["8"] * 8 == bill["days"]["A100"]["1"]
+    for words in (["demo"], ["text8-tiny", "--nproc", "4"], ["owt", "--network.width", "96"]):
+        assert main(["train", *words, "--dry-run"]) == 0
+        assert "FLOPs per token" in capsys.readouterr().out
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+
+
+def test_large_recipes_have_the_sizes_they_say() -> None:
+    for name in RECIPES:
+        assert recipe(name) == recipe(name)
+    sizes = {name: 12 * recipe(name).network.depth * recipe(name).network.width ** 2 for name in RECIPES}
+    assert all(0.9e9 < sizes[f"{data}-1b"] < 1.3e9 for data in ("text8", "lm1b", "owt", "fineweb"))
+    assert all(0.25e9 < sizes[f"{data}-medium"] < 0.4e9 for data in ("text8", "lm1b", "owt", "fineweb"))
+
+
+STUBS = {
+    "scontrol": 'if [ "$1" = show ]; then echo node1; else echo "scontrol $*" >> log; fi',
+    "scancel": 'echo "scancel $*" >> log; kill -TERM $(cat pid)',
+    "srun": 'echo "srun $*" >> log; echo $$ > pid; exec sleep ${SLEEP:-0}',
+}
+
+
+def submitted(script: Path, signal: bool) -> str:
+    """Run a script with stand-ins for Slurm; what was asked of them."""
+    Path("bin").mkdir(exist_ok=True)
+    for name, body in STUBS.items():
+        Path("bin", name).write_text(f"#!/bin/bash\n{body}\n")
+        Path("bin", name).chmod(0o755)
+    Path("log").unlink(missing_ok=True)
+    Path("pid").unlink(missing_ok=True)
+    more = {"PATH": f"{Path('bin').resolve()}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
+    more |= {"SLURM_JOB_NODELIST": "node[1-2]", "SLEEP": "60" if signal else "0"}
+    process = subprocess.Popen(["bash", str(script)], env=os.environ | more)
+    if signal:
+        while not Path("pid").exists():
+            assert process.poll() is None
+        process.terminate()
+    assert process.wait(30) == 0
+    return Path("log").read_text()
+
+
+def test_a_batch_script_saves_comes_back_and_resumes() -> None:
+    words = ["launch", "slurm", "--nodes", "2", "--gpus", "4", "--hours", "1.5", "--", "text8", "--out", "runs/a b"]
+    assert main([*words, "--seed", "3"]) == 0
+    script = Path("train.sbatch")
+    text = script.read_text()
+    for line in ("--nodes=2", "--gpus-per-node=4", "--time=01:30:00", "--requeue", "--signal=B:TERM@180"):
+        assert f"#SBATCH {line}\n" in text
+    log = submitted(script, signal=False)
+    assert "--nproc-per-node 4" in log and "-m logosphere train text8 --seed 3 --out runs/a b" in log
+    assert "--resume" not in log and "requeue" not in log
+    Path("runs/a b").mkdir(parents=True)
+    Path("runs/a b/recipe.json").touch()
+    log = submitted(script, signal=True)
+    assert "--resume" in log and "scancel --signal=TERM 7" in log and "scontrol requeue 7" in log
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["slurm"], "Say what to train"),
+        (["slurm", "--", "text8"], "Say what to train"),
+        (["slurm", "--", "text9", "--out", "x"], "Did you mean 'text8'"),
+        (["slurm", "--nodes", "0", "--", "demo", "--out", "x"], "at least 1 node"),
+        (["slurm", "--hours", "0", "--", "demo", "--out", "x"], "above 0 hours"),
+        (["slurm", "--file", ".", "--", "demo", "--out", "x"], "exists already"),
+        (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "no name of a partition"),
+    ],
+)
+def test_mistakes_are_found_before_the_queue(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 1
+    assert says in capsys.readouterr().err and not Path("train.sbatch").exists()

@@ -1,0 +1,57 @@
+"""Large vocabularies: logits in parts give the same numbers, and are never in memory as a whole."""
+
+import pytest
+import torch
+from laws import generator, network, skewed
+
+import logosphere as ls
+from logosphere.noise import Keyed
+from logosphere.processes import base
+from logosphere.types import Batch
+
+NAMES = ["mdlm", "md4", "genmd4", "bd3lm", "sedd-absorb", "sedd-uniform", "udlm", "gidd", "d3pm-uniform", "ar"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound, loss and every gradient, with 3 rows at a time and with all at once."""
+    language = skewed(5, 8)
+    model = network(name, language).train()
+    batch = Batch.of(language.sample(6, generator(1)))
+    results = []
+    for largest in (15, 1 << 24):
+        monkeypatch.setattr(base, "LARGEST", largest)
+        model.zero_grad()
+        bound = model.bound(batch, Keyed(1, 2, batch.ids, batch.place, batch.total))
+        bound.loss.sum().backward()
+        results.append([bound.total.detach(), bound.loss.detach(), *[weight.grad for weight in model.parameters()]])
+    for parts, whole in zip(*results, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=2e-4, atol=2e-5)
+
+
+def live_peak(model: ls.Model, batch: Batch) -> int:
+    """The largest tensor that one step of training makes, in numbers."""
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(out):
+                if isinstance(tensor, torch.Tensor):
+                    largest = max(largest, tensor.numel())
+            return out
+
+    with Watch():
+        model.bound(batch, Keyed(1, 2, batch.ids, batch.place, batch.total)).loss.sum().backward()
+    return largest
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd-absorb"])
+def test_no_tensor_holds_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LARGEST", 1 << 16)
+    model = ls.build(name, vocab_size=4000, length=64, width=8, depth=1, heads=1).train()
+    batch = Batch.of(torch.randint(4000, (8, 64), generator=generator(1)))
+    assert live_peak(model, batch) <= 1 << 16
+    monkeypatch.setattr(base, "LARGEST", 1 << 30)
+    assert live_peak(model, batch) > 10 << 16

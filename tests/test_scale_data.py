@@ -1,0 +1,113 @@
+"""Data at scale: a shuffled order without a list, and corpora that are larger than memory."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from test_parallel import corpus
+from test_runs import RECIPE, after, timeless
+
+from logosphere.data.batches import Epochs, draws
+from logosphere.data.corpora import Corpus
+from logosphere.data.shuffling import Permutation
+from logosphere.errors import UserError
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import start, train
+
+__all__ = ["corpus"]  # a fixture
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])
+def test_a_permutation_leaves_nothing_out(size: int) -> None:
+    places = torch.arange(size)
+    shuffled = Permutation(size, key=7)(places)
+    assert torch.equal(shuffled.sort().values, places)
+    assert torch.equal(Permutation(size, key=7)(places[size // 2 :]), shuffled[size // 2 :])
+    if size > 5:
+        assert not torch.equal(shuffled, Permutation(size, key=8)(places))
+
+
+def test_all_orders_are_as_likely() -> None:
+    """The 24 orders of four things over 6,000 keys: chi-square."""
+    orders = [tuple(Permutation(4, key)(torch.arange(4)).tolist()) for key in range(6000)]
+    counts = np.unique(np.array(orders), axis=0, return_counts=True)[1]
+    assert len(counts) == 24 and stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_numbers_beyond_any_list() -> None:
+    places = torch.randint(1 << 50, (4000,), generator=torch.Generator().manual_seed(0))
+    things = Permutation(1 << 50, key=1)(places)
+    assert len(things.unique()) == len(places.unique()) and int(things.max()) < 1 << 50
+    assert abs(float(things.double().mean()) / 2**49 - 1) < 0.05
+    for size in (0, -1, 1 << 61):
+        with pytest.raises(UserError, match="shuffle"):
+            Permutation(size, key=0)
+
+
+def test_every_window_once_an_epoch() -> None:
+    tokens = np.arange(10 * 7 + 3)
+    epochs = Epochs(tokens, length=7, batch=4, seed=3)
+    first = torch.cat([epochs.at(step).tokens for step in range(5)])[:, 0] // 7
+    assert sorted(first[:10].tolist()) == sorted(first[10:].tolist()) == list(range(10))
+    assert first[:10].tolist() != first[10:].tolist()
+    whole, part = epochs.at(2), epochs.at(2, slice(1, 3))
+    assert torch.equal(whole.tokens[1:3], part.tokens) and torch.equal(whole.place[1:3], part.place)
+    with pytest.raises(UserError, match="crops or epochs"):
+        draws(tokens, 7, 4, 0, "random")
+
+
+def test_a_run_in_epochs_resumes_in_the_middle_of_one(corpus: Corpus, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, order="epochs", steps=6, validations=1)
+    straight, broken = (start(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
+    list(train(straight, corpus))
+    for steps in (3, 99):
+        list(train(RunFolder(broken.path), corpus, after(steps)))
+    assert timeless(straight) == timeless(broken)
+
+
+LARGE = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from logosphere.data.batches import Crops, Epochs, windows
+from logosphere.data.corpora import open_corpus
+from logosphere.data.tokenfile import META, open_tokens
+place = Path(sys.argv[1])
+small = open_corpus(str(place / "text.txt"), "byte")  # whatever has to be loaded is loaded now
+heap = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (heap + (48 << 20),) * 2)
+try:
+    bytearray(64 << 20)
+    sys.exit("the limit does not hold")
+except MemoryError:
+    pass
+large = open_corpus(str(place / "large.txt"), "byte")  # 64 MB of text, 48 MB of memory
+row = open_tokens(place / "huge")["train"]  # 4 GB of tokens
+tokens = sum(int(Order(row, 64, 8, 0).at(step).tokens.sum()) for Order in (Crops, Epochs) for step in range(50))
+seen = sum(len(batch) for batch in windows(row, 64, 8, limit=64))
+print(json.dumps([len(large.train), len(row), tokens, seen]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited in the way of Linux")
+def test_corpora_may_be_larger_than_memory(corpus: Corpus, tmp_path: Path) -> None:
+    """Tokenised, opened, drawn from and gone through with less memory than they have bytes."""
+    (tmp_path / "large.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * (64 * 20_972))
+    huge = tmp_path / "huge"
+    huge.mkdir()
+    meta = json.loads((corpus.folder / "meta.json").read_text())
+    for split in meta["splits"]:
+        meta["splits"][split]["tokens"] = 1 << 32
+        with (huge / f"{split}.tokens").open("wb") as file:
+            file.truncate(1 << 32)  # a hole: it has this many bytes, and takes none
+    (huge / "meta.json").write_text(json.dumps(meta))
+    done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [pytest.approx(0.9 * 64 * 20_972 * 50, rel=0.01), 1 << 32, 0, 64]

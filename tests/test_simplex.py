@@ -1,0 +1,150 @@
+"""The simplex and the paths on it, against simulation, numerical derivatives and scipy's special functions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from laws import CHANCE, generator, mean_and_error
+from scipy import special, stats
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.geometry import simplex, sphere
+from logosphere.noise import Drawn
+from logosphere.processes.dirichlet import DirichletPath, mean_speeds, speeds
+from logosphere.processes.geodesic import END, GeodesicPath
+from logosphere.processes.wrightfisher import WrightFisherPath
+
+N = 5000
+
+
+def truth(x: torch.Tensor, choices: int) -> torch.Tensor:
+    return 200.0 * F.one_hot(x, choices)
+
+
+@pytest.mark.parametrize("shape", [1.0, 1.3, 4.0, 20.0])
+def test_gamma_draws(shape: float) -> None:
+    drawn = simplex.gamma(torch.full((N, 1), shape), Drawn(generator(1), N))
+    assert stats.kstest(drawn.flatten(), stats.gamma(shape).cdf).pvalue > CHANCE
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.3])
+def test_wright_fisher_diffusion_keeps_the_uniform_law(variance: float) -> None:
+    z = simplex.even(N, 1, 3, Drawn(generator(2), N))
+    moved = simplex.diffused(z, torch.full((N, 1, 1), variance), Drawn(generator(3), N))
+    torch.testing.assert_close(moved.sum(-1), torch.ones(N, 1))
+    assert (moved >= 0).all() and not torch.equal(moved, z)
+    for shares in (z, moved):
+        assert stats.kstest(shares[..., 0].flatten(), stats.beta(1, 2).cdf).pvalue > CHANCE
+
+
+def test_wright_fisher_diffusion_scatters_by_its_metric() -> None:
+    """Covariance h G and drift ½ h (1 - K z), to first order in h."""
+    z, h = torch.tensor([0.7, 0.2, 0.1]).expand(100_000, 3), 1e-3
+    move = simplex.diffused(z, torch.full((len(z), 1), h), Drawn(generator(4), len(z))) - z
+    metric = torch.diag(z[0]) - z[0][:, None] * z[0]
+    torch.testing.assert_close(move.T.cov() / h, metric, rtol=0.03, atol=0.003)
+    for k in range(3):
+        mean, error = mean_and_error(move[:, k] / h)
+        assert abs(mean - 0.5 * float(1 - 3 * z[0, k])) < 4 * error + 0.01
+
+
+def test_the_norm_of_fisher_is_that_of_the_inverse_metric() -> None:
+    z = torch.rand(5, generator=generator(5)).double().softmax(0)
+    a = torch.randn(5, generator=generator(6)).double()
+    move = a - a.sum() * z
+    metric = torch.linalg.pinv(torch.diag(z) - z[:, None] * z)
+    torch.testing.assert_close(simplex.squared_norm(a, z), move @ metric @ move)
+
+
+# ---- geodesics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choices", [2, 4, 27, 300])
+def test_geodesics_shorten_the_way_evenly(choices: int) -> None:
+    path, s = GeodesicPath(choices), torch.full((50, 1), 0.7)
+    x = torch.randint(choices, (50, 1), generator=generator(12))
+    u = F.one_hot(x, choices).float()
+    start = path.start(50, 1, Drawn(generator(13), 50))
+    z = path.at(u, s, Drawn(generator(13), 50))
+    torch.testing.assert_close(sphere.distance(z, u), (1 - END * 0.7) * sphere.distance(start, u), rtol=1e-4, atol=1e-5)
+    velocity = path.velocity(u, z, s)
+    assert sphere.dot(velocity, z).abs().max() < 1e-5
+    torch.testing.assert_close(velocity.norm(dim=-1), sphere.distance(start, u), rtol=1e-3, atol=1e-4)
+    later = path.moved(truth(x, choices), z, s, s + 0.3, Drawn(generator(14), 50))
+    assert (later.argmax(-1) == x).all()  # at the end of the path the token is certain
+
+
+# ---- Dirichlet flows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choices", [2, 4, 27, 160])
+def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(choices: int) -> None:
+    alphas, step, b = torch.tensor([1.0, 2.5, 8.0]).double(), 1e-4, choices - 1
+    log_y = torch.linspace(-20, 0, 513).double()
+    near = (log_y > -6) & (log_y < -0.5)
+    y = log_y[near].exp().numpy()
+    for alpha, row in zip(alphas.tolist(), speeds(choices, alphas), strict=True):
+        up, down = (special.betainc(alpha + sign * step, b, y) for sign in (1, -1))
+        slope = -(up - down) / (2 * step) * special.beta(alpha, b)
+        wanted = torch.from_numpy(slope / ((1 - y) ** b * y**alpha))
+        clear = torch.from_numpy((up > 1e-6) & (up < 1 - 1e-6))  # where the difference has digits
+        torch.testing.assert_close(row[near][clear], wanted[clear], rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("choices", [3, 27])
+def test_mean_speeds_are_averages_over_draws(choices: int) -> None:
+    path = DirichletPath(choices, 8.0)
+    u = F.one_hot(torch.zeros(N, 1).long(), choices).float()
+    z = path.at(u, torch.full((N, 1), 0.5), Drawn(generator(7), N))
+    mean, error = mean_and_error(path.speed(z, torch.full((N, 1), 0.5))[..., 0])
+    alpha = torch.tensor([4.5]).double()
+    assert abs(mean - float(mean_speeds(choices, alpha, speeds(choices, alpha)))) < 3 * error + 0.01 * mean
+
+
+@pytest.mark.parametrize("choices", [4, 27])
+def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(choices: int) -> None:
+    path, steps, n = DirichletPath(choices, 8.0, churn=0.0), 1000, 60
+    x = torch.zeros(n, dtype=torch.long)
+    z = path.start(n, 1, Drawn(generator(8), n))[:, 0]
+    before = special.betainc(1.0, choices - 1, z[:, 0].double().numpy())
+    for i in range(steps):
+        s = torch.full((n,), i / steps)
+        z = path.moved(truth(x, choices), z, s, s + 1 / steps, Drawn(generator(9), n))
+    after = special.betainc(8.0, choices - 1, z[:, 0].double().numpy())
+    assert abs(after - before).max() < 3e-3
+
+
+# ---- Wright-Fisher diffusion ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choices", [2, 5])
+def test_diffusion_of_the_data_end_has_the_laws_of_the_path(choices: int) -> None:
+    """Forward, from Dirichlet(1 + M e_x), in 300 small steps of diffusion that know nothing of the death process."""
+    path = WrightFisherPath(choices, 7)
+    u, noise = F.one_hot(torch.zeros(N, 1).long(), choices).float(), Drawn(generator(10), N)
+    z, s = path.at(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
+    tau = float(path.tau(s[0, 0]))
+    for _ in range(300):
+        z = simplex.diffused(z, torch.full((N, 1, 1), tau / 300), noise)
+    assert stats.ks_2samp(z[..., 0].flatten(), path.at(u, s, noise)[..., 0].flatten()).pvalue > CHANCE
+
+
+@pytest.mark.parametrize("choices", [2, 27, 1000])
+def test_lives_are_probabilities_and_end_faint(choices: int) -> None:
+    path = WrightFisherPath(choices, 9)
+    lives = path.lives(torch.linspace(0, 1, 50))
+    torch.testing.assert_close(lives.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
+    assert 0 <= path.prior_nats() < 2e-4
+    assert float(lives[-1, -1]) == pytest.approx(1, abs=1e-5) and float(lives[0, 0]) > 0.9
+    mean = lives @ torch.arange(10.0)
+    torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
+
+
+def test_time_dilation_prefers_what_is_likely() -> None:
+    language = ls.languages.independent([0.5, 0.3, 0.2], 1)
+    shares = []
+    for dilation in (1.0, 4.0):
+        model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, dilation=dilation)
+        drawn = ls.sample(model, n=3000, steps=100, rng=generator(11), denoiser=Oracle(model, language))
+        shares.append(float((drawn == 0).float().mean()))
+    assert abs(shares[0] - 0.5) < 0.03 and shares[1] > shares[0] + 0.04
