@@ -182,8 +182,8 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     )
 
 
-LARGEST = 1 << 23
-"""Logits made at a time, where they can be made in parts: 32 MiB of float32."""
+LARGEST = 1 << 24
+"""Logits made at a time, where they can be made in parts: 64 MiB of float32; with 32 MiB more memory was held."""
 
 
 def _costs(
