@@ -19,7 +19,7 @@ LANGUAGE = skewed(5, 6)
 QUICK = Optim(lr=1e-2, warmup=2)
 
 
-SQUARED = ("diffusion-lm", "bit-diffusion")
+SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "cosmos", "tencdm")
 
 
 def batches(n: int = 8, seed: int = 1):
