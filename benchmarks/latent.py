@@ -46,7 +46,7 @@ ROWS: dict[str, list[str]] = {
 }
 NETWORK = ["--batch", "32", "--network.width", "128", "--network.depth", "4", "--network.heads", "4"]
 LENGTH = {"e2e": "64", "captions": "32"}
-SAMPLES = 128
+SEQUENCES, DRAWS, SAMPLES, JUDGE_STEPS = 256, 4, 128, 200
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
 # ---- what a step costs ----------------------------------------------------------------------------------------------
 
 
-def cost(rounds: int = 9) -> dict[str, dict[str, float]]:
+def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     """Steps of the second stage against those of diffusion on tokens, neighbours in time, so that load drops out."""
     tokens = torch.randint(1000, (32, 64), generator=torch.Generator().manual_seed(0))
 
@@ -116,8 +116,8 @@ def _train(system: str, options: list[str], data: str, minutes: float, folder: P
 def figures(folder: Path, judge_folder: Path, data: str) -> dict[str, float | str]:
     model, corpus = ls.load(folder), ls.open_corpus(data, "bpe:512")
     length = model.length
-    held_out = list(sequences(corpus.test, length, 32, 256))
-    report = ls.evaluate(model, held_out, draws=8, rng=0)
+    held_out = list(sequences(corpus.test, length, 32, SEQUENCES))
+    report = ls.evaluate(model, held_out, draws=DRAWS, rng=0)
     row: dict[str, float | str] = {"kind": report.kind, "bits": report.bits, "error": report.error}
     row |= {"recon": report.recon, "diffusion": report.diffusion}
     if ls.system(model.spec.system).family == "latent":
@@ -152,7 +152,7 @@ def judged(folder: Path, corpus: Corpus, length: int) -> ls.Model:
         torch.manual_seed(0)
         model = ls.build("ar", vocab_size=corpus.tokenizer.size, length=length, width=128, depth=3, heads=4)
         picks = draws(corpus.valid, length, 32, 0)
-        for _ in ls.fit(model, (picks.at(step).tokens for step in range(250)), steps=250, ema=0.98):
+        for _ in ls.fit(model, (picks.at(step).tokens for step in range(JUDGE_STEPS)), steps=JUDGE_STEPS, ema=0.98):
             pass
         model.save(folder)
     return ls.load(folder)

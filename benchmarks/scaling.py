@@ -127,15 +127,21 @@ def saving(steps: int) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8)
-    steps = parser.parse_args().steps
+    parser.add_argument("--only", choices=["sizes", "processes", "saving"], help="one part instead of all")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
-    rows = sizes(steps)
-    result = {"sizes": rows, "fit": fitted(rows), "processes": processes(3 * steps), "saving": saving(steps)}
+    result: dict[str, object] = {}
+    if chosen.only in (None, "sizes"):
+        rows = sizes(chosen.steps)
+        for row in rows:
+            print(
+                f"{row['depth']:.0f} × {row['width']:.0f}  {row['parameters']:>9,.0f} parameters  "
+                f"{row['flops']:.3g} FLOPs  {row['seconds']:.3f} s  {row['gflops_per_second']:.1f} GFLOP/s  "
+                f"kept {row['kept']:.1f} (model: {ACTIVATIONS})"
+            )
+        result |= {"sizes": rows, "fit": fitted(rows)}
+    if chosen.only in (None, "saving"):
+        result["saving"] = saving(chosen.steps)
+    if chosen.only in (None, "processes"):
+        result["processes"] = processes(3 * chosen.steps)
     print(json.dumps(result))
-    for row in rows:
-        print(f"{row['depth']:.0f} × {row['width']:.0f}  {row['parameters']:>9,.0f} parameters"
-              f"  {row['flops']:.3g} FLOPs"
-              f"  {row['seconds']:.3f} s  {row['gflops_per_second']:.1f} GFLOP/s  kept {row['kept']:.1f}"
-              f" (model: {ACTIVATIONS})")  # fmt: skip
-    for part in ("fit", "processes", "saving"):
-        print(part, {name: round(value, 4) for name, value in result[part].items()})

@@ -16,6 +16,7 @@ from test_evaluation import REPORT
 
 import logosphere as ls
 from logosphere.cli import main
+from logosphere.comparison.assemble import shared_budget
 from logosphere.comparison.entrants import Budget, Contender, contenders
 from logosphere.comparison.standing import standings
 from logosphere.comparison.standing import table as as_text
@@ -114,6 +115,14 @@ def test_budgets_are_turned_into_steps() -> None:
     for wrong in ({"steps": 3, "tokens": 10.0}, {"flops": -1.0}):
         with pytest.raises(UserError, match="budget"):
             Budget(**wrong)
+
+
+def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
+    one = Recipe(steps=20)
+    assert shared_budget([one, replace(one, system="ar", seed=3, optim=replace(one.optim, lr=1.0))]) == "20 steps"
+    assert shared_budget([one, replace(one, steps=30)]) == "equal operations, 20 to 30 steps"
+    assert shared_budget([one, replace(one, batch=8)]) == ""
+    assert shared_budget([replace(one, steps=None, cpu_minutes=2.0)]) == "2 CPU minutes"
 
 
 def test_operations_are_those_of_a_transformer() -> None:

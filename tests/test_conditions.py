@@ -6,6 +6,7 @@ from laws import SMALL, generator, scramble
 
 import logosphere as ls
 from logosphere import Condition, UserError
+from logosphere.denoisers.conditioner import Conditioner
 from logosphere.denoisers.wrappers import Guided, Informed
 from logosphere.types import NO_TOKEN, Batch
 
@@ -97,7 +98,7 @@ def test_the_cached_sampler_keeps_conditions_apart(cached: bool) -> None:
 
 def test_guidance_is_linear_and_costs_two_evaluations() -> None:
     model, condition = model_of("rdlm-heat"), conditions(3)["labels"]
-    model.denoiser.inner.inner.conditioner.withheld += 1
+    next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.7, generator(7)), torch.full((3, L), 0.7)
     told = model.denoiser.given(condition)

@@ -124,14 +124,14 @@ def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -
 class Counting(Encoder):
     """States that say which pieces they were made from, and how often it was asked for them."""
 
-    name, layer, width, vocab_size, longest = "counting", 1, 3, 50, 64
+    name, layer, width, vocab_size, longest, end = "counting", 1, 4, 50, 64, 7
 
     def __init__(self) -> None:
         self.rows = 0
 
     def states(self, pieces: torch.Tensor) -> torch.Tensor:
         self.rows += len(pieces)
-        return torch.stack([pieces, pieces.square(), pieces + 1], -1).float() / 10
+        return torch.stack([pieces, pieces.square(), pieces + 1, pieces % 7], -1).float() / 10
 
 
 def rows_of(seed: int, n: int = 100) -> np.ndarray:
@@ -204,3 +204,53 @@ def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> 
     reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
     counting.rows = 0
     assert torch.allclose(reader(asked), plain, rtol=2e-3, atol=2e-3) and counting.rows == 2
+
+
+def test_one_token_more_is_the_end_of_a_text() -> None:
+    reader = Frozen(Counting(), 51, 6, None)
+    assert reader.spelt(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
+
+
+def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    from logosphere.recipes import latent
+
+    counting = Counting()
+    monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: counting)
+    small = {"width": 8, "depth": 1, "heads": 2, "autoencoder_depth": 1}
+    model = ls.build("tencdm", vocab_size=50, length=6, encoder="minilm", **small)
+    rows = torch.from_numpy(rows_of(0, 8))
+    model.process.prepare(lambda: rows, "corpus")
+    assert counting.rows == 8
+    for _ in ls.fit(model, [rows] * 4, steps=4):
+        pass
+    model.process.prepare(lambda: rows, "corpus")
+    assert counting.rows == 8
+    assert torch.isfinite(model.nelbo(rows, torch.Generator()).total).all()
+
+
+def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
+    from logosphere.data.tokenizers import Subwords
+    from logosphere.encoders.vocabulary import part_of
+
+    texts = ["the cat sat on the mat", "a cat and a hat", "the hat of the cat"] * 5
+    whole = Subwords.train_wordpiece([*texts, "something else altogether, unlike the rest of it"] * 3, 200)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(whole.describe()["json"])
+    part = part_of(path, texts, 60)
+    fewer = Subwords.from_json(part.tokenizer, "part")
+    assert fewer.size == len(part.pieces) < whole.size
+    for text in texts[:3]:
+        assert [part.pieces[token] for token in fewer.encode(text)] == whole.encode(text).tolist()
+    assert fewer.decode(fewer.encode("the mat of a cat")) == "the mat of a cat"
+    with pytest.raises(ls.UserError, match="single characters"):
+        part_of(path, texts, 5)
+
+
+def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
+    from logosphere.data.tokenizers import Subwords
+    from logosphere.encoders.vocabulary import part_of
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(Subwords.train_bpe(["some text"], 260).describe()["json"])
+    with pytest.raises(ls.UserError, match="no word pieces"):
+        part_of(path, ["some text"], 50)

@@ -18,7 +18,10 @@ from logosphere.data.batches import draws, sequences, tokens_in
 from logosphere.data.corpora import open_corpus
 from logosphere.data.examples.collection import Examples, Picks, in_turn
 from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
+from logosphere.data.examples.names import DESCRIPTIONS
+from logosphere.data.examples.opening import NUMBERS, SYNTHETIC
 from logosphere.data.examples.packed import members
+from logosphere.data.examples.sets import RECORDS
 from logosphere.data.special import Ended, Levels
 from logosphere.data.tokenizers import Characters, from_description
 from logosphere.types import NO_TOKEN
@@ -36,6 +39,10 @@ def write_pairs(path: Path, n: int = 40) -> None:
         {"source": f"name[{'abc'[i % 3]}]", "target": f"the {'abc'[i % 3]} is open" + "!" * (i % 4)} for i in range(n)
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_every_set_is_listed_with_what_it_holds() -> None:
+    assert set(DESCRIPTIONS) == {*RECORDS, *NUMBERS, SYNTHETIC}
 
 
 def test_short_sequences_end_and_are_counted_with_one_end() -> None:

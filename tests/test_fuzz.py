@@ -215,3 +215,10 @@ def test_the_command_line_says_no_more_than_a_sentence(
         said = capsys.readouterr().err
         assert "Traceback" not in said and "This should not happen" not in said, (words, said)
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("cache", "runs")] == []
+
+
+def test_archives_are_never_unpacked_onto_the_disk() -> None:
+    """Members are read into memory by name, so no path inside an archive ever becomes a path on the disk."""
+    for path in Path(ls.__file__).parent.rglob("*.py"):
+        words = path.read_text(encoding="utf-8")
+        assert not any(call in words for call in (".extractall(", ".extract(", "unpack_archive(")), path

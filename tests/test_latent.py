@@ -67,7 +67,7 @@ class Named(Autoencoder):
     def settle(self) -> None:
         raise NotImplementedError
 
-    decode = read = stem = settle
+    decode = read = stem = prepare = settle
 
 
 class PosteriorMean(Denoiser):

@@ -137,6 +137,23 @@ def test_points_stand_where_they_should() -> None:
     assert axis(10.0) == pytest.approx(5) and axis.ticks() == [1, 10, 100]
 
 
+def test_one_far_value_does_not_flatten_the_others() -> None:
+    far = a_board(
+        entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7), entry("plaid", "bound", 1.8), entry("x", "bound", 700.0)
+    )
+    drawn = figures.standing(far)
+    assert "700 →" in drawn
+    svg = ElementTree.fromstring(figures.training(far, "tokens"))
+    ticks = [
+        float(text.text)
+        for text in svg.iter("text")
+        if text.attrib["class"] == "tick" and text.attrib["text-anchor"] == "end"
+    ]
+    assert max(ticks) < 10
+    heights = [float(pair.split(",")[1]) for line in svg.iter("polyline") for pair in line.attrib["points"].split()]
+    assert min(heights) >= 13.9  # nothing leaves the paper
+
+
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (1.23, 1.29), (-5.0, 1000.0), (3.0, 3.0001)])
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     ticks = linear_ticks(low, high)

@@ -2,6 +2,7 @@
 
 import math
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from laws import generator, network, skewed
 
 from logosphere.data.tokenizers import Characters, text8
 from logosphere.errors import UserError
-from logosphere.evaluation.judges import OwnJudge, hugging_face
+from logosphere.evaluation.judges import OwnJudge, hugging_face, smollm2
 from logosphere.evaluation.samples.catalogue import METRICS, judged, measured, metrics
 from logosphere.evaluation.samples.frontier import area, clusters, features, likeness
 from logosphere.evaluation.samples.ngrams import divergence
@@ -171,3 +172,35 @@ def test_a_bound_cannot_judge() -> None:
 def test_a_judge_of_a_missing_extra_is_refused() -> None:
     with pytest.raises(UserError, match=r"logosphere\[hf\]"):
         hugging_face("gpt2")
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
+def test_a_judge_of_transformers_counts_every_token(tmp_path: Path) -> None:
+    """A tiny model made here: its bits are the cross-entropies of all tokens, the first after the start symbol."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2, "c": 3, "?": 4}, unk_token="?"))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, bos_token="<s>").save_pretrained(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(vocab_size=5, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0)
+        model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path)
+    judge = hugging_face(str(tmp_path))
+    rows = torch.tensor([[0, 1, 2, 3], [0, 3, 3, 1]])
+    with torch.no_grad():
+        logits = model(rows).logits[:, :-1]
+    by_hand = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none").sum(1)
+    verdict = judge.bits(["abc", "cca"])
+    assert list(verdict.nats) == pytest.approx(by_hand.tolist(), abs=1e-5)
+    assert verdict.value == pytest.approx(float(by_hand.sum()) / 6 / math.log(2), abs=1e-5)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        hugging_face(str(tmp_path / "nothing"))
+
+
+@pytest.mark.skipif(find_spec("gguf") is not None and find_spec("accelerate") is not None, reason="the extra is there")
+def test_the_packaged_judge_says_what_it_needs() -> None:
+    with pytest.raises(UserError, match="logosphere"):
+        smollm2()

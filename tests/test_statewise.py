@@ -40,7 +40,7 @@ def test_equal_powers_are_a_plain_schedule() -> None:
 @pytest.mark.parametrize("language", [skewed(3, 4), table()], ids=["skewed", "table"])
 def test_samples_of_an_oracle_have_the_law_of_the_language(language: Language) -> None:
     model = uneven(language)
-    drawn = ls.sample(model, n=3000, steps=64, rng=generator(1), denoiser=Oracle(model, language))
+    drawn = ls.sample(model, n=3000, steps=256, rng=generator(1), denoiser=Oracle(model, language))
     assert same_law(drawn, language) > CHANCE
 
 

@@ -3,18 +3,21 @@
 A reader that learns could answer noise by larger states; that its scale is fixed, before any noise, keeps it from it.
 """
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.autoencoders.standard import Standard
+from logosphere.cache import cache_folder
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Trunk
 from logosphere.encoders.pretrained import Encoder
-from logosphere.encoders.states import States
+from logosphere.encoders.states import States, cached_states
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 from logosphere.types import Tokens
@@ -31,6 +34,9 @@ class Reader(nn.Module, ABC):
     def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
         """The same, while the autoencoder is being taught: what is seen may be noted until `settle`."""
         return self(tokens)
+
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (as below)
+        """Get ready to read these rows of a corpus many times."""
 
     def settle(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
         """Take what was seen into account."""
@@ -50,18 +56,22 @@ class Learned(Reader):
 
 
 class Frozen(Reader):
-    """A pretrained encoder; `pieces[k]` is the encoder's own number of token k."""
+    """A pretrained encoder; `pieces[k]` is the encoder's own number of token k.
+
+    Without `pieces` the vocabulary is the encoder's, and one token more is the end that fills up short texts.
+    """
 
     pieces: Tensor
 
     def __init__(self, encoder: Encoder, vocab_size: int, length: int, pieces: list[int] | None):
         super().__init__()
-        if pieces is None and vocab_size != encoder.vocab_size:
+        if pieces is None and vocab_size - encoder.vocab_size not in (0, 1):
             raise UserError(
                 f"The encoder {encoder.name} reads its own {encoder.vocab_size:,} word pieces, but the vocabulary has "
                 f"{vocab_size:,} tokens; use its tokenizer, or say with pieces=… which piece each token is."
             )
-        table = torch.arange(vocab_size) if pieces is None else torch.tensor(pieces)
+        own = list(range(encoder.vocab_size)) + [encoder.end] * (vocab_size - encoder.vocab_size)
+        table = torch.tensor(own if pieces is None else pieces)
         if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
             raise UserError(
                 f"pieces must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
@@ -82,6 +92,12 @@ class Frozen(Reader):
     def spelt(self, tokens: Tensor) -> Tensor:
         """Tokens as the encoder's word pieces."""
         return self.pieces[tokens]
+
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+        """Have the encoder read every row once, unless it has; from then on its states are looked up."""
+        encoder, every = self.encoder, rows().numpy()
+        name = re.sub(r"[^a-z0-9]+", "-", f"{encoder.name}-{encoder.layer}-{every.shape[1]}-{corpus}".lower())
+        self.remember(cached_states(encoder, every, self.spelt, cache_folder() / "states" / name[:120], corpus))
 
     def remember(self, states: States) -> None:
         """Look rows up here before asking the encoder."""

@@ -149,6 +149,9 @@ class TextAutoencoder(Autoencoder):
             extra = extra + teaching.match * self.length * (rebuilt - h.detach()).square().mean((1, 2))
         return Lesson(u, self._cross_entropy(logits, tokens), extra)
 
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+        self.reader.prepare(rows, corpus)
+
     def settle(self) -> None:
         self.reader.settle()
         if self.scale == "standard":

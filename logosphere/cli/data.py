@@ -26,8 +26,7 @@ class Arguments:
 def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "data")
 
-    from logosphere.data.batches import tokens_in
-    from logosphere.data.examples.opening import DESCRIPTIONS
+    from logosphere.data.examples.names import DESCRIPTIONS
     from logosphere.data.sources import CORPORA
 
     if arguments.action == "list":
@@ -38,6 +37,9 @@ def run(words: list[str]) -> int:
         return 0
     if not arguments.name:
         raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
+
+    from logosphere.data.batches import tokens_in
+
     corpus = corpus_with_progress(arguments.name, arguments.tokenizer)
     sizes = {split: tokens_in(getattr(corpus, split)) for split in ("train", "valid", "test")}
     if arguments.json:

@@ -24,7 +24,7 @@ class Measure:
     """Another corpus than the one trained on: a name, a file or a folder."""
     split: Literal["train", "valid", "test"] = "test"
     """Which part of the text. Tune on valid, report test."""
-    sequences: int = 512
+    sequences: int = 1024
     """Sequences to measure, spread over the split; 0 for all."""
     draws: int = 4
     """Draws of time and noise for each sequence."""

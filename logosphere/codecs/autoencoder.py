@@ -49,6 +49,10 @@ class Autoencoder(Codec, ABC):
         """Latents as the decoder sees them, in training as in sampling."""
 
     @abstractmethod
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+        """Get ready to read the rows of a corpus many times."""
+
+    @abstractmethod
     def settle(self) -> None:
         """Take what lessons have shown into account."""
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,7 +35,7 @@ def board(
 ) -> Board:
     """The board of a comparison; the first seed of each system stands for its curves, samples and costs."""
     first = standing[0].report
-    recipe = runs[standing[0].name][0].recipe
+    recipes = [run.recipe for one in standing for run in runs[one.name]]
     return Board(
         title=f"{len(standing)} system{'s' if len(standing) > 1 else ''} on {corpus.name}",
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -47,7 +48,8 @@ def board(
         length=first.length,
         sequences=first.sequences,
         draws=first.draws,
-        budget=_budget(recipe),
+        budget=shared_budget(recipes),
+        own_rates=len({recipe.optim.lr for recipe in recipes}) > 1,
         entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
         measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
@@ -57,10 +59,21 @@ def board(
     )
 
 
-def _budget(recipe: Recipe) -> str:
-    if recipe.steps is not None:
-        return f"{recipe.steps:,} steps"
-    return f"{recipe.minutes:g} minutes" if recipe.cpu_minutes is None else f"{recipe.cpu_minutes:g} CPU minutes"
+def shared_budget(recipes: Sequence[Recipe]) -> str:
+    """The budget that all trainings share; empty if they differ in more than they may."""
+    first = recipes[0]
+    for other in recipes[1:]:
+        optim = replace(other.optim, lr=first.optim.lr)
+        steps = first.steps if first.steps and other.steps else other.steps  # equal operations are unequal steps
+        alike = replace(other, system=first.system, options=first.options, seed=first.seed, optim=optim, steps=steps)
+        if alike != first:
+            return ""
+    counts = sorted({recipe.steps for recipe in recipes if recipe.steps})
+    if counts:
+        return (
+            f"{counts[0]:,} steps" if len(counts) == 1 else f"equal operations, {counts[0]:,} to {counts[-1]:,} steps"
+        )
+    return f"{first.minutes:g} minutes" if first.cpu_minutes is None else f"{first.cpu_minutes:g} CPU minutes"
 
 
 def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:

@@ -25,6 +25,8 @@ class Encoder(ABC):
     vocab_size: int
     longest: int
     """Word pieces it can read at once."""
+    end: int
+    """The word piece that stands for the end of a text."""
 
     @abstractmethod
     def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
@@ -41,7 +43,7 @@ class MiniLM(Encoder):
         self.model = load_bert(minilm_folder())
         self.layer = _checked(layer, self.model.depth, self.name)
         self.width, self.vocab_size = self.model.width, self.model.vocab_size
-        self.longest = self.model.longest - 2
+        self.longest, self.end = self.model.longest - 2, self.SEP
 
     @torch.no_grad()
     def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
@@ -69,6 +71,7 @@ class HuggingFace(Encoder):
         self.vocab_size, self.longest = int(config.vocab_size), int(tokenizer.model_max_length) - 2
         self.first = tokenizer.cls_token_id
         self.last = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+        self.end = self.last or 0
 
     @torch.no_grad()
     def states(self, pieces: Int64[Tensor, "B L"]) -> Float[Tensor, "B L D"]:

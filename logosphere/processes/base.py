@@ -5,6 +5,7 @@ token, so a model of p(token | z_t) is a model of the whole path, and the bound 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from logosphere.codecs.base import Codec
 from logosphere.noise import Noise
 from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, PredictInParts, State, Times
+from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, PredictInParts, State, Times, Tokens
 
 CERTAIN = 1e4
 """A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
@@ -121,6 +122,9 @@ class Process(nn.Module, ABC):
         """What to log of the parts a process learns by itself."""
         return {}
 
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (most processes look at rows as they come)
+        """Called before a training on rows that come again and again: what is costly may be done for them once."""
+
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
@@ -178,8 +182,8 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     )
 
 
-LARGEST = 1 << 23
-"""Logits made at a time, where they can be made in parts: 32 MiB of float32."""
+LARGEST = 1 << 24
+"""Logits made at a time, where they can be made in parts: 64 MiB of float32; with 32 MiB more memory was held."""
 
 
 def _costs(

@@ -6,7 +6,8 @@ from t = 1 to `FIRST`, where λ is finite and the token is read off:
     -log p(x) ≤ E[-log p(x | z_first)] + ½ ∫ -SNR'(t) E|u - x̂(z_t)|² dt + KL(q(z_1 | x) || N(0, I))
 
 (Kingma et al. 2021, VDM, eq. 18) is a bound for every network, every schedule and every table of embeddings. With the
-exact posterior mean it is the entropy plus the prior term (Guo et al. 2005, I-MMSE).
+exact posterior mean it is the entropy plus the prior term (Guo et al. 2005, I-MMSE), and at most the reconstruction
+where tokens, read off one by one, are not clear yet at the end.
 """
 
 import math

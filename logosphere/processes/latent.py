@@ -13,6 +13,8 @@ the denoiser; then the autoencoder gets no gradient any more and the denoiser le
 alone by the optimiser, to the last bit.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from logosphere.noise import Noise
 from logosphere.processes.base import Encoded, Noised, Process
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
 
 MEMORY = 0.98
 """Decay of the measured price of reading, per training step."""
@@ -106,6 +108,9 @@ class Latent(Process):
     def estimate(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """The clean latents that an answer stands for, as the decoder would see them: for self-conditioning."""
         return self.codec.seen(self.path.clean(out, z, t))
+
+    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+        self.codec.prepare(rows, corpus)
 
     def settle(self, done: float = 0.0) -> None:
         if self.studying:

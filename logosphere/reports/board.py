@@ -175,10 +175,13 @@ class Board:
     sequences: int
     draws: int
     budget: str
+    """Of every training; empty where trainings differ in more than system, options, seed and learning rate."""
     entries: list[Entry]
     """Ranked: exact values and bounds first, surrogates after them."""
     measures: list[Measure]
     real: dict[str, Value]
     real_texts: list[str]
+    own_rates: bool = False
+    """Have systems learning rates of their own?"""
     literature: list[Published] = field(default_factory=list)
     environment: dict[str, object] = field(default_factory=dict)

@@ -34,8 +34,17 @@ def _header(board: Board) -> str:
         f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(board.title)}</h1>'
         f'<p class="lead">{escape(verdict)}.</p>'
         f"<p>{escape(board.data)}: {board.sequences:,} held-out sequences of {board.length} tokens, {board.draws} "
-        f"draws of time each. Every system had the same network, the same data in the same order, and the same budget: "
-        f"{escape(board.budget)}. Made {escape(board.created)}.</p><ul class='legend'>{legend}</ul></header>"
+        f"draws of time each. {escape(_terms(board))} Made {escape(board.created)}.</p>"
+        f"<ul class='legend'>{legend}</ul></header>"
+    )
+
+
+def _terms(board: Board) -> str:
+    if not board.budget:
+        return "The runs were trained with different settings; differences between them are not those of systems alone."
+    return (
+        "Every system had the same network, the same data in the same order, and the same budget: "
+        f"{board.budget}{', learning rates apart' if board.own_rates else ''}."
     )
 
 
@@ -135,9 +144,10 @@ def _quality(board: Board) -> str:
                 _figure(f"{measure.title} and entropy", "points along a line: temperatures", frontier),
             )
         )
-    parts.append(f"<details open><summary>All figures of samples</summary>{_table(tables.samples(board))}")
+    parts.append(_table(tables.samples(board, every=False)))
+    parts.append(f"<details><summary>Every way of sampling</summary>{_table(tables.samples(board))}</details>")
     terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in board.measures)
-    return "".join(parts) + f"<dl>{terms}</dl></details>"
+    return "".join(parts) + f"<details><summary>What the figures mean</summary><dl>{terms}</dl></details>"
 
 
 def _plotted(board: Board) -> list[Measure]:

@@ -10,7 +10,7 @@ def markdown(board: Board) -> str:
     parts = [
         f"# {board.title}",
         f"{board.data}: {board.sequences:,} held-out sequences of {board.length}, {board.draws} draws each; "
-        f"budget {board.budget}; {board.created}.",
+        f"budget {board.budget or 'not the same for all'}; {board.created}.",
         "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may lie on either side. "
         "Differences are paired over sequences.",
         "## Likelihood", _table(tables.likelihood(board)),

@@ -1,6 +1,7 @@
 """Plots: lines and points over two axes, and ladders of values with error bars."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,16 @@ def _span(values: Sequence[float], logarithmic: bool = False) -> tuple[float, fl
     return low - pad, high + pad
 
 
+FAR = 3.0
+"""Values beyond so many times the median would flatten all others; they are drawn at the edge."""
+
+
+def _near(values: Sequence[float]) -> list[float]:
+    """The values that a plot must show to scale."""
+    limit = FAR * statistics.median(values)
+    return [value for value in values if value <= limit] if limit > 0 else list(values)
+
+
 def plot(
     series: Sequence[Series],
     *,
@@ -58,7 +69,7 @@ def plot(
     if not series:
         return ""
     heights = [dot.y + sign * dot.error for one in series for dot in one.dots for sign in (-1, 1)]
-    low, high = _span([*heights, *([] if level is None else [level[0]])])
+    low, high = _span([*_near(heights), *([] if level is None else [level[0]])])
     spread = bounds_x or _span([dot.x for one in series for dot in one.dots], log_x)
     across = Axis(*spread, LEFT, WIDTH - RIGHT, log_x)
     up = Axis(low if floor is None else floor, high, HEIGHT - BOTTOM, TOP)
@@ -89,14 +100,15 @@ def _frame(across: Axis, up: Axis, x: str, y: str) -> list[str]:
 
 
 def _drawn(series: Series, across: Axis, up: Axis) -> str:
-    places = [(across(dot.x), up(dot.y)) for dot in series.dots]
+    places = [(across(dot.x), up(min(dot.y, up.high))) for dot in series.dots]
     parts = []
     if series.line and len(places) > 1:
         parts.append(polyline(_stairs(places) if series.steps else places, series.entry))
     for dot, (px, py) in zip(series.dots, places, strict=True):
         if dot.error > 0:
             middle = px if not series.steps else px + _half_step(places)
-            parts.append(line("error", middle, up(dot.y + dot.error), middle, up(dot.y - dot.error)))
+            top, bottom = (up(min(dot.y + sign * dot.error, up.high)) for sign in (1, -1))
+            parts.append(line("error", middle, top, middle, bottom))
         if dot.note:
             shift = _half_step(places) if series.steps else 0.0
             parts.append(marker(series.entry, px + shift, py, 3.2 if series.steps else 4.2, dot.note))
@@ -128,7 +140,8 @@ def ladder(rows: Sequence[Rung], *, title: str, x: str) -> str:
     """Values one below the other: what is to the left is better."""
     height = TOP + ROW * len(rows) + BOTTOM
     foot, right = height - BOTTOM, WIDTH - RIGHT - 6
-    across = Axis(*_span([row.value + sign * row.error for row in rows for sign in (-1, 1)]), NAMES, right)
+    ends = [row.value + sign * row.error for row in rows for sign in (-1, 1)]
+    across = Axis(*_span(_near(ends)), NAMES, right)
     parts = []
     for tick in across.ticks():
         at = across(tick)
@@ -136,7 +149,11 @@ def ladder(rows: Sequence[Rung], *, title: str, x: str) -> str:
     parts.append(words("label", (NAMES + right) / 2, height - 6, x))
     for i, row in enumerate(rows):
         y = TOP + ROW * (i + 0.5)
-        bar = line("error", across(row.value - row.error), y, across(row.value + row.error), y)
+        if row.value > across.high:
+            parts.append(words("name", NAMES - 12, y + 4, row.name, "end"))
+            parts.append(words("note", right, y + 4, f"{number(row.value)} →", "end"))
+            continue
+        bar = line("error", across(row.value - row.error), y, across(min(row.value + row.error, across.high)), y)
         point = marker(row.entry, across(row.value), y, 5.0, row.note)
         parts.append(words("name", NAMES - 12, y + 4, row.name, "end"))
         parts.append(group(row.entry, [bar, point], " hollow" if row.hollow else ""))

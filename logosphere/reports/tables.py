@@ -80,8 +80,8 @@ def literature(board: Board) -> Table:
     return Table(heads, rows, frozenset(range(1, len(kinds) + 1)), frozenset({last - 2, last - 1}))
 
 
-def samples(board: Board) -> Table:
-    """Every sample metric of every way of sampling; real text first."""
+def samples(board: Board, *, every: bool = True) -> Table:
+    """Sample metrics of every way of sampling, or of the one with most steps at temperature 1; real text first."""
     heads = [("system", ""), ("steps", ""), ("temp.", ""), ("NFE", "per text"), ("CPU s", "per text")]
     heads += [(m.title, f"{m.unit}, {m.better}") for m in board.measures]
     rows = []
@@ -89,7 +89,8 @@ def samples(board: Board) -> Table:
         figures = [valued(board.real[m.name]) if m.name in board.real else "" for m in board.measures]
         rows.append(Row(["real text", "", "", "", "", *figures], look="real"))
     for number, entry in enumerate(board.entries):
-        for sampling in entry.samplings:
+        plain = [s for s in entry.samplings if s.temperature == 1]
+        for sampling in entry.samplings if every else plain[-1:]:
             rows.append(Row([entry.name, *_way(sampling), *_figures(board, sampling)], number))
     return Table(heads, rows)
 

@@ -11,6 +11,7 @@ import torch
 
 from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
+from logosphere.data.examples.collection import Examples
 from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
@@ -163,6 +164,8 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
         clock, best = Clock(saved["seconds"], saved["cpu_seconds"]), saved["best"]
     if recipe.compile:
         _compile(model)
+    team.first(lambda: _prepare(model, recipe, corpus))  # which leaves the others nothing to do
+    _prepare(model, recipe, corpus)
     team.first(lambda: run.forget_after(training.step))
     crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     rows, posed = team.share(recipe.batch), task(recipe.task)
@@ -219,6 +222,14 @@ def _keep_best(run: RunFolder, training: Training) -> None:
     shares = model.state_dict() if averaged is None else averaged.tensors(model)
     weights = {name: training.objective.whole(tensor) for name, tensor in shares.items()}
     training.team.first(lambda: write_tensors(run.path / BEST, weights))
+
+
+def _prepare(model: Model, recipe: Recipe, corpus: Corpus) -> None:
+    """Examples come again and again; crops of a running text never do."""
+    examples = corpus.train
+    if isinstance(examples, Examples):
+        origin = f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
+        model.process.prepare(lambda: examples.rows(recipe.length), origin)
 
 
 def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:

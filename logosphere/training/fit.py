@@ -149,6 +149,10 @@ class Training:
                 with self._own_randomness(), self._autocast():
                     bound = self.objective(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
                 share = bound.loss.sum() / count
+                if (
+                    not share.requires_grad
+                ):  # nothing was hidden in this part; the team waits for our gradient all the same
+                    share = share + 0 * self.parameters[0].sum()
                 (share * self.team.size).backward()  # the team takes the mean of its gradients, and we want the sum
             loss, nats = loss + share.item(), nats + bound.total.sum().item() / count
         loss, nats = self.team.total(loss, nats)

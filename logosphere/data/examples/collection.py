@@ -15,7 +15,7 @@ import torch
 from logosphere.data.tokenizers import Ids
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
-from logosphere.types import NO_TOKEN, Batch, Condition
+from logosphere.types import NO_TOKEN, Batch, Condition, Tokens
 
 Numbers = npt.NDArray[np.int64]
 
@@ -83,6 +83,10 @@ class Examples:
                 f"No sequence fits into {length} tokens, the shortest has {lengths.min():,}; give a larger --length."
             )
         return self if len(keep) == len(lengths) else self.chosen(keep)
+
+    def rows(self, length: int) -> Tokens:
+        """All that fit, filled up to one length."""
+        return torch.from_numpy(_filled(self.of_length(length).sequences, length, self.end or 0))
 
     def batch(self, which: Numbers, names: torch.Tensor, place: torch.Tensor, total: int, length: int) -> Batch:
         """The examples of these numbers, filled up to one length."""

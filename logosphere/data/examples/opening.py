@@ -27,15 +27,7 @@ NUMBERS: dict[str, tuple[int, Callable[[Path, Report], dict[str, Examples]]]] = 
 }
 """Sets that are no text: the number of their levels, and how to read them."""
 
-DESCRIPTIONS: dict[str, str] = {
-    name: (read.__doc__ or "").split("\n")[0].rstrip(".")
-    for name, read in {**RECORDS, **{name: read for name, (_, read) in NUMBERS.items()}}.items()
-}
-"""What each set holds, for lists."""
-
-
 SYNTHETIC, PROMOTERS = "synthetic-promoters", "promoters"
-DESCRIPTIONS[SYNTHETIC] = (synthetic_promoters.__doc__ or "").rstrip(".")
 
 
 @dataclass(frozen=True)

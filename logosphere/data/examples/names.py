@@ -1,0 +1,15 @@
+"""What sets of examples there are, without torch, so that listing them is instant."""
+
+DESCRIPTIONS: dict[str, str] = {
+    "e2e": "descriptions of restaurants, each from its meaning",
+    "captions": "what people wrote below pictures, one sentence each",
+    "smiles": "the small molecules of QM9 as SMILES",
+    "promoters": "human core promoters and other DNA, 70 bases, labelled",
+    "bound-sites": "sites that a transcription factor binds and others, 101 bases, labelled",
+    "synthetic-promoters": "made-up DNA of 96 bases with motifs that a signal calls for, and an exact score",
+    "cifar10": "CIFAR-10 in colour: 3,072 pixels of 256 levels, labelled",
+    "digits": "1,797 handwritten digits of scikit-learn: 8 × 8 pixels, 17 levels, labelled",
+    "mnist-binary": "MNIST in black and white, 28 × 28",
+    "sudoku": "solved sudokus with their clues",
+    "chorales": "Bach's chorales in quarters, four voices",
+}

@@ -1,0 +1,83 @@
+"""Text that is read while it is trained on: a streamed dataset, with a position that can be saved and taken up again.
+
+table = datasets.load_dataset("HuggingFaceFW/fineweb", "sample-10BT", split="train", streaming=True)
+stream = Stream(table, tokenizer, length=1024, batch=32)
+for progress in ls.fit(model, stream, steps=…): …          # stream.state() between steps, stream.restore(…) after
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from logosphere.data.examples.collection import EVERYTHING
+from logosphere.data.readers import BLANK_LINE, FIELD, row_text
+from logosphere.data.tokenizers import Tokenizer
+from logosphere.errors import UserError
+from logosphere.types import Batch
+
+
+@runtime_checkable
+class Table(Protocol):
+    """What is asked of a streamed dataset; `datasets.IterableDataset` has it."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Stream:
+    """Batch after batch of consecutive windows of a streamed text, documents parted by a blank line.
+
+    One document and less than one batch of tokens are held in memory. A process of a team reads the whole stream and
+    keeps its `rows` of each batch.
+    """
+
+    table: Table
+    tokenizer: Tokenizer
+    length: int
+    batch: int
+    rows: slice = field(default_factory=lambda: EVERYTHING)
+    samples: int = 0
+    """Samples that were given out."""
+    waiting: list[int] = field(default_factory=list)
+    """Tokens that were read and not yet given out."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.batch < 1:
+            raise UserError("The length and the batch of a stream must be at least 1.")
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = self.batch * self.length
+        for row in self.table:
+            if FIELD not in row:
+                raise UserError(f"The stream has no column '{FIELD}', only {', '.join(row)}; rename the one with text.")
+            text = row_text(row[FIELD], "the stream")
+            if text:
+                self.waiting += self.tokenizer.encode(text + BLANK_LINE).tolist()
+            while len(self.waiting) >= size:
+                tokens, self.waiting = self.waiting[:size], self.waiting[size:]
+                self.samples += self.batch
+                yield self._batch(tokens)
+
+    def _batch(self, tokens: list[int]) -> Batch:
+        windows = torch.from_numpy(np.array(tokens, dtype=np.int64)).view(self.batch, self.length)
+        return Batch.of(windows, first=self.samples - self.batch).part(self.rows)
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands, as plain data: after the batch that was given out last."""
+        return {"table": self.table.state_dict(), "waiting": list(self.waiting), "samples": self.samples}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there; to be called before reading."""
+        try:
+            waiting, samples = [int(token) for token in state["waiting"]], int(state["samples"])
+            self.table.load_state_dict(state["table"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise UserError(f"This is no position in a stream ({problem!r}).") from None
+        self.waiting, self.samples = waiting, samples
