@@ -25,7 +25,7 @@ LAYERS = [
     ["data", "tasks", "training", "evaluation", "reports"],
     ["cards", "systems", "recipes", "loading"],
     ["runs"],
-    ["comparison"],
+    ["comparison", "studio"],
     ["cli", "__init__", "__main__"],
 ]
 """From the ground up: a part may import parts of its own layer and of layers before it."""

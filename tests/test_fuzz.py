@@ -19,8 +19,8 @@ from test_runs import RECIPE
 
 import logosphere as ls
 from logosphere.cli import main
-from logosphere.cli.gaps import parse_gaps, prompt
 from logosphere.data.corpora import open_corpus
+from logosphere.data.gaps import parse_gaps, prompt
 from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report

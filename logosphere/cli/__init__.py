@@ -13,6 +13,8 @@ COMMANDS = {
     "train": "train a model on your text",
     "evaluate": "measure the likelihood of a trained model, with its error",
     "sample": "generate text, continue a prompt, fill gaps",
+    "studio": "watch, steer and compare models in the browser",
+    "show": "draw the training curves of a run in the terminal",
     "remask": "teach a g-star model which of its tokens are wrong",
     "compare": "train systems alike, rank them on the same sequences, write one report",
     "bench": "measure the speed and memory of training and sampling",

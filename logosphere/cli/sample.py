@@ -1,27 +1,24 @@
 """logosphere sample"""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from logosphere.cli.condensing import Condensing, check_suffix, save
 from logosphere.cli.conditions import condition_of
 from logosphere.cli.console import messages, parse, print_json, say
-from logosphere.cli.gaps import Given, parse_gaps, prompt
+from logosphere.data.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
 from logosphere.sampling.catalogue import listing
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from logosphere.data.tokenizers import Ids, Tokenizer
+    from logosphere.data.tokenizers import Ids
     from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
+    from logosphere.sampling.trajectory import Recorder
     from logosphere.sampling.walk import Frame, Generation
-
-FRAMES_PER_SECOND = 30
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,12 @@ class Arguments:
     """Write from this source text, where the model has learnt pairs."""
     guidance: float = 1.0
     """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
+    save: Path | None = None
+    """Also save how the text condenses: a page that plays it (.html), a drawing (.svg) or plain numbers (.json)."""
     image: Path | None = None
     """Also write the samples as a picture (.png), where they are images."""
     watch: bool = False
-    """Show the text condensing."""
+    """Show the text condensing; tokens are coloured by how sure the network is."""
     length: int | None = None
     """Tokens of each text; more than the model's length are written window by window."""
     overlap: int | None = None
@@ -80,6 +79,10 @@ def run(words: list[str]) -> int:
         raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
     if arguments.sampler != "auto":
         listing(arguments.sampler)
+    if arguments.save is not None:
+        check_suffix(arguments.save)
+        if arguments.length is not None:
+            raise UserError("--save keeps one window of text; leave out --length.")
 
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
@@ -94,8 +97,13 @@ def run(words: list[str]) -> int:
         given = parse_gaps(arguments.infill, tokenizer, model.length)
     if given is not None:
         model.check_known(given.known)
-    drawn = _draw(folder, model, given, tokenizer, arguments)
+    recorder = _recorder(model) if arguments.watch or arguments.save is not None else None
+    drawn = _draw(folder, model, given, recorder, arguments)
     rows = drawn.tokens.cpu().numpy()
+    if arguments.save is not None and recorder is not None:
+        about = f"{folder.recipe.system}: {arguments.steps} steps, seed {arguments.seed}"
+        save(arguments.save, recorder.trajectory, tokenizer, [tokenizer.decode(row) for row in rows], about)
+        say(f"Saved as {arguments.save}")
     if arguments.image is not None:
         _picture(arguments.image, rows, folder)
     if arguments.json:
@@ -108,8 +116,14 @@ def run(words: list[str]) -> int:
     return 0
 
 
+def _recorder(model: "Model") -> "Recorder":
+    from logosphere.sampling.trajectory import Recorder
+
+    return Recorder(model)
+
+
 def _draw(
-    folder: "RunFolder", model: "Model", given: Given | None, tokenizer: "Tokenizer", arguments: Arguments
+    folder: "RunFolder", model: "Model", given: Given | None, recorder: "Recorder | None", arguments: Arguments
 ) -> "Generation":
     import torch
 
@@ -118,15 +132,21 @@ def _draw(
     from logosphere.sampling.sliding import slide
     from logosphere.sampling.walk import generate
 
-    # A network that reads the time and never met clean positions among noisy ones is shown known text as noisy as
-    # the rest; the result is then an approximation.
-    renoise = given is not None and model.process.needs_time and folder.recipe.task == "unconditional"
+    renoise = given is not None and folder.approximates(model)
     if renoise:
         say(
             "This model was trained without known positions, so the text around them is approximate; "
             "train with --task infilling for exact conditioning."
         )
-    shown = Condensing(tokenizer, given) if arguments.watch and messages.is_terminal else None
+    watching = arguments.watch and messages.is_terminal
+    shown = Condensing(folder.tokenizer, given) if watching else None
+
+    def watch(frame: "Frame") -> None:
+        if recorder is not None:
+            moment = recorder.see(frame)
+            if shown is not None:
+                shown.show(moment)
+
     rng = torch.Generator(model.device).manual_seed(arguments.seed)
     way = sampler(model.sampler if arguments.sampler == "auto" else arguments.sampler, model)
 
@@ -148,7 +168,7 @@ def _draw(
             condition=condition_of(folder, arguments.label, arguments.source, arguments.n),
             guidance=arguments.guidance,
             renoise_known=renoise,
-            watch=None if shown is None else shown.show,
+            watch=None if recorder is None else watch,
         )
 
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
@@ -175,51 +195,3 @@ def _picture(path: Path, rows: "Ids", folder: "RunFolder") -> None:
 
 def _plain(nfe: float) -> float | int:
     return int(nfe) if nfe == int(nfe) else round(nfe, 2)
-
-
-class Condensing:
-    """Text on the terminal while it condenses: hidden positions are dots, new tokens are bright, given ones green."""
-
-    def __init__(self, tokenizer: "Tokenizer", given: Given | None):
-        from rich.live import Live
-
-        self.tokenizer = tokenizer
-        self.known = None if given is None else given.known.tolist()
-        self.live = Live(console=messages, auto_refresh=False)
-        self.live.start()
-        self.before: list[list[int]] | None = None
-        self.last = 0.0
-
-    def show(self, frame: "Frame") -> None:
-        """Draw a frame, but no more of them than an eye can follow."""
-        final = frame.step == frame.steps
-        pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
-        if pause > 0:
-            time.sleep(pause)
-        self.last = time.monotonic()
-        rows = frame.tokens.tolist()
-        texts = [
-            self._line(rows[i], None if final or self.before is None else self.before[i]) for i in range(len(rows))
-        ]
-        self.before = rows
-        from rich.console import Group
-        from rich.text import Text
-
-        self.live.update(Group(*(part for text in texts for part in (text, Text()))), refresh=True)
-
-    def _line(self, row: list[int], before: list[int] | None) -> "Text":
-        from rich.text import Text
-
-        line = Text()
-        for i, token in enumerate(row):
-            if token < 0:
-                line.append("·", style="dim")
-            elif self.known is not None and self.known[i]:
-                line.append(self.tokenizer.symbol(token), style="green")
-            else:
-                fresh = before is not None and before[i] != token
-                line.append(self.tokenizer.symbol(token), style="bold yellow" if fresh else "")
-        return line
-
-    def close(self) -> None:
-        self.live.stop()

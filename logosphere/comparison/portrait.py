@@ -14,7 +14,9 @@ from logosphere.evaluation.samples.catalogue import measured
 from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.model import Model
 from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
-from logosphere.sampling.walk import Frame, generate, model_plan
+from logosphere.reports.film import film_of
+from logosphere.sampling.trajectory import Recorder
+from logosphere.sampling.walk import generate, model_plan
 from logosphere.types import Batch, Condition
 
 SLICES, SLICE_SEQUENCES = 12, 64
@@ -130,29 +132,8 @@ def _part(condition: Condition | None, first: int, n: int) -> Condition | None:
 
 def filmed(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Film:
     """Two samples while they condense: the changes from frame to frame."""
-    rows: list[list[list[int]]] = []
-
-    def watch(frame: Frame) -> None:
-        rows.append(frame.tokens.tolist())
-
+    recorder = Recorder(model)
     rng = torch.Generator(model.device).manual_seed(seed)
     steps = min(FILM_STEPS, 2 * model.length)
-    generate(model, n=FILMED, steps=steps, rng=rng, condition=_part(condition, 0, FILMED), watch=watch)
-    kept = (
-        [rows[i * (len(rows) - 1) // (MOST_FRAMES - 1)] for i in range(MOST_FRAMES)]
-        if len(rows) > MOST_FRAMES
-        else rows
-    )
-    used = sorted({token for frame in kept for row in frame for token in row if token >= 0})
-    number = {token: i for i, token in enumerate(used)} | {-1: -1}
-    before = [[-1] * model.length for _ in range(FILMED)]
-    frames = []
-    for frame in kept:
-        frames.append([_changes(old, new, number) for old, new in zip(before, frame, strict=True)])
-        before = frame
-    return Film(model.length, [against.tokenizer.symbol(token) for token in used], frames)
-
-
-def _changes(old: list[int], new: list[int], number: dict[int, int]) -> list[int]:
-    pairs = [(i, number[b]) for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-    return [value for pair in pairs for value in pair]
+    generate(model, n=FILMED, steps=steps, rng=rng, condition=_part(condition, 0, FILMED), watch=recorder.see)
+    return film_of(recorder.trajectory, against.tokenizer.symbol, MOST_FRAMES)

@@ -79,6 +79,8 @@ class Film:
     symbols: list[str]
     frames: list[list[list[int]]]
     """Of each frame, flat lists position, symbol, position, symbol … for every sample."""
+    sure: list[list[str]] = field(default_factory=list)
+    """Of each frame and sample, a digit for every position: how sure the network was, in tenths. Empty if unknown."""
 
 
 @dataclass(frozen=True)

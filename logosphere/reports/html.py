@@ -1,18 +1,14 @@
 """A board as one HTML page that needs nothing but itself: style, plots and player are inside, nothing is fetched."""
 
-import json
-from dataclasses import asdict
 from html import escape
-from importlib.resources import files
 
 from logosphere.reports import figures, tables
-from logosphere.reports.board import Board, Entry, Measure
+from logosphere.reports.board import Board, Measure
+from logosphere.reports.page import page
+from logosphere.reports.player import Showing, cinema
 from logosphere.reports.svg import swatch
 from logosphere.reports.tables import Table
 from logosphere.types import SIGN
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""The page itself forbids the browser every request."""
 
 
 def html(board: Board) -> str:
@@ -27,17 +23,7 @@ def html(board: Board) -> str:
         _costs(board),
         _provenance(board),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<title>{escape(board.title)}</title><style>{_part('style.css')}</style></head><body><main>"
-        f"{''.join(body)}</main><script>{_part('theme.js')}</script></body></html>\n"
-    )
-
-
-def _part(name: str) -> str:
-    return files("logosphere.reports").joinpath(name).read_text(encoding="utf-8")
+    return page(board.title, "".join(body))
 
 
 def _header(board: Board) -> str:
@@ -174,29 +160,13 @@ def _readings(board: Board) -> str:
     filmed = [(n, entry) for n, entry in enumerate(board.entries) if entry.film is not None]
     if not filmed:
         return ""
-    cards = "".join(_reading(place, n, entry) for place, (n, entry) in enumerate(filmed))
+    showings = [Showing(entry.name, entry.film, entry.texts, swatch(n)) for n, entry in filmed if entry.film]
     real = "".join(f"<pre>{escape(text)}</pre>" for text in board.real_texts[:2])
-    content = json.dumps(
-        [asdict(entry.film) for _, entry in filmed if entry.film], ensure_ascii=False, separators=(",", ":")
-    )
-    player = (
-        '<div class="player"><button id="play" type="button">▶ Watch</button>'
-        '<input id="time" type="range" min="0" max="1" step="0.0125" value="1" aria-label="how far texts are written">'
-        '<output id="when">finished</output></div>'
-    )
     return (
         "<h2>Samples side by side</h2><p class='soft'>All systems write along one timeline: dots are not written yet, "
-        f"what has just changed is coloured.</p>{player}<div class='readings'>{cards}"
-        f'<div class="reading"><h3>real text</h3>{real}</div></div>'
-        f'<script type="application/json" id="films">{content.replace("<", chr(92) + "u003c")}</script>'
-        f"<script>{_part('player.js')}</script>"
+        "what has just changed is coloured.</p>"
+        + cinema(showings, f'<div class="reading"><h3>real text</h3>{real}</div>')
     )
-
-
-def _reading(place: int, number: int, entry: Entry) -> str:
-    assert entry.film is not None
-    blanks = "".join(f"<pre>{escape(text)}</pre>" for text in entry.texts[: len(entry.film.frames[0])])
-    return f'<div class="reading" data-film="{place}"><h3>{swatch(number)}{escape(entry.name)}</h3>{blanks}</div>'
 
 
 def _costs(board: Board) -> str:

@@ -18,12 +18,20 @@
   });
   const places = films.map((film, n) => [...document.querySelectorAll(`[data-film="${n}"] pre`)]);
   const span = (name, text) => { const part = document.createElement(name); part.textContent = text; return part; };
-  function write(place, row, before, symbols) {
+  // A part of a text is an element: i not there yet, b just changed, u5 … u9 written by a doubtful network.
+  const doubt = digit => digit === undefined || digit >= 5 ? "plain" : `u${9 - digit}`;
+  function write(place, row, before, symbols, sure) {
     const parts = [];
     let kind = null, text = "";
-    const flush = () => { if (text) parts.push(kind === "plain" ? document.createTextNode(text) : span(kind, text)); text = ""; };
+    const made = () => {
+      if (kind === "plain") return document.createTextNode(text);
+      const part = span(kind[0], text);
+      if (kind[0] === "u") part.className = kind;
+      return part;
+    };
+    const flush = () => { if (text) parts.push(made()); text = ""; };
     row.forEach((symbol, i) => {
-      const is = symbol < 0 ? "i" : before && before[i] !== symbol ? "b" : "plain";
+      const is = symbol < 0 ? "i" : before && before[i] !== symbol ? "b" : doubt(sure ? +sure[i] : undefined);
       if (is !== kind) { flush(); kind = is; }
       text += symbol < 0 ? "·" : symbols[symbol];
     });
@@ -33,7 +41,7 @@
   function show(share) {
     films.forEach((film, n) => {
       const frames = rolls[n], at = Math.round(share * (frames.length - 1));
-      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols));
+      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols, at && film.sure.length ? film.sure[at - 1][k] : ""));
     });
     label.textContent = share >= 1 ? "finished" : `${Math.round(100 * share)} % of steps`;
   }

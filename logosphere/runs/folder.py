@@ -107,6 +107,14 @@ class RunFolder:
             weights = "model"  # a box holds one kind of weights, and they are the averaged ones
         return self.path / files[weights]
 
+    def approximates(self, model: Model) -> bool:
+        """Is the text around known positions only approximate?
+
+        A network that reads the time and never met clean positions among noisy ones must be shown known text as noisy
+        as the rest.
+        """
+        return model.process.needs_time and self.recipe.task == "unconditional"
+
     def offence(self, step: int, rank: int) -> Path:
         """Where the batch is kept that broke the training in this step."""
         return self.path / f"broke-step-{step:08d}-{rank}.safetensors"

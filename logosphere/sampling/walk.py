@@ -35,6 +35,9 @@ class Frame:
     z: State
     tokens: Tokens
     """Tokens spelt so far; codecs.base.HIDDEN where there is none yet."""
+    sure: Float[Tensor, "B M"] | None = None
+    """The largest probability of a token when the network last looked at each state: 1 where a state is known, 0 where
+    it has not looked yet. None where nobody watches, and where networks do not answer with tokens."""
 
 
 def walk(
@@ -46,11 +49,12 @@ def walk(
     stepper: Stepper | Rule = ancestral,
     *,
     renoise_known: bool = False,
+    watched: bool = False,
 ) -> Iterator[Frame]:
     """Yield the states along the plan; the last frame is clean.
 
     Known positions have t = 0 throughout. With `renoise_known` they are shown as noisy as the rest instead, for
-    networks that have never met a clean position beside noisy ones.
+    networks that have never met a clean position beside noisy ones. Frames say how sure the network was if `watched`.
     """
     codec = process.codec
     u = codec.encode(given.tokens)
@@ -60,19 +64,25 @@ def walk(
     rows = process.clocks(codec.spread(plan.times.to(free.device)), free, noise)
     stepper = as_stepper(stepper)
     stepper.check(process)
+    sure = (~free).float() if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
 
         def ask(z: State, t: Times, where: Positions, row: Tensor = t_row) -> Logits:
+            nonlocal sure
             seen, seen_t = z, t
             if renoise_known:
                 seen_t = torch.where(free, t, row)
                 seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, noise))
             with torch.no_grad():
-                return predict(seen, seen_t, context=z, where=where)
+                out = predict(seen, seen_t, context=z, where=where)
+            if sure is not None:
+                tells = out.shape[-1] == codec.choices
+                sure = sure.masked_scatter(where, out.float().softmax(-1).amax(-1)) if tells else None
+            return out
 
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         z = stepper(process, ask, z, t, s, noise)
-        yield Frame(step, len(rows) - 1, s, z, codec.read(z))
+        yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ def generate(
     renoise_known: bool = False,
     condition: Condition | None = None,
     guidance: float = 1.0,
-    watch: Callable[[Frame], None] | None = None,
+    watch: Callable[[Frame], object] | None = None,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
@@ -147,7 +157,10 @@ def generate(
             predict = Sharpened(predict, temperature, top_p, top_k, min_p)
         if cached:
             predict = Remembering(predict)
-        for frame in walk(model.process, predict, plan, given, Drawn(rng, n), move, renoise_known=renoise_known):
+        noise, watched = Drawn(rng, n), watch is not None
+        for frame in walk(
+            model.process, predict, plan, given, noise, move, renoise_known=renoise_known, watched=watched
+        ):
             if watch is not None:
                 watch(frame)
     finally:

@@ -1,0 +1,93 @@
+"""Text while it condenses: on the terminal, and saved as a page, a drawing or plain numbers."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logosphere.cli.console import messages
+from logosphere.data.gaps import Given
+from logosphere.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from logosphere.data.tokenizers import Tokenizer
+    from logosphere.sampling.trajectory import Moment, Trajectory
+
+FRAMES_PER_SECOND = 30
+SUFFIXES = (".html", ".svg", ".json")
+DOUBT = ((3, "magenta"), (6, "blue"), (9, "cyan"))
+"""Tenths of probability below which a token has a colour; what is surer is plain."""
+
+
+def check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"A film is saved as one of {', '.join(SUFFIXES)}, and {path.name} is none of them.")
+
+
+def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: list[str], about: str) -> None:
+    """Write a trajectory in the form that the name of the file asks for."""
+    from logosphere.atomic import write_whole
+    from logosphere.reports.condensing import condensing
+    from logosphere.reports.film import film_of
+    from logosphere.reports.player import Showing, player_page
+
+    film = film_of(trajectory, tokenizer.symbol)
+    match path.suffix:
+        case ".html":
+            content = player_page("Text condensing out of noise", about, [Showing(about, film, texts)])
+        case ".svg":
+            content = condensing(film)
+        case _:
+            content = json.dumps({"about": about, "texts": texts, **trajectory.as_dict()}, ensure_ascii=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content.encode())
+
+
+class Condensing:
+    """Text on the terminal while it condenses: hidden positions are dots, new tokens bright, given ones green.
+
+    All others are coloured by how sure the network was of them.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", given: Given | None):
+        from rich.live import Live
+
+        self.tokenizer = tokenizer
+        self.known = [] if given is None else given.known.tolist()
+        self.live = Live(console=messages, auto_refresh=False)
+        self.live.start()
+        self.last = 0.0
+
+    def show(self, moment: "Moment") -> None:
+        """Draw a moment, but no more of them than an eye can follow."""
+        from rich.console import Group
+        from rich.text import Text
+
+        pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        self.last = time.monotonic()
+        texts = [self.line(moment, sample) for sample in range(len(moment.tokens))]
+        self.live.update(Group(*(part for text in texts for part in (text, Text()))), refresh=True)
+
+    def line(self, moment: "Moment", sample: int) -> "Text":
+        """One text with its colours."""
+        from rich.text import Text
+
+        fresh = set(moment.changed[sample]) if moment.step < moment.steps else set()
+        sure = moment.sure[sample] if moment.sure is not None else ""
+        line = Text()
+        for i, token in enumerate(moment.tokens[sample]):
+            if token < 0:
+                line.append("·", style="dim")
+                continue
+            doubtful = next((colour for limit, colour in DOUBT if sure and int(sure[i]) < limit), "")
+            known = i < len(self.known) and self.known[i]
+            style = "green" if known else "bold yellow" if i in fresh else doubtful
+            line.append(self.tokenizer.symbol(token), style=style)
+        return line
+
+    def close(self) -> None:
+        self.live.stop()

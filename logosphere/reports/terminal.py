@@ -1,0 +1,30 @@
+"""Curves as text: dots of braille, two across and four down in each character."""
+
+from collections.abc import Sequence
+
+from logosphere.reports.svg import number
+
+Point = tuple[float, float]
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of the dots of a braille character, by column and row (Unicode, U+2800)."""
+
+
+def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[str]:
+    """Lines of a drawing with its axes: the lowest and highest value at the left, the first and last x below."""
+    if not points:
+        return []
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    low, high, first, last = min(ys), max(ys), min(xs), max(xs)
+    cells = [[0] * width for _ in range(height)]
+    for x, y in points:
+        across = round((x - first) / ((last - first) or 1.0) * (2 * width - 1))
+        down = round((high - y) / ((high - low) or 1.0) * (4 * height - 1))
+        cells[down // 4][across // 2] |= DOTS[across % 2][down % 4]
+    names = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
+    margin = max(map(len, names.values()))
+    drawn = ["".join(chr(0x2800 + bits) for bits in row).rstrip("\u2800") for row in cells]
+    lines = [f"{names.get(i, ''):>{margin}} │{row}" for i, row in enumerate(drawn)]
+    lines.append(f"{'':>{margin}} └{'─' * width}")
+    ends = f"{number(last)} steps"
+    lines.append(f"{'':>{margin}}  {number(first)}{ends:>{width - len(number(first))}}")
+    return lines

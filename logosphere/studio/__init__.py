@@ -1,0 +1,1 @@
+"""The studio: a page on your own machine on which models can be watched, steered and compared."""

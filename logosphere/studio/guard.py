@@ -1,0 +1,68 @@
+"""Who may speak to the studio: pages that it has served itself, on this machine, with the token in their address.
+
+A page of a stranger that is open in the same browser can send requests to 127.0.0.1. It does not know the token, its
+Origin is another, and after DNS rebinding its Host is another.
+"""
+
+import secrets
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""The page may load from the studio and from nowhere else, and nobody may frame it."""
+
+
+class Guard:
+    """Lets through what comes from the studio's own page."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int):
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in NAMES}
+        self.origins = {f"http://{host}" for host in self.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                return  # there are none here
+            await self.app(scope, receive, send)
+            return
+        problem = self.problem(scope)
+        if problem is not None:
+            await PlainTextResponse(problem, 403, headers=HEADERS)(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+    def problem(self, scope: Scope) -> str | None:
+        """Why a request is refused."""
+        headers = Headers(scope=scope)
+        if headers.get("host", "") not in self.hosts:
+            return "This studio answers only on this machine."
+        if headers.get("origin") not in {None, *self.origins}:
+            return "This studio answers only its own page."
+        if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
+            return "This studio answers only its own page."
+        token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            return "The address lacks the token of this studio; open the address that it has printed."
+        return None

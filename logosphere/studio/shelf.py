@@ -1,0 +1,81 @@
+"""The models that a studio can open. A page names them by number, never by path."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from logosphere.box import PREFIX, boxes
+from logosphere.data.tokenizers import Tokenizer
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import device_of
+from logosphere.weights import WEIGHTS
+
+MOST_POINTS = 400
+"""Points of a training curve that are sent."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """A run or a model in the box; opened when it is first wanted."""
+
+    name: str
+    """What the command line calls it."""
+    folder: RunFolder
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the model writes: one text at a time."""
+
+    @cached_property
+    def model(self) -> Model:
+        return self.folder.model().to(device_of(self.folder.recipe.device))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self.folder.tokenizer
+
+    def described(self) -> dict[str, Any]:
+        """What the page shows in its list; the model is not opened for it."""
+        spec, losses = self.folder.content["model"], [line for line in self.folder.metrics() if "val/bpc" in line]
+        last = losses[-1] if losses else {}
+        return {
+            "name": self.name,
+            "system": spec["system"],
+            "length": spec["length"],
+            "vocabulary": spec["vocab_size"],
+            "tokenizer": self.tokenizer.fingerprint,
+            "bits": last.get("val/bpc"),
+            "kind": last.get("val/kind"),
+        }
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """(step, bits) of training and validation, thinned for a plot; a running training adds to them."""
+        lines = self.folder.metrics()
+        return {
+            name: thinned([[float(m["step"]), m[f"{name}/bpc"]] for m in lines if f"{name}/bpc" in m])
+            for name in CURVES
+        }
+
+
+CURVES = ("train", "val")
+
+
+def thinned(points: list[list[float]], most: int = MOST_POINTS) -> list[list[float]]:
+    """Evenly spaced points, the first and last among them."""
+    if len(points) <= most:
+        return points
+    return [points[i * (len(points) - 1) // (most - 1)] for i in range(most)]
+
+
+def shelf(runs: Sequence[str]) -> list[Book]:
+    """The runs named; without any, those of runs/ (the newest first) and the models in the box."""
+    if runs:
+        return [Book(name, RunFolder(name)) for name in runs]
+    found = sorted(Path("runs").glob(f"*/{WEIGHTS}"), key=lambda path: -path.stat().st_mtime)
+    names = [str(path.parent) for path in found] + [f"{PREFIX}{name}" for name in boxes()]
+    if not names:
+        raise UserError("There is nothing to open yet; train a model with: logosphere train")
+    return [Book(name, RunFolder(name)) for name in names]

@@ -1,0 +1,134 @@
+import { asked, wished } from "./stream.js";
+import { curves, disc } from "./pictures.js";
+
+// One model: what was chosen for it, what it has written so far, and which of its positions are held.
+export class Pane {
+  constructor(studio, chosen) {
+    this.studio = studio;
+    this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
+    this.moments = []; this.symbols = new Map(); this.rows = []; this.shown = -1; this.known = new Set();
+    const find = name => this.root.querySelector(`.${name}`);
+    [this.system, this.sampler, this.texts, this.canvas, this.cost] = ["system", "sampler", "texts", "disc", "cost"].map(find);
+    this.system.append(...studio.systems.map((one, i) => new Option(`${one.name} (${one.system})`, i)));
+    this.sampler.append(new Option("of the system", "auto"), ...studio.samplers.map(one => new Option(one.name, one.name)));
+    this.system.value = Math.min(chosen, studio.systems.length - 1);
+    this.system.addEventListener("change", () => this.choose());
+    this.texts.addEventListener("click", event => event.target.matches(".token") && this.toggle(event.target));
+    this.texts.addEventListener("keydown", event => event.target.matches(".token") && this.key(event));
+    for (const name of ["command", "python"])
+      find(name).addEventListener("click", () => navigator.clipboard.writeText(this.begun[name]).then(() => studio.say("Copied.")));
+    this.copies = [find("command"), find("python")];
+    this.details = this.root.querySelector("details");
+    this.details.addEventListener("toggle", () => this.details.open && this.draw());
+    setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.draw(), 5000);
+    this.choose();
+  }
+
+  get about() { return this.studio.systems[+this.system.value]; }
+  get locks() { return this.studio.locksOf(this.about); }
+
+  choose() {
+    const { length, vocabulary, bits, kind } = this.about;
+    const figure = bits == null ? "" : `, ${{ exact: "=", bound: "≤", surrogate: "~" }[kind] ?? ""} ${bits.toFixed(3)} bits`;
+    this.root.querySelector(".facts").textContent = `${length} tokens of ${vocabulary.toLocaleString()}${figure}`;
+    this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.hidden = true;
+    this.copies.forEach(button => { button.disabled = true; });
+    this.lay(1, Math.min(length, 256));
+    if (this.details.open) this.draw();
+  }
+
+  async draw() {
+    try { curves(this.root.querySelector(".curves"), await asked(`curves/${this.system.value}`)); }
+    catch (problem) { this.studio.say(problem.message, true); }
+  }
+
+  lay(n, length) {
+    this.rows = Array.from({ length: n }, () => {
+      const row = document.createElement("div");
+      row.className = "text";
+      for (let i = 0; i < length; i++) {
+        const token = document.createElement("span");
+        token.className = "token hidden"; token.textContent = "·"; token.dataset.at = i;
+        token.tabIndex = i ? -1 : 0; token.setAttribute("role", "button");
+        row.append(token);
+      }
+      return row;
+    });
+    this.texts.replaceChildren(...this.rows);
+  }
+
+  async write(wish, signal) {
+    const locks = [...this.locks].map(([at, lock]) => lock.token === undefined ? { at, text: lock.text } : { at, token: lock.token });
+    const whole = { ...wish, system: +this.system.value, sampler: this.sampler.value, locks };
+    for await (const [name, content] of wished(whole, signal)) {
+      if (name === "begun") {
+        this.begun = content; this.moments = []; this.shown = -1; this.known = new Set(content.known);
+        if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.lay(content.n, content.length);
+        this.copies.forEach(button => { button.disabled = false; });
+        if (content.approximate) this.studio.say("This model was trained without known positions: the text around them is approximate.");
+      } else if (name === "moment") {
+        for (const [token, symbol] of Object.entries(content.symbols)) this.symbols.set(+token, symbol);
+        this.moments.push(content);
+        this.studio.arrived(this);
+      } else if (name === "done") {
+        this.cost.textContent = `${content.nfe} network evaluations each, ${content.seconds.toFixed(2)} s`;
+      } else if (name === "failed") throw new Error(content.sentence);
+    }
+  }
+
+  // Show the moment at this share of the way; what has not changed is left alone.
+  show(share) {
+    if (!this.moments.length) return;
+    const at = Math.round(share * (this.moments.length - 1)), moment = this.moments[at];
+    const finished = moment.step === moment.steps;
+    this.shown = at;
+    this.rows.forEach((row, k) => {
+      const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k];
+      moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i]));
+    });
+    disc(this.canvas, this.moments, at, 0);
+  }
+
+  mark(place, token, i, fresh, sure) {
+    const lock = this.locks.get(i), held = lock || this.known.has(i);
+    const written = lock?.text !== undefined && !this.known.has(i);
+    const text = written ? lock.text : this.symbols.get(lock?.token ?? token) ?? "·";
+    const doubt = sure !== undefined && sure < 5 ? `u${9 - sure}` : "";
+    const look = `token ${held ? "locked" : token < 0 ? "hidden" : fresh ? "fresh" : doubt}`;
+    if (place.textContent !== text) place.textContent = text;
+    if (place.className !== look) place.className = look;
+    place.setAttribute("aria-pressed", held ? "true" : "false");
+  }
+
+  tokenAt(place) {
+    const row = this.rows.indexOf(place.parentElement);
+    return this.moments[this.shown]?.tokens[row][+place.dataset.at] ?? -1;
+  }
+
+  toggle(place) {
+    const at = +place.dataset.at, token = this.tokenAt(place);
+    if (this.locks.has(at)) this.locks.delete(at);
+    else if (token >= 0) this.locks.set(at, { token });
+    else return this.studio.say("There is nothing to hold yet: type a letter to write one here.");
+    this.known.delete(at);
+    this.studio.locked();
+  }
+
+  key(event) {
+    const place = event.target, at = +place.dataset.at, row = place.parentElement;
+    const go = to => { const next = row.children[to]; if (next) { place.tabIndex = -1; next.tabIndex = 0; next.focus(); } };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "ArrowRight") go(at + 1);
+    else if (event.key === "ArrowLeft") go(at - 1);
+    else if (event.key === "Enter") this.toggle(place);
+    else if (event.key === "Delete" || event.key === "Backspace") {
+      this.locks.delete(at); this.known.delete(at); this.studio.locked();
+      if (event.key === "Backspace") go(at - 1);
+    } else if (event.key.length === 1) {
+      this.locks.set(at, { text: event.key }); this.known.delete(at);
+      place.textContent = event.key; place.className = "token locked";
+      this.studio.locked(); go(at + 1);
+    } else return;
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,58 @@
+const SPACE = "http://www.w3.org/2000/svg";
+
+function drawn(name, attributes, text) {
+  const part = document.createElementNS(SPACE, name);
+  for (const [key, value] of Object.entries(attributes)) part.setAttribute(key, value);
+  if (text !== undefined) part.textContent = text;
+  return part;
+}
+
+// Bits against steps: training thin, validation strong.
+export function curves(place, content) {
+  const points = [...content.val, ...content.train];
+  if (points.length < 2) { place.textContent = "This model has no training curve."; return; }
+  const width = 560, height = 240, left = 46, foot = height - 26;
+  const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
+  const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0], high = ys[Math.floor(0.98 * (ys.length - 1))];
+  const x = v => left + (v - first) / (last - first || 1) * (width - left - 10);
+  const y = v => foot - (Math.min(v, high) - low) / (high - low || 1) * (foot - 12);
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "training curves" });
+  for (let k = 0; k <= 4; k++) {
+    const v = low + (high - low) * k / 4;
+    svg.append(drawn("line", { class: "grid", x1: left, x2: width - 10, y1: y(v), y2: y(v) }));
+    svg.append(drawn("text", { x: left - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(2)));
+  }
+  for (const name of ["train", "val"])
+    svg.append(drawn("polyline", { class: name, points: content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") }));
+  const end = content.val.at(-1);
+  const label = `${last.toLocaleString()} steps` + (end ? `, ${end[1].toFixed(3)} bits on held-out text` : "");
+  svg.append(drawn("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, label));
+  place.replaceChildren(svg);
+}
+
+// States on the sphere: the mask in the middle, the tokens around the rim, each state drawn with the path it has come.
+export function disc(canvas, moments, at, text) {
+  const places = moments[at]?.places;
+  canvas.hidden = !places;
+  if (!places) return;
+  const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+  const size = canvas.width, scale = 0.46 * size, middle = size / 2;
+  const colour = name => style.getPropertyValue(name).trim();
+  pen.clearRect(0, 0, size, size);
+  pen.lineWidth = 2;
+  pen.strokeStyle = colour("--line");
+  pen.beginPath(); pen.arc(middle, middle, scale, 0, 2 * Math.PI); pen.stroke();
+  places[text].forEach(([px, py], i) => {
+    pen.strokeStyle = pen.fillStyle = colour(`--s${i % 7}`);
+    pen.globalAlpha = 0.3;
+    pen.beginPath();
+    for (let k = Math.max(0, at - 5); k <= at; k++) {
+      const [qx, qy] = moments[k].places[text][i];
+      pen.lineTo(middle + scale * qx, middle + scale * qy);
+    }
+    pen.stroke();
+    pen.globalAlpha = 0.9;
+    pen.beginPath(); pen.arc(middle + scale * px, middle + scale * py, 5, 0, 2 * Math.PI); pen.fill();
+  });
+  pen.globalAlpha = 1;
+}

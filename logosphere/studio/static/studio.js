@@ -1,0 +1,110 @@
+import { Pane } from "./pane.js";
+import { asked } from "./stream.js";
+
+const $ = id => document.getElementById(id);
+const FIELDS = ["steps", "temperature", "top_p", "n", "seed"];
+
+const studio = {
+  systems: [], samplers: [], panes: [], held: new Map(), running: null, timer: null,
+
+  say(sentence, bad = false) { $("word").textContent = sentence; $("word").classList.toggle("bad", bad); },
+
+  // Models that read the same tokens share what is held.
+  locksOf({ tokenizer, length }) {
+    const key = `${tokenizer} ${length}`;
+    if (!this.held.has(key)) this.held.set(key, new Map());
+    return this.held.get(key);
+  },
+
+  locked() {
+    const count = Math.max(0, ...[...this.held.values()].map(locks => locks.size));
+    $("free").hidden = count === 0;
+    if (count) this.say(`${count} ${count === 1 ? "position is" : "positions are"} held. Write again to write the rest around them.`);
+    this.show();
+  },
+
+  add() {
+    const pane = new Pane(this, this.panes.length);
+    this.panes.push(pane);
+    $("panes").append(pane.root);
+  },
+
+  pair() {
+    this.stop();
+    if (this.panes.length > 1) this.panes.pop().root.remove(); else this.add();
+    $("pair").setAttribute("aria-pressed", String(this.panes.length > 1));
+  },
+
+  async write() {
+    this.stop(); this.pause();
+    const control = new AbortController();
+    this.running = control;
+    const wish = { prompt: $("prompt").value };
+    for (const name of FIELDS) wish[name] = $(name).valueAsNumber;
+    $("stop").hidden = false;
+    $("time").value = 1;
+    this.say("Writing …");
+    const ends = await Promise.allSettled(this.panes.map(pane => pane.write(wish, control.signal)));
+    if (this.running !== control) return;
+    this.running = null;
+    $("stop").hidden = true;
+    const problem = ends.find(end => end.status === "rejected" && end.reason.name !== "AbortError");
+    if (problem) this.say(problem.reason.message, true);
+    else if ($("word").textContent === "Writing …") this.say("");
+    this.show();
+  },
+
+  stop() {
+    this.running?.abort();
+    this.running = null;
+    $("stop").hidden = true;
+  },
+
+  arrived(pane) {
+    $("play").disabled = $("time").disabled = false;
+    if (this.timer === null && +$("time").value === 1) pane.show(1);
+    this.label();
+  },
+
+  show() { for (const pane of this.panes) pane.show(+$("time").value); this.label(); },
+
+  label() {
+    const pane = this.panes.find(one => one.moments.length);
+    const moment = pane?.moments[pane.shown];
+    if (moment) $("when").textContent = `step ${moment.step} of ${moment.steps}`;
+  },
+
+  pause() { clearInterval(this.timer); this.timer = null; $("play").textContent = "▶ Play"; },
+
+  play() {
+    if (this.timer !== null) return this.pause();
+    if (+$("time").value >= 1) $("time").value = 0;
+    $("play").textContent = "❚❚ Pause";
+    this.timer = setInterval(() => {
+      const frames = Math.max(...this.panes.map(pane => pane.moments.length));
+      $("time").value = Math.min(1, +$("time").value + 1 / Math.max(40, frames - 1));
+      if (+$("time").value >= 1) this.pause();
+      this.show();
+    }, 70);
+  },
+};
+
+$("wish").addEventListener("submit", event => { event.preventDefault(); studio.write(); });
+$("stop").addEventListener("click", () => { studio.stop(); studio.say("Stopped."); });
+$("pair").addEventListener("click", () => studio.pair());
+$("free").addEventListener("click", () => {
+  studio.held.clear();
+  for (const pane of studio.panes) pane.known.clear();
+  studio.say(""); studio.locked();
+});
+$("dice").addEventListener("click", () => { $("seed").value = Math.floor(Math.random() * 1e6); studio.write(); });
+$("play").addEventListener("click", () => studio.play());
+$("time").addEventListener("input", () => { studio.pause(); studio.show(); });
+$("theme").addEventListener("click", () => studio.show()); // pictures are drawn in the colours of the theme
+
+try {
+  const { systems, samplers, limits } = await asked("systems");
+  Object.assign(studio, { systems, samplers });
+  $("steps").max = limits.steps; $("n").max = limits.n;
+  studio.add();
+} catch (problem) { studio.say(problem.message, true); }

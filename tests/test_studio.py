@@ -1,0 +1,229 @@
+"""The studio over HTTP: it writes, holds what is locked, refuses strangers, and stops when nobody listens."""
+
+import asyncio
+import contextlib
+import io
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+from starlette.testclient import TestClient
+
+from logosphere.cli import main
+from logosphere.studio.app import static_files, studio
+from logosphere.studio.jobs import Busy, Desk
+from logosphere.studio.shelf import Book, shelf, thinned
+from logosphere.studio.wishes import Wish
+
+TOKEN, HOST = "secret", "127.0.0.1:8000"
+SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+SMALL += ["--validation-sequences", "8", "--validations", "2", "--steps", "4"]
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Book]]:
+    place = tmp_path_factory.mktemp("studio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("LOGOSPHERE_CACHE", str(place / "cache"))
+        for system in ("mdlm", "rdlm", "ar"):
+            assert main(["train", "--system", system, "--out", str(place / "runs" / system), *SMALL]) == 0
+        yield shelf([str(place / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
+
+
+@pytest.fixture
+def client(books: list[Book]) -> Iterator[TestClient]:
+    with TestClient(studio(books, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+        yield client
+
+
+def events(client: TestClient, **wish: Any) -> list[tuple[str, Any]]:
+    answer = client.post(f"/{TOKEN}/generate", json=wish)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    read = []
+    for part in answer.text.strip().split("\n\n"):
+        name, data = part.split("\n")
+        read.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return read
+
+
+def test_the_page_and_its_parts_are_served_with_a_strict_policy(client: TestClient) -> None:
+    page = client.get(f"/{TOKEN}/")
+    assert page.status_code == 200 and "Logosphere studio" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    for name in static_files():
+        assert client.get(f"/{TOKEN}/static/{name}").status_code == 200
+    assert sum(len(content) for content, _ in static_files().values()) < 300_000
+    for name, (content, _) in static_files().items():
+        assert b"https:" not in content and content.count(b"http:") == (name == "pictures.js")  # the name space of SVG
+
+
+def test_models_and_curves_are_listed(client: TestClient) -> None:
+    listed = client.get(f"/{TOKEN}/systems").json()
+    assert [one["system"] for one in listed["systems"]] == ["mdlm", "rdlm", "ar"]
+    assert listed["systems"][0]["length"] == 16 and listed["systems"][0]["kind"] == "bound"
+    curves = client.get(f"/{TOKEN}/curves/0").json()
+    assert [step for step, _ in curves["train"]] == [1, 2, 3, 4] and len(curves["val"]) == 2
+    assert client.get(f"/{TOKEN}/curves/7").status_code == 404
+    assert thinned([[float(i)] for i in range(1000)], 3) == [[0.0], [499.0], [999.0]]
+
+
+@pytest.mark.parametrize("system", [0, 1, 2])
+def test_a_text_comes_moment_by_moment(client: TestClient, system: int, books: list[Book]) -> None:
+    told = events(client, system=system, n=2, steps=5, seed=3)
+    names = [name for name, _ in told]
+    moments = [content for name, content in told if name == "moment"]
+    assert names == ["begun", *["moment"] * len(moments), "done"]
+    symbols = {int(token): symbol for moment in moments for token, symbol in moment["symbols"].items()}
+    last = ["".join(symbols[token] for token in row) for row in moments[-1]["tokens"]]
+    assert last == ["".join(books[system].tokenizer.symbol(t) for t in row) for row in moments[-1]["tokens"]]
+    assert told[-1][1]["texts"] == [books[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
+    assert (moments[0]["places"] is not None) == (system == 1)
+    assert told[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
+
+
+def test_locked_and_edited_positions_stay_and_the_rest_is_written_around_them(client: TestClient) -> None:
+    locks = [{"at": 2, "token": 5}, {"at": 7, "text": "cat"}]
+    for system in (0, 1):
+        told = events(client, system=system, n=3, steps=4, locks=locks, prompt="a")
+        assert told[0][1]["known"] == [0, 2, 7, 8, 9]
+        for row, text in zip(told[-2][1]["tokens"], told[-1][1]["texts"], strict=True):
+            assert row[2] == 5 and text[7:10] == "cat" and text[0] == "a"
+            assert len(text) == 16
+
+
+@pytest.mark.parametrize("wish", [{}, {"prompt": "a cat "}, {"locks": [{"at": 3, "text": "of"}], "sampler": "star"}])
+def test_what_is_done_by_mouse_can_be_copied(client: TestClient, wish: dict[str, Any]) -> None:
+    """The command and the Python write the very same texts."""
+    told = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **wish)
+    words = shlex.split(told[0][1]["command"])
+    for copied in ("command", "python"):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main([*words[1:], "--json"]) if copied == "command" else exec(told[0][1]["python"], {})
+        said = out.getvalue()
+        texts = [one["text"] for one in json.loads(said)["samples"]] if copied == "command" else said.splitlines()
+        assert texts == told[-1][1]["texts"]
+
+
+@pytest.mark.parametrize(
+    "wish, says",
+    [
+        ({"system": 3}, "system"),
+        ({"system": "../../etc"}, "system"),
+        ({"system": True}, "system"),
+        ({"system": 0, "steps": 1025}, "steps"),
+        ({"system": 0, "steps": 0}, "steps"),
+        ({"system": 0, "n": 9}, "n must"),
+        ({"system": 0, "temperature": float("1e9")}, "temperature"),
+        ({"system": 0, "top_p": 0}, "top_p"),
+        ({"system": 0, "seed": -1}, "seed"),
+        ({"system": 0, "prompt": "a" * 5000}, "prompt"),
+        ({"system": 0, "sampler": "starr"}, "Did you mean 'star'"),
+        ({"system": 0, "path": "/etc/passwd"}, "fields"),
+        ({"system": 0, "locks": [{"at": 1}]}, "lock"),
+        ({"system": 0, "locks": [{"at": -1, "token": 1}]}, "at must"),
+        ([1], "object"),
+    ],
+)
+def test_wishes_beyond_the_limits_are_refused_in_a_sentence(client: TestClient, wish: Any, says: str) -> None:
+    answer = client.post(f"/{TOKEN}/generate", json=wish)
+    assert answer.status_code == 400 and says in answer.json()["sentence"]
+
+
+@pytest.mark.parametrize(
+    "wish, says",
+    [
+        ({"locks": [{"at": 15, "text": "cat"}]}, "beyond"),
+        ({"locks": [{"at": 1, "token": 99}]}, "from 0 to"),
+        ({"locks": [{"at": 0, "text": "a" * 16}]}, "nothing to write"),
+        ({"prompt": "a" * 17}, "shorten"),
+        ({"sampler": "ddim"}, "Gaussian"),
+    ],
+)
+def test_what_a_model_cannot_do_is_said_in_the_stream(client: TestClient, wish: Any, says: str) -> None:
+    (name, content), *_ = events(client, system=0, steps=2, **wish)[-1:]
+    assert name == "failed" and says in content["sentence"]
+
+
+@pytest.mark.parametrize(
+    "path, headers",
+    [
+        ("/wrong/systems", {}),
+        ("/systems", {}),
+        ("/", {}),
+        (f"/{TOKEN}/systems", {"host": "evil.example:8000"}),
+        (f"/{TOKEN}/systems", {"host": "127.0.0.1:9999"}),
+        (f"/{TOKEN}/systems", {"origin": "http://evil.example"}),
+        (f"/{TOKEN}/systems", {"origin": "null"}),
+        (f"/{TOKEN}/systems", {"origin": "http://127.0.0.1:9999"}),
+    ],
+)
+def test_strangers_are_refused(client: TestClient, path: str, headers: dict[str, str]) -> None:
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == 403 and "systems" not in answer.text
+    assert client.get(f"/{TOKEN}/systems", headers={"origin": f"http://{HOST}"}).status_code == 200
+
+
+def test_no_path_reaches_the_file_system(client: TestClient) -> None:
+    for name in ("..%2f..%2fapp.py", "%2e%2e/app.py", "../jobs.py", "jobs.py", "%2fetc%2fpasswd"):
+        assert client.get(f"/{TOKEN}/static/{name}").status_code in (403, 404)
+
+
+def test_only_short_json_is_read(client: TestClient) -> None:
+    for content, kind in ((b"{}", "text/plain"), (b"{", "application/json"), (b" " * (1 << 21), "application/json")):
+        answer = client.post(f"/{TOKEN}/generate", content=content, headers={"content-type": kind})
+        assert answer.status_code == 400 and answer.json()["sentence"]
+    assert client.get(f"/{TOKEN}/generate").status_code == 405
+
+
+def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(books: list[Book]) -> None:
+    async def left_early() -> None:
+        desk = Desk(most=1)
+        job = desk.take(books[0], Wish(system=0, steps=1024))
+        async for name, _ in job.listen():
+            if name == "moment":
+                break
+        with pytest.raises(Busy, match="being written"):
+            desk.take(books[0], Wish(system=0))
+        desk.leave(job)
+        started = time.monotonic()
+        await asyncio.to_thread(job.join, 20)
+        assert not job.is_alive() and time.monotonic() - started < 10
+        told = [job.events.get_nowait() for _ in range(job.events.qsize())]
+        assert not any(event is None or event[0] == "done" for event in told)
+        again = desk.take(books[0], Wish(system=0, steps=2))
+        assert [name async for name, _ in again.listen()][-1] == "done"
+        desk.leave(again)
+        assert desk.running == 0
+
+    asyncio.run(left_early())
+
+
+def test_too_many_jobs_are_told_to_wait(books: list[Book]) -> None:
+    with TestClient(studio(books, TOKEN, 8000, Desk(most=0)), base_url=f"http://{HOST}") as client:
+        answer = client.post(f"/{TOKEN}/generate", json={"system": 0})
+        assert answer.status_code == 429 and "wait" in answer.json()["sentence"]
+
+
+def test_an_empty_shelf_and_a_bad_port_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["studio", "nowhere"]) == 1 and "There is no run" in capsys.readouterr().err
+    assert main(["studio", "--port", "70000"]) == 1 and "65535" in capsys.readouterr().err
+
+
+def test_curves_are_drawn_in_the_terminal(books: list[Book], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", books[0].name, "--height", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "bits on held-out text" in shown and "step 4" in shown and any(0x2800 < ord(c) <= 0x28FF for c in shown)
+    assert main(["show", books[0].name, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["train/bpc"]) == 4
+    assert main(["show", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""Trajectories: one record of a walk, and everything that is shown is made from it."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import logosphere as ls
+from logosphere.cli.condensing import Condensing, check_suffix, save
+from logosphere.data.tokenizers import text8
+from logosphere.reports.condensing import condensing
+from logosphere.reports.film import film_of
+from logosphere.sampling.trajectory import Recorder, Trajectory, seen_from_above
+
+KNOWN = torch.arange(12) < 3
+
+
+def recorded(system: str, **options: object) -> tuple[Trajectory, torch.Tensor]:
+    torch.manual_seed(0)
+    model = ls.build(system, vocab_size=27, length=12, width=8, depth=1, heads=1, **options)
+    recorder = Recorder(model)
+    local = model.process.codec.local
+    given = {"known": KNOWN, "tokens": torch.arange(12)} if local and system != "ar" else {}
+    drawn = ls.generate(model, n=2, steps=6, rng=torch.Generator().manual_seed(1), watch=recorder.see, **given)
+    return recorder.trajectory, drawn.tokens
+
+
+@pytest.mark.parametrize("system", ["ar", "mdlm", "d3pm-uniform", "sedd-absorb", "rdlm", "plaid", "bit-diffusion"])
+def test_a_trajectory_ends_with_what_was_drawn_and_every_change_is_told(system: str) -> None:
+    trajectory, drawn = recorded(system)
+    shown = [[-1] * 12 for _ in range(2)]
+    for number, moment in enumerate(trajectory.moments, start=1):
+        assert moment.step == number and 0 <= moment.time <= 1
+        for row, tokens, changed in zip(shown, moment.tokens, moment.changed, strict=True):
+            assert all(row[i] != tokens[i] for i in changed)
+            row[:] = [tokens[i] if i in changed else row[i] for i in range(12)]
+            assert row == tokens
+    assert shown == drawn.tolist() and trajectory.moments[-1].time == 0
+    assert json.loads(json.dumps(trajectory.as_dict()))["length"] == 12
+
+
+def test_known_positions_are_sure_and_doubt_is_the_networks() -> None:
+    """A network without training that gives all 27 tokens about 1/27 is below one tenth sure."""
+    language = ls.languages.markov(torch.full((3, 3), 1 / 3), torch.full((3,), 1 / 3), 12)
+    model = ls.build("mdlm", vocab_size=3, length=12, denoiser=None)
+    recorder = Recorder(model)
+    oracle = ls.languages.oracle(model, language)
+    ls.generate(model, n=1, steps=40, denoiser=oracle, known=KNOWN, tokens=torch.zeros(12).long(), watch=recorder.see)
+    assert recorder.moments[-1].sure == ["999" + 9 * "3"]
+    assert recorder.moments[0].sure is not None and recorder.moments[0].sure[0].startswith("999")
+
+
+def test_watching_changes_nothing() -> None:
+    _, drawn = recorded("mdlm")
+    torch.manual_seed(0)
+    model = ls.build("mdlm", vocab_size=27, length=12, width=8, depth=1, heads=1)
+    rng = torch.Generator().manual_seed(1)
+    assert torch.equal(ls.sample(model, 2, 6, rng, known=KNOWN, tokens=torch.arange(12)), drawn)
+
+
+def test_states_on_the_sphere_go_from_the_middle_to_the_rim() -> None:
+    vertices = torch.eye(5)[None]
+    places = seen_from_above(vertices)[0]
+    assert torch.allclose(places[4], torch.zeros(2)) and torch.allclose(places[:4].norm(dim=-1), torch.ones(4))
+    trajectory, _ = recorded("rdlm")
+    assert trajectory.moments[0].places is not None and recorded("mdlm")[0].moments[0].places is None
+    last = torch.tensor(trajectory.moments[-1].places)
+    assert last.shape == (2, 12, 2) and torch.allclose(last.norm(dim=-1), torch.ones(2, 12), atol=1e-2)
+
+
+def test_films_keep_their_end_however_few_frames_they_have() -> None:
+    trajectory, drawn = recorded("mdlm")
+    for most in (2, 3, 100):
+        film = film_of(trajectory, text8().symbol, most)
+        rows = [[-1] * 12 for _ in range(2)]
+        for frame in film.frames:
+            for row, changes in zip(rows, frame, strict=True):
+                for place, symbol in zip(changes[::2], changes[1::2], strict=True):
+                    row[place] = symbol
+        written = ["".join(film.symbols[symbol] for symbol in row) for row in rows]
+        assert written == ["".join(text8().symbol(token) for token in row) for row in drawn.tolist()]
+        assert len(film.frames) == len(film.sure) <= most
+
+
+def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
+    trajectory, drawn = recorded("rdlm")
+    texts = [text8().decode(row.numpy()) for row in drawn]
+    for name in ("film.html", "film.svg", "film.json"):
+        save(tmp_path / "new" / name, trajectory, text8(), texts, "</script> & more")
+    page = (tmp_path / "new" / "film.html").read_text()
+    films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
+    assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
+    assert "http:" not in page and "https:" not in page
+    drawing = ElementTree.parse(tmp_path / "new" / "film.svg").getroot()
+    letters = [node.text for node in drawing.iter() if (node.get("class") or "").startswith("c ")]
+    assert "".join(letters) == condensed(texts[0])
+    assert json.loads((tmp_path / "new" / "film.json").read_text())["texts"] == texts
+    assert condensing(film_of(trajectory, text8().symbol), sample=1) != (tmp_path / "new" / "film.svg").read_text()
+    with pytest.raises(ls.UserError, match="none of them"):
+        check_suffix(Path("film.gif"))
+
+
+def condensed(text: str) -> str:
+    return text.replace(" ", "")
+
+
+def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
+    from logosphere.data.gaps import Given
+
+    trajectory, _ = recorded("mdlm")
+    shown = Condensing(text8(), Given(torch.arange(12), KNOWN))
+    shown.close()
+    line = shown.line(trajectory.moments[-1], 0)
+    styles = {str(span.style) for span in line.spans}
+    assert len(line.plain) == 12 and "green" in styles and "magenta" in styles and "bold yellow" not in styles
+    assert any("bold yellow" in {str(s.style) for s in shown.line(m, 0).spans} for m in trajectory.moments[:-1])
