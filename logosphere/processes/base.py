@@ -58,7 +58,7 @@ class Process(nn.Module, ABC):
     """Processes this one is a mixture of, one drawn for each sequence; `branch` tells which, if not by chance."""
     branch: int | None = None
     by_rows: bool = False
-    """Are `nats` and `charge` functions of single rows of logits and nothing else? Then they may be taken in parts."""
+    """Are `nats` and `loss` functions of single rows of logits and nothing else? Then they may be taken in parts."""
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
