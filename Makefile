@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 BIN    := $(VENV)/bin
 PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fast lint types laws bench clean
+.PHONY: demo test fast lint types laws test-browser bench clean
 
 demo: $(VENV)/demo.stamp  ## train a small model for two minutes, print its bound, watch it write
 	$(BIN)/logosphere train demo
@@ -27,6 +27,9 @@ laws: $(VENV)/dev.stamp
 fast: $(VENV)/dev.stamp  ## the suite without its slow part
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow"
 
+test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium and chromium-driver); skipped without it
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/browser
+
 bench: $(VENV)/dev.stamp  ## the figures of docs/results.md that take minutes, not hours
 	for script in step_overhead bound_variance sampling_overhead oracle; do $(PYTHON) benchmarks/$$script.py || exit 1; done
 
@@ -39,6 +42,10 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(PYTHON)
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(PYTHON)
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+$(VENV)/browser.stamp: $(VENV)/dev.stamp
+	$(PIP) "selenium>=4.20"
 	touch $@
 
 clean:

@@ -5,6 +5,8 @@ import contextlib
 import io
 import json
 import shlex
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,3 +229,12 @@ def test_curves_are_drawn_in_the_terminal(books: list[Book], capsys: pytest.Capt
     assert main(["show", books[0].name, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["train/bpc"]) == 4
     assert main(["show", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out + 'COMP_WORDS=(logosphere stu); COMP_CWORD=1; _logosphere; echo "${COMPREPLY[@]}"'
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split() == ["studio"]
+    assert main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out

@@ -23,6 +23,7 @@ COMMANDS = {
     "samplers": "list the ways to generate text",
     "data": "list or fetch corpora",
     "launch": "write a batch script for a cluster",
+    "completion": "print completions for your shell",
 }
 
 USAGE = """usage: logosphere COMMAND [OPTIONS]

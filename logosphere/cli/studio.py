@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
@@ -39,6 +40,7 @@ def run(words: list[str]) -> int:
     from logosphere.studio.shelf import shelf
 
     books, token = shelf(arguments.runs), secrets.token_urlsafe(18)
+    threading.Thread(target=books[0].open, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
         port = listener.getsockname()[1]
         address = f"http://{LOOPBACK}:{port}/{token}/"

@@ -1,6 +1,7 @@
 """Curves as text: dots of braille, two across and four down in each character."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from logosphere.reports.svg import number
 
@@ -16,9 +17,14 @@ def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[st
     xs, ys = [x for x, _ in points], [y for _, y in points]
     low, high, first, last = min(ys), max(ys), min(xs), max(xs)
     cells = [[0] * width for _ in range(height)]
-    for x, y in points:
-        across = round((x - first) / ((last - first) or 1.0) * (2 * width - 1))
-        down = round((high - y) / ((high - low) or 1.0) * (4 * height - 1))
+    dots = [
+        (
+            round((x - first) / ((last - first) or 1.0) * (2 * width - 1)),
+            round((high - y) / ((high - low) or 1.0) * (4 * height - 1)),
+        )
+        for x, y in points
+    ]
+    for across, down in _joined(dots):
         cells[down // 4][across // 2] |= DOTS[across % 2][down % 4]
     names = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
     margin = max(map(len, names.values()))
@@ -28,3 +34,12 @@ def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[st
     ends = f"{number(last)} steps"
     lines.append(f"{'':>{margin}}  {number(first)}{ends:>{width - len(number(first))}}")
     return lines
+
+
+def _joined(dots: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The dots, and those on straight lines between them, one in each column."""
+    yield dots[0]
+    for (x, y), (to_x, to_y) in pairwise(dots):
+        for i in range(1, max(1, to_x - x)):
+            yield x + i, round(y + (to_y - y) * i / (to_x - x))
+        yield to_x, to_y

@@ -37,6 +37,11 @@ class Book:
     def tokenizer(self) -> Tokenizer:
         return self.folder.tokenizer
 
+    def open(self) -> None:
+        """Load the model before it is wanted, so that the first text begins at once."""
+        with self.turn:
+            _ = self.model
+
     def described(self) -> dict[str, Any]:
         """What the page shows in its list; the model is not opened for it."""
         spec, losses = self.folder.content["model"], [line for line in self.folder.metrics() if "val/bpc" in line]

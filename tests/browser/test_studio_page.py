@@ -1,0 +1,132 @@
+"""The studio in a real browser: writing, holding, editing, scrubbing, side by side, and bad input."""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"),
+]
+SMALL = ["--length", "24", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+SMALL += ["--validation-sequences", "8", "--validations", "1", "--steps", "4"]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "logosphere", *words]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    place = tmp_path_factory.mktemp("browser")
+    for system in ("rdlm", "mdlm"):
+        training = command("train", "--system", system, "--out", f"runs/{system}", *SMALL)
+        subprocess.run(training, cwd=place, check=True, capture_output=True)
+    opened = command("studio", "runs/rdlm", "runs/mdlm")
+    with subprocess.Popen(opened, cwd=place, stdout=subprocess.PIPE, text=True) as studio:
+        assert studio.stdout is not None
+        found = re.search(r"http://\S+", studio.stdout.readline())
+        try:
+            assert found
+            yield found[0]
+        finally:
+            studio.terminate()
+
+
+@pytest.fixture
+def browser(address: str) -> Iterator["webdriver.Chrome"]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1240,1100"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options=options, service=Service(DRIVER)) as chrome:
+        for _ in range(100):  # the server listens before it has started to answer
+            chrome.get(address)
+            if "Logosphere studio" in chrome.title:
+                break
+            time.sleep(0.1)
+        until(lambda: len(chrome.find_elements(By.CSS_SELECTOR, ".pane")) == 1)
+        yield chrome
+        assert chrome.get_log("browser") == []
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "the page did not get there in time"
+        time.sleep(0.05)
+
+
+def write(chrome: "webdriver.Chrome", steps: int = 8) -> None:
+    field = chrome.find_element(By.ID, "steps")
+    field.clear()
+    field.send_keys(str(steps))
+    chrome.execute_script("document.getElementById('when').textContent = ''")
+    chrome.find_element(By.ID, "write").click()
+    until(lambda: chrome.find_element(By.ID, "when").text == f"step {steps} of {steps}")
+    until(lambda: not chrome.find_element(By.ID, "stop").is_displayed())
+
+
+def tokens(chrome: "webdriver.Chrome", pane: int = 0) -> list[str]:
+    found = chrome.find_elements(By.CSS_SELECTOR, ".pane")[pane].find_elements(By.CSS_SELECTOR, ".text .token")
+    return [token.get_property("textContent") for token in found]
+
+
+def test_a_text_is_written_held_edited_and_written_again(browser: "webdriver.Chrome") -> None:
+    write(browser)
+    before = tokens(browser)
+    assert len(before) == 24 and "·" not in before
+    places = browser.find_elements(By.CSS_SELECTOR, ".text .token")
+    places[3].click()
+    places[9].send_keys("x")
+    browser.switch_to.active_element.send_keys("y")  # typing goes on at the next position
+    assert "3 positions are held" in browser.find_element(By.ID, "word").text
+    browser.find_element(By.ID, "seed").send_keys("7")
+    write(browser)
+    after = tokens(browser)
+    assert after[3] == before[3] and after[9:11] == ["x", "y"] and after != before
+    assert [i for i, p in enumerate(places) if "locked" in p.get_attribute("class")] == [3, 9, 10]
+    places[3].send_keys(Keys.DELETE)
+    browser.find_element(By.ID, "free").click()
+    assert not browser.find_elements(By.CSS_SELECTOR, ".text .token.locked")
+
+
+def test_time_can_be_scrubbed_and_two_models_stand_side_by_side(browser: "webdriver.Chrome", tmp_path: Path) -> None:
+    browser.find_element(By.ID, "pair").click()
+    write(browser)
+    ends = tokens(browser, 0), tokens(browser, 1)
+    move = "const t = document.getElementById('time'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))"
+    browser.execute_script(move, 0)
+    assert browser.find_element(By.ID, "when").text == "step 1 of 8"
+    assert all("·" in tokens(browser, pane) for pane in (0, 1))
+    browser.execute_script(move, 1)
+    assert (tokens(browser, 0), tokens(browser, 1)) == ends
+    shown = [canvas.is_displayed() for canvas in browser.find_elements(By.CSS_SELECTOR, "canvas.disc")]
+    assert shown == [True, False]  # only the first has states on the sphere
+    browser.find_element(By.CSS_SELECTOR, "summary").click()
+    until(lambda: bool(browser.find_elements(By.CSS_SELECTOR, ".curves polyline")))
+    browser.find_element(By.ID, "theme").click()
+    assert browser.save_screenshot(str(tmp_path / "studio.png"))
+    browser.set_window_size(500, 900)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_bad_input_is_answered_with_a_sentence(browser: "webdriver.Chrome") -> None:
+    browser.find_element(By.ID, "prompt").send_keys("a" * 30)
+    browser.find_element(By.ID, "write").click()
+    until(lambda: "shorten" in browser.find_element(By.ID, "word").text)
+    assert "bad" in browser.find_element(By.ID, "word").get_attribute("class")
