@@ -76,7 +76,10 @@ def main() -> None:
     read.add_argument("--minutes", type=float, default=10.0, help="processor time of each training")
     read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
     read.add_argument("--out", type=Path, default=Path("runs/rows"))
+    read.add_argument("--table", action="store_true", help="only print the rows that are there, as a table")
     given = read.parse_args()
+    if given.table:
+        return _table(given.out)
     unknown = set(given.rows) - set(ROWS)
     if unknown:
         sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
@@ -85,8 +88,27 @@ def main() -> None:
         print(f"{name:32} {report['kind']:6} {report['bits']:.4f} ± {report['error']:.4f}", flush=True)
 
 
+SIGNS = {"exact": "=", "bound": "≤", "surrogate": "~"}
+
+
+def _table(out: Path) -> None:
+    """The rows that have been evaluated, from the best; surrogates are no likelihoods and come last."""
+    found = [(name, out / _folder(name)) for name in ROWS if (out / _folder(name) / "test.json").exists()]
+    rows = [(name, json.loads((folder / "test.json").read_text()), folder) for name, folder in found]
+    print("| row | steps | bits per character (test) | kind |\n|---|---:|---|---|")
+    for name, report, folder in sorted(rows, key=lambda row: (row[1]["kind"] == "surrogate", row[1]["bits"])):
+        steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        value = f"{SIGNS[report['kind']]} {report['bits']:.3f} ± {report['error']:.3f}"
+        system, _, rest = name.partition(", ")
+        print(f"| `{system}`{', ' if rest else ''}{rest} | {steps} | {value} | {report['kind']} |")
+
+
+def _folder(name: str) -> str:
+    return name.replace(", ", "--").replace(" ", "-").replace("=", "")
+
+
 def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
-    folder = out / name.replace(", ", "--").replace(" ", "-").replace("=", "")
+    folder = out / _folder(name)
     path = folder / "test.json"
     if not path.exists():
         system, *options = ROWS[name]

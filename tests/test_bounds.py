@@ -96,9 +96,9 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
     out, x, z, t = situations(plain)
     nats = plain.nats(out, x, z, t)
     one = torch.ones_like(nats)
-    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, t, one), nats)
+    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, z, t, one), nats)
     torch.testing.assert_close(
-        hybrid.loss(nats, out, x, t, one), nats + 0.3 * F.cross_entropy(out, x, reduction="none")
+        hybrid.loss(nats, out, x, z, t, one), nats + 0.3 * F.cross_entropy(out, x, reduction="none")
     )
 
 

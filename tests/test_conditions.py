@@ -69,11 +69,14 @@ def test_each_sequence_hears_its_own_condition() -> None:
         torch.testing.assert_close(own[0], together[row])
 
 
-def test_the_end_of_a_source_says_nothing_more() -> None:
-    """A source and the same source with room behind it differ only by what reading saw of the end."""
+def test_room_behind_a_source_changes_nothing() -> None:
+    """Sources are cut to the longest of a batch, and must not be read otherwise for that."""
     model, condition = model_of("mdlm"), conditions(2)["source"]
     memory = model.denoiser.inner.conditioner(condition)
     assert memory.valid.sum(1).tolist() == [6, 6]  # nothing given, and five tokens
+    shorter = model.denoiser.inner.conditioner(Condition.of(source=condition.source[:, :5]))
+    torch.testing.assert_close(shorter.features, memory.features)
+    assert torch.equal(shorter.valid, memory.valid)
 
 
 @pytest.mark.parametrize("name", NAMES)

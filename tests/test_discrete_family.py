@@ -120,9 +120,9 @@ def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
         assert torch.equal(process.nats(out, x, z, t), nats)
         weights = weighting(law, x, z, t)
         assert 0 < weights.min() and weights.max() <= most
-        charged = process.charge(nats, out, x, z, t, one)
+        charged = process.loss(nats, out, x, z, t, one)
         torch.testing.assert_close(charged, nats * weights / law.weight(x, z, t))
-    assert torch.equal(plain.charge(nats, out, x, z, t, one), nats)
+    assert torch.equal(plain.loss(nats, out, x, z, t, one), nats)
     chosen = dynamic(law, x, z, t)
     assert chosen[z == V].eq(2).all() and chosen[(z != x) & (z != V)].eq(1).all()
 

@@ -311,7 +311,7 @@ def test_it_learns(name: str, published: bool) -> None:
     assert sum(losses[-20:]) < sum(losses[:20])
     drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
     repeats = (drawn[:, 1:] == drawn[:, :-1]).float().mean()
-    assert repeats > 0.45  # 1/3 by chance, 0.95 in the language
+    assert repeats > (0.38 if published else 0.45)  # 1/3 by chance ± 0.012, 0.95 in the language
     if model.process.kind == "bound":
         mean, error = mean_and_error(model.nelbo(tokens, generator(12), draws=8).total)
         assert mean > language.entropy() - 3 * error

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.tokens import embedding
@@ -57,8 +58,11 @@ class Conditioner(nn.Module):
             parts.append(self.labels(condition.labels)[:, None])
             shown.append(given)
         if self.source is not None and self.reader is not None and condition.source is not None:
-            ended = condition.source == NO_TOKEN
-            parts.append(self.reader(self.source(torch.where(ended, self.network.source, condition.source))))
+            # Always of full length: what is read must not depend on which other sources are in a batch.
+            room = self.network.source_length - condition.source.shape[1]
+            source = F.pad(condition.source, (0, room), value=NO_TOKEN)
+            ended = source == NO_TOKEN
+            parts.append(self.reader(self.source(torch.where(ended, self.network.source, source))))
             shown.append(given & ~ended)
         along = None
         if self.signal is not None and condition.signal is not None:

@@ -92,12 +92,8 @@ class Process(nn.Module, ABC):
         """How far the model's step is from the true one, in nats per unit time; `out` are posterior logits."""
 
     @abstractmethod
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position whose bound costs `nats`, drawn with this weight dt/dw."""
-
-    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        """The loss of processes that also look at z to weigh it; by default `loss`."""
-        return self.loss(nats, out, u, t, weight)
 
     @abstractmethod
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
@@ -189,7 +185,7 @@ LARGEST = 1 << 24
 def _costs(
     process: Process, predict: Predict, u: State, noised: Noised, where: Positions
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """`nats` and `charge` at the wanted positions.
+    """`nats` and `loss` at the wanted positions.
 
     Where there are many tokens the logits are made a few rows at a time, and once more when the gradient is wanted, so
     that neither they nor their softmax are ever in memory as a whole.
@@ -199,7 +195,7 @@ def _costs(
 
     def costs(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
         nats = process.nats(out, x[rows], picked[rows], times[rows])
-        return nats, process.charge(nats, out, x[rows], picked[rows], times[rows], weights[rows])
+        return nats, process.loss(nats, out, x[rows], picked[rows], times[rows], weights[rows])
 
     count, size = len(times), max(1, LARGEST // process.codec.choices)
     if count == 0:  # while a codec is being taught, nothing is wanted, and nobody is asked

@@ -139,7 +139,7 @@ class Flow(Process):
     def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
         return F.cross_entropy(out, u[..., : out.shape[-1]].argmax(-1), reduction="none")
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy where the clock draws, the bound, or squared errors, which are the figure of training then."""
         if self.trains_on == "cross-entropy":
             return self._cross_entropy(out, u)

@@ -208,7 +208,7 @@ class Gaussian(Process):
         assert isinstance(self.codec, Embeddings)
         return F.cross_entropy(logits, self.codec.nearest(u), reduction="none")
 
-    def loss(self, nats: Tensor, out: Tensor, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Tensor, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         if self.trains_on == "bound":
             return nats * weight
         if self.trains_on == "cross-entropy":

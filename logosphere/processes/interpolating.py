@@ -218,20 +218,17 @@ class Interpolating(Process):
         seen = self.law.marginal(x, t).gather(-1, z[..., None])
         return (own * stayed + jumped).log() + here.log() - seen.log()
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5); or the plain cross-entropy alone."""
-        if self.unweighted:
-            return cross_entropy(out, u)
-        return weight * (nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats)
-
-    def charge(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5); otherwise weighted; or cross-entropy alone."""
         if self.clock is not None and self.training:
             step = (t * self.clock.steps).round().long() - 1
             self.clock.observe(step, nats, cross_entropy(out.detach(), u))
-        if self.weighting is None:
-            return self.loss(nats, out, u, t, weight)
-        due = self.law.weight(u, z, t)
-        return weight * nats * torch.where(due > 0, self.weighting(self.law, u, z, t) / due, 0.0)
+        if self.unweighted:
+            return cross_entropy(out, u)
+        if self.weighting is not None:
+            due = self.law.weight(u, z, t)
+            return weight * nats * torch.where(due > 0, self.weighting(self.law, u, z, t) / due, 0.0)
+        return weight * (nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """0 for a schedule that ends at signal 0, where q(z_1 | x) is the prior."""

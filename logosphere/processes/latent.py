@@ -145,9 +145,9 @@ class Latent(Process):
         """Those of the path; what is read at its end is counted by `encode`."""
         return torch.where(t <= FIRST, 0.0, self.path.nats(out, u, z, t))
 
-    def loss(self, nats: Tensor, out: Tensor, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Tensor, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """As if every token had its latent, so that losses of few latents are not small beside those of tokens."""
-        return self.path.loss(nats, out, u, t, weight) * (self.codec.length / self.codec.latents)
+        return self.path.loss(nats, out, u, z, t, weight) * (self.codec.length / self.codec.latents)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         return self.path.prior_nats(u)

@@ -55,7 +55,7 @@ class OneShot(Process):
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return F.cross_entropy(out.flatten(0, -2), u.flatten(), reduction="none").view_as(u)
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         return nats
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:

@@ -138,7 +138,7 @@ class Ordinal(Process):
             product = product @ transition(weights)
         return product
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         return nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:

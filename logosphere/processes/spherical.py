@@ -232,7 +232,7 @@ class Spherical(Process):
         cross_entropy = self.cross_entropy(out, u)
         return nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).
 
         Plain cross-entropy is also learned from positions that wait, as from masks.

@@ -77,7 +77,7 @@ class Statewise(Process):
         of_x = log_p.gather(-1, u[..., None]).squeeze(-1)
         return (log_p.exp() @ powers.to(log_p.dtype) - powers[u] - powers[u] * of_x) / t
 
-    def loss(self, nats: Tensor, out: Logits, u: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         return weight * nats
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
