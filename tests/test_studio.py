@@ -6,7 +6,9 @@ import io
 import json
 import shlex
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from starlette.testclient import TestClient
 
 from logosphere.cli import main
 from logosphere.studio.app import static_files, studio
-from logosphere.studio.jobs import Busy, Desk
+from logosphere.studio.jobs import Busy, Desk, Job
 from logosphere.studio.shelf import Book, shelf, thinned
 from logosphere.studio.wishes import Wish
 
@@ -238,3 +240,30 @@ def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> Non
     said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     assert said.stdout.split() == ["studio"]
     assert main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out
+
+
+def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:
+    """Over a real connection: the server notices that the listener has gone and leaves the job."""
+    import httpx
+    import uvicorn
+
+    desk = Desk()
+    taken: list[Job] = []
+    take = desk.take
+    desk.take = lambda book, wish: taken.append(take(book, wish)) or taken[-1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(studio(books, TOKEN, port, desk), log_level="error", ws="none"))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{port}/{TOKEN}/generate"
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            with client.stream("POST", address, json={"system": 0, "steps": 1024, "n": 8}) as answer:
+                assert any("moment" in line for line in answer.iter_lines())
+        taken[0].join(20)
+        end = time.monotonic() + 20
+        while desk.running and time.monotonic() < end:
+            time.sleep(0.02)
+        assert taken[0].stop.is_set() and not taken[0].is_alive() and desk.running == 0
+        server.should_exit = True
+        thread.join(20)

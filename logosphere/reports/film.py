@@ -19,7 +19,7 @@ def film_of(trajectory: Trajectory, symbol: Callable[[int], str], most: int = 25
         frames.append([_changes(old, new, number) for old, new in zip(before, moment.tokens, strict=True)])
         before = moment.tokens
     sure = [moment.sure for moment in moments if moment.sure is not None]
-    return Film(trajectory.length, [symbol(token) for token in used], frames, sure)
+    return Film(trajectory.length, [symbol(token) for token in used], frames, sure if len(sure) == len(frames) else [])
 
 
 def _changes(old: list[int], new: list[int], number: dict[int, int]) -> list[int]:
