@@ -23,7 +23,10 @@ CIFAR10 = Packed(
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 """A label, then the red, the green and the blue plane."""
 CIFAR10_LABELS = 10
-MNIST = Packed(files=("binarized_mnist.npz",), home="the data folder of the project")
+MNIST = Packed(
+    files=("binarized_mnist.npz",),
+    home="the static binarisation of Larochelle and Murray 2011 (rows packed by numpy.packbits)",
+)
 HELD_OUT = 10
 """One in so many training images is for validation where a set has no such split."""
 
