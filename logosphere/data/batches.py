@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, in_turn
+from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, check_batch, in_turn, numbered
 from logosphere.data.shuffling import Permutation
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
@@ -72,19 +72,16 @@ class Crops:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
+        check_batch(self.batch)
         check_length(self.tokens, self.length)
 
     def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
         """The batch of a step, or some of its rows."""
-        place = torch.arange(self.batch)[rows]
-        ids = step * self.batch + place
+        place, ids = numbered(step, self.batch, rows)
         u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         starts = (u * (len(self.tokens) - self.length + 1)).long()
         tokens = _rows(self.tokens, starts.numpy(), self.length)
-        everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        return Batch(tokens, ~everywhere, everywhere, ids, place, self.batch)
+        return _whole(tokens, ids, place, self.batch)
 
 
 @dataclass(frozen=True)
@@ -97,14 +94,12 @@ class Epochs:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
+        check_batch(self.batch)
         check_length(self.tokens, self.length)
 
     def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
         """The batch of a step, or some of its rows."""
-        place = torch.arange(self.batch)[rows]
-        ids = step * self.batch + place
+        place, ids = numbered(step, self.batch, rows)
         available = len(self.tokens) // self.length
         epochs, places = ids // available, ids % available
         which = torch.empty_like(places)
@@ -112,8 +107,7 @@ class Epochs:
             inside = epochs == epoch
             which[inside] = Permutation(available, (self.seed << 20) + epoch)(places[inside])
         tokens = _rows(self.tokens, which.numpy()[:, None] * self.length, self.length)
-        everywhere = torch.ones_like(tokens, dtype=torch.bool)
-        return Batch(tokens, ~everywhere, everywhere, ids, place, self.batch)
+        return _whole(tokens, ids, place, self.batch)
 
 
 def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
@@ -124,9 +118,13 @@ def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> I
     for first in range(0, wanted, batch):
         part = ids[first : first + batch]
         rows = _rows(tokens, part[:, None] * length, length)
-        everywhere = torch.ones_like(rows, dtype=torch.bool)
-        place = torch.arange(first, first + len(part))
-        yield Batch(rows, ~everywhere, everywhere, torch.as_tensor(part), place, wanted)
+        yield _whole(rows, torch.as_tensor(part), torch.arange(first, first + len(part)), wanted)
+
+
+def _whole(tokens: Tokens, ids: torch.Tensor, place: torch.Tensor, total: int) -> Batch:
+    """Sequences of which nothing is given and nothing is padding."""
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    return Batch(tokens, ~everywhere, everywhere, ids, place, total)
 
 
 def check_length(tokens: Split, length: int) -> None:

@@ -111,6 +111,17 @@ class Examples:
         )
 
 
+def check_batch(batch: int) -> None:
+    if batch < 1:
+        raise UserError(f"The batch must hold at least 1 sequence, not {batch}.")
+
+
+def numbered(step: int, batch: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """The place of each row in the batch of a step, and its name, which no other row of the training has."""
+    place = torch.arange(batch)[rows]
+    return place, step * batch + place
+
+
 @dataclass(frozen=True)
 class Picks:
     """Batch after batch of examples drawn with replacement; which ones depends on (seed, sample number) alone."""
@@ -121,8 +132,7 @@ class Picks:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise UserError(f"The batch must hold at least 1 sequence, not {self.batch}.")
+        check_batch(self.batch)
 
     @cached_property
     def fitting(self) -> Examples:
@@ -130,8 +140,7 @@ class Picks:
 
     def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
         """The batch of a step, or some of its rows."""
-        place = torch.arange(self.batch)[rows]
-        names = step * self.batch + place
+        place, names = numbered(step, self.batch, rows)
         u = Keyed(self.seed, 0, names, place, self.batch).uniform(len(names), 1)[:, 0]
         which = (u * len(self.fitting)).long().numpy()
         return self.fitting.batch(which, names, place, self.batch, self.length)
