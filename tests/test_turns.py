@@ -122,10 +122,11 @@ def test_positions_may_still_move_together() -> None:
     assert ls.generate(in_turn, n=4, steps=64, denoiser=Oracle(in_turn, language)).nfe == 4  # never more than positions
 
 
-def test_a_network_taught_both_ways_learns_both() -> None:
+@pytest.mark.parametrize("share", [0.5, "rising"])
+def test_a_network_taught_both_ways_learns_both(share: float | str) -> None:
     torch.manual_seed(0)
     language = sticky(3, 6)
-    model = ls.build("rdlm-heat", vocab_size=3, length=6, path="in-turn", taught_in_turn=0.5, **SMALL)
+    model = ls.build("rdlm-heat", vocab_size=3, length=6, path="in-turn", taught_in_turn=share, **SMALL)
     batches = (language.sample(64, generator(step)) for step in range(150))
     for _ in ls.fit(model, batches, steps=150, optim=ls.Optim(lr=3e-3, warmup=10)):
         pass
@@ -143,6 +144,7 @@ def test_impossible_turns_are_refused() -> None:
         ({"path": "in-turn", "timesteps": 8}, "path=together"),
         ({"path": "in-turn", "start": "step:0.35"}, "path=together"),
         ({"taught_in_turn": 1.0}, "below 1"),
+        ({"taught_in_turn": "falling"}, "'rising'"),
         ({"taught_in_turn": 0.5, "loss": "drift"}, "cross-entropy"),
     ]
     for options, sentence in cases:

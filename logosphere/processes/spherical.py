@@ -35,7 +35,10 @@ from logosphere.processes.turns import Turns
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
+Rising = Literal["rising"]
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
+MOST_IN_TURN = 0.95
+"""Where the share of what is taught in turn rises it stops here, so that the clock goes on measuring."""
 
 
 class Start(NamedTuple):
@@ -54,7 +57,7 @@ class Spherical(Process):
 
     All positions move together, or staggered. With `turns` bounds are measured and samples drawn along another path, on
     which one position moves at a time (turns.py). Training shows states of the first path, and in the share
-    `taught_in_turn` of the sequences states of the second.
+    `taught_in_turn` of the sequences states of the second; "rising" is a share that grows from 0 to nearly 1.
     """
 
     needs_time = True
@@ -80,7 +83,7 @@ class Spherical(Process):
         chain: bool = False,
         stagger: Stagger | None = None,
         turns: Turns | None = None,
-        taught_in_turn: float = 0.0,
+        taught_in_turn: float | Rising = 0.0,
     ):
         super().__init__()
         self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
@@ -201,11 +204,12 @@ class Spherical(Process):
             weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
-        if self.training and self.taught_in_turn:
-            turned = noise.uniform(len(free))[:, None] < self.taught_in_turn
+        share = min(self.done, MOST_IN_TURN) if self.taught_in_turn == "rising" else self.taught_in_turn
+        if self.training and share:
+            turned = noise.uniform(len(free))[:, None] < share
             waiting, _ = (self.turns or Turns()).waiting(w, free, noise)
             t = torch.where(turned, waiting.float(), t)
-            weight = torch.where(turned, 0.0, weight / (1 - self.taught_in_turn))
+            weight = torch.where(turned, 0.0, weight / (1 - share))
         return t, weight.float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:

@@ -63,7 +63,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         stagger: float = 0.0,
         order: str = "random",
         path: str | None = None,
-        taught_in_turn: float = 0.0,
+        taught_in_turn: float | str = 0.0,
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
@@ -82,7 +82,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
         order         in which they do: random, drawn for each sequence, or left-to-right
         path          of bounds and samples: together, or in-turn: one position at a time between others that stand
-        taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn
+        taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn;
+                      rising: none at the beginning, nearly all in the end
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
@@ -125,7 +126,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             chain=timesteps is not None,
             stagger=_stagger(stagger, order, together, window, timesteps),
             turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
-            taught_in_turn=taught_in_turn,
+            taught_in_turn=taught_in_turn,  # type: ignore[arg-type]
         )
         denoiser: Denoiser | None = None
         if network is not None:
@@ -194,11 +195,11 @@ def _stagger(
     return Stagger(spread, order, together)  # type: ignore[arg-type]
 
 
-def _check_turns(in_turn: bool, taught: float, loss: str, *, mixed: bool, timesteps: int | None) -> None:
+def _check_turns(in_turn: bool, taught: float | str, loss: str, *, mixed: bool, timesteps: int | None) -> None:
     if in_turn and (mixed or timesteps is not None):
         raise UserError("path=in-turn has no fixed timesteps and no start that changes with time; use path=together.")
-    if not 0 <= taught < 1:
-        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, not {taught}.")
+    if not (taught == "rising" if isinstance(taught, str) else 0 <= taught < 1):
+        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, or 'rising', not {taught}.")
     if taught and loss != "cross-entropy":
         raise UserError(
             "What is taught in turn is learnt by cross-entropy; use loss=cross-entropy or taught_in_turn=0."
