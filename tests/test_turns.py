@@ -1,5 +1,6 @@
 """One position at a time: the bound is that of the language in closed form, and samples are drawn from it."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,7 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "options", [{"start": "mask"}, {"start": "uniform"}, {"start": "mask+uniform"}, {"total_noise": 0.3}], ids=str
-)
+@pytest.mark.parametrize("options", [{"start": "mask"}, {"start": "uniform"}, {"total_noise": 0.3}], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_in_turn(options: dict[str, object], order: str) -> None:
     language = skewed(5, 6)
     for name in ("rdlm", "rdlm-heat"):
@@ -98,8 +97,10 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
         torch.rand(50, 1), torch.ones(50, 8, dtype=torch.bool), Drawn(generator(1), 50)
     )
     assert (waiting[:, ::2] == waiting[:, 1::2]).all()
-    drawn = ls.sample(model, n=8, steps=3, rng=generator(2), denoiser=Oracle(model, language))
-    assert drawn.shape == (8, 4) and int(drawn.max()) < 5
+    drawn = ls.sample(model, n=200, steps=3, rng=generator(2))
+    assert drawn.shape == (200, 4) and set(drawn.flatten().tolist()) == set(range(5))  # no digits that spell nothing
+    found = model.nelbo(drawn, generator(3), draws=4).total / 4
+    assert abs(float(found.mean()) - math.log(5)) < 0.5  # that of a new network, which knows nothing
 
 
 def test_steps_share_out_the_turns_evenly() -> None:

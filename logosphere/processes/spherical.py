@@ -60,7 +60,6 @@ class Spherical(Process):
     `taught_in_turn` of the sequences states of the second; "rising" is a share that grows from 0 to nearly 1.
     """
 
-    needs_time = True
     most_steps = None
     times: Tensor
     lengths: Tensor
@@ -93,6 +92,7 @@ class Spherical(Process):
         self.trains_on, self.switch, self.done = loss, switch, 0.0
         self.chain, self.stagger = chain, stagger
         self.turns, self.taught_in_turn = turns, taught_in_turn
+        self.needs_time = turns is None  # in turn a state is a start or a vertex, and shows which
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
         self.branches = len(starts) if self.kind == "bound" else 1

@@ -81,7 +81,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         self_conditioning   the probability with which training shows the network its own estimate; True: 0.5
         stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
         order         in which they do: random, drawn for each sequence, or left-to-right
-        path          of bounds and samples: together, or in-turn: one position at a time between others that stand
+        path          of bounds and samples: together, or in-turn: one position at a time between others that stand,
+                      which is the default of rdlm-heat unless positions are staggered
         taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn;
                       rising: none at the beginning, nearly all in the end
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
@@ -110,8 +111,9 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
         if transitions != "exact":
             laws = [moment_matched(law, d, published=transitions == "published") for law in laws]
-        # The paper's mixture paths and walks of a fixed number of steps are about moving together.
-        in_turn = given["path"] == "in-turn" and (path is not None or (mixing is None and timesteps is None))
+        # Mixture paths, fixed steps and staggered clocks are about moving together.
+        plain = mixing is None and timesteps is None and stagger == 0
+        in_turn = given["path"] == "in-turn" and (path is not None or plain)
         _check_turns(in_turn, taught_in_turn, loss, mixed=mixing is not None, timesteps=timesteps)
         together = codec.digits if isinstance(codec, DigitCodec) else 1
         kind = WideSpherical if projected else Spherical if base is None else SplitSpherical
@@ -139,7 +141,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
 
 
 rdlm = _builder(lambda d, total_noise: LogBridge(total_noise))
-rdlm_heat = _builder(HeatBridge.on)
+rdlm_heat = _builder(HeatBridge.on, "in-turn")
 
 
 def _network(
