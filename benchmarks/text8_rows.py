@@ -20,6 +20,9 @@ RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
 OTHER_RATE = "2e-3"
 """Of systems that were not tried with several."""
 
+TOGETHER = ["path=together"]
+"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere vary this."""
+
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
     "mdlm": ["mdlm"],
@@ -38,15 +41,18 @@ ROWS: dict[str, list[str]] = {
     "rdlm": ["rdlm"],
     "rdlm-heat": ["rdlm-heat"],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
-    "rdlm-heat, posterior head": ["rdlm-heat", "posterior_head=True"],
-    "rdlm-heat, states as input": ["rdlm-heat", "input=state"],
-    "rdlm-heat, start uniform": ["rdlm-heat", "start=uniform"],
-    "rdlm-heat, V = 0.01": ["rdlm-heat", "total_noise=0.01"],
-    "rdlm-heat, V = 0.1": ["rdlm-heat", "total_noise=0.1"],
-    "rdlm-heat, even clock": ["rdlm-heat", "clock=even"],
-    "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
-    "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
-    "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "rdlm-heat, together": ["rdlm-heat", *TOGETHER],
+    "rdlm-heat, half taught in turn": ["rdlm-heat", "path=in-turn", "taught_in_turn=0.5"],
+    "rdlm-heat, taught in turn more and more": ["rdlm-heat", "path=in-turn", "taught_in_turn=rising"],
+    "rdlm-heat, posterior head": ["rdlm-heat", *TOGETHER, "posterior_head=True"],
+    "rdlm-heat, states as input": ["rdlm-heat", *TOGETHER, "input=state"],
+    "rdlm-heat, start uniform": ["rdlm-heat", *TOGETHER, "start=uniform"],
+    "rdlm-heat, V = 0.01": ["rdlm-heat", *TOGETHER, "total_noise=0.01"],
+    "rdlm-heat, V = 0.1": ["rdlm-heat", *TOGETHER, "total_noise=0.1"],
+    "rdlm-heat, even clock": ["rdlm-heat", *TOGETHER, "clock=even"],
+    "rdlm-heat, geometric clock": ["rdlm-heat", *TOGETHER, "clock=geometric"],
+    "rdlm-heat, geometric clock in a window": ["rdlm-heat", *TOGETHER, "clock=geometric", "window=[0.2, 0.72]"],
+    "rdlm-heat, drift loss": ["rdlm-heat", *TOGETHER, "loss=drift"],
     "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
     "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
     "rdlm-heat, stagger 0.9": ["rdlm-heat", "stagger=0.9", "posterior_head=True"],

@@ -135,7 +135,7 @@ class WideSpherical(Spherical):
 
     def wanted(self, z: State, moving: Positions) -> Positions:
         if not self.training:
-            return moving
+            return super().wanted(z, moving)
         # The global generator is set by seed and step in training, so that all processes score the same positions.
         parity = int(torch.rand(()) < 0.5)
         self._scored = moving & ((torch.arange(moving.shape[1], device=moving.device) + parity) % 2 == 0)
