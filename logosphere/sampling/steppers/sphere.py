@@ -24,5 +24,5 @@ class Moved:
                 "This sampler moves on a sphere and needs rdlm or rdlm-heat; use the ancestral sampler here."
             )
         z = z.clone()
-        z[where] = process.moved(self.move, out, z[where], t[where], s[where], noise)
+        z[where] = process.moved(self.move, out, z[where], t[where], s[where], noise.at(where))
         return z
