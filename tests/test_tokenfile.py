@@ -50,11 +50,11 @@ def test_a_changed_file_is_noticed(prose: Path) -> None:
 
 
 def cut_tokens(folder: Path) -> None:
-    os.truncate(folder / "valid.tokens", 3)
+    os.truncate(folder / "valid-00000.tokens", 3)
 
 
 def remove_tokens(folder: Path) -> None:
-    (folder / "train.tokens").unlink()
+    (folder / "train-00000.tokens").unlink()
 
 
 def spoil_meta(folder: Path) -> None:
@@ -89,11 +89,11 @@ def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, own_cache: Path
 
 def test_verify_sees_a_single_changed_token(prose: Path) -> None:
     folder = open_corpus(str(prose)).folder
-    tokens = bytearray((folder / "train.tokens").read_bytes())
+    tokens = bytearray((folder / "train-00000.tokens").read_bytes())
     tokens[7] ^= 1
-    (folder / "train.tokens").write_bytes(tokens)
+    (folder / "train-00000.tokens").write_bytes(tokens)
     open_tokens(folder)
-    with pytest.raises(DamagedCache, match="train.tokens"):
+    with pytest.raises(DamagedCache, match="train-00000.tokens"):
         verify(folder)
 
 

@@ -198,7 +198,7 @@ def newest_or_box(parent: Path = Path("runs")) -> Path:
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:
     """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
-    base = f"{system}-{Path(data.removeprefix('hf:')).stem}"
+    base = f"{system}-{Path(data.removeprefix('stream:').removeprefix('hf:')).stem}"
     number, path = 1, parent / base
     while path.exists():
         number += 1

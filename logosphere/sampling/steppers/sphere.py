@@ -36,7 +36,7 @@ class Moved(Stepper):
         if not where.any():
             return z
         moved = z.clone()
-        moved[where] = path.moved(self.move, ask(z, t, where), z[where], t[where], s[where], noise)
+        moved[where] = path.moved(self.move, ask(z, t, where), z[where], t[where], s[where], noise.at(where))
         return moved
 
 
