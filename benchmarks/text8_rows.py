@@ -21,7 +21,7 @@ OTHER_RATE = "2e-3"
 """Of systems that were not tried with several."""
 
 TOGETHER = ["path=together"]
-"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere vary this."""
+"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere have it."""
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
