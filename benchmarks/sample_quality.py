@@ -49,19 +49,17 @@ def main() -> None:
     critic = judge(given.judge, given.minutes)
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     rows.setdefault("real text", verdict(critic, real_text(256)))
-    for run in given.runs:
-        model = RunFolder(run).model("ema")
-        for way, options in samplers(model).items():
-            if given.ways is not None and way not in given.ways:
+    models = {run.name: RunFolder(run).model("ema") for run in given.runs}
+    ways = [(name, way, options) for name, model in models.items() for way, options in samplers(model).items()]
+    for steps in STEPS:  # all ways with few steps first, so that a table can be read before the last is done
+        for name, way, options in ways:
+            key, model = f"{name} {way} {steps}", models[name]
+            if key in rows or (given.ways is not None and way not in given.ways):
                 continue
-            # In turn more steps than positions bring nothing.
-            for steps in (s for s in STEPS if way != "in turn" or s <= model.length):
-                name = f"{run.name} {way} {steps}"
-                if name not in rows:
-                    rng = torch.Generator().manual_seed(0)
-                    rows[name] = verdict(critic, ls.sample(model, n=given.samples, steps=steps, rng=rng, **options))
-                    given.out.write_text(json.dumps(rows))
-                    print(name, rows[name], file=sys.stderr, flush=True)
+            rng = torch.Generator().manual_seed(0)
+            rows[key] = verdict(critic, ls.sample(model, n=given.samples, steps=steps, rng=rng, **options))
+            given.out.write_text(json.dumps(rows))
+            print(key, rows[key], file=sys.stderr, flush=True)
     present("judge's bits per character", rows)
 
 

@@ -35,10 +35,9 @@ from logosphere.processes.turns import Turns
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
-Rising = Literal["rising"]
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
-MOST_IN_TURN = 0.95
-"""Where the share of what is taught in turn rises it stops here, so that the clock goes on measuring."""
+SETTING_OUT = 1 - 1e-6
+"""The time of a position that is on its way but still at its start; at 1 it waits for its turn."""
 
 
 class Start(NamedTuple):
@@ -57,7 +56,7 @@ class Spherical(Process):
 
     All positions move together, or staggered. With `turns` bounds are measured and samples drawn along another path, on
     which one position moves at a time (turns.py). Training shows states of the first path, and in the share
-    `taught_in_turn` of the sequences states of the second; "rising" is a share that grows from 0 to nearly 1.
+    `taught_in_turn` of the sequences states of the second.
     """
 
     most_steps = None
@@ -82,7 +81,7 @@ class Spherical(Process):
         chain: bool = False,
         stagger: Stagger | None = None,
         turns: Turns | None = None,
-        taught_in_turn: float | Rising = 0.0,
+        taught_in_turn: float = 0.0,
     ):
         super().__init__()
         self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
@@ -193,7 +192,7 @@ class Spherical(Process):
     def _times(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Times, Float[Tensor, "B M"]]:
         """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is done at t = 0.
 
-        Sequences that are taught in turn have no weight, and the others count for them.
+        Sequences that are taught in turn count as in their own bound, so that the mean of all is one too.
         """
         block = free.shape[1] // w.shape[1]
         if self.stagger is None:
@@ -204,12 +203,12 @@ class Spherical(Process):
             weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
-        share = min(self.done, MOST_IN_TURN) if self.taught_in_turn == "rising" else self.taught_in_turn
-        if self.training and share:
-            turned = noise.uniform(len(free))[:, None] < share
-            waiting, _ = (self.turns or Turns()).waiting(w, free, noise)
+        t = torch.where(weight > 0, t.clamp_max(SETTING_OUT), t)
+        if self.training and self.taught_in_turn:
+            turned = noise.uniform(len(free))[:, None] < self.taught_in_turn
+            waiting, counts = (self.turns or Turns()).waiting(w, free, noise)
             t = torch.where(turned, waiting.float(), t)
-            weight = torch.where(turned, 0.0, weight / (1 - share))
+            weight = torch.where(turned, counts.double(), weight)
         return t, weight.float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:
@@ -265,17 +264,16 @@ class Spherical(Process):
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The divergence of the walk around this time; at the last one also that of reading the token off.
 
-        In turn a position goes all its way at once, and the evidence cancels (turns.py).
+        A position that waits goes all its way at once when its turn comes, and the evidence cancels (turns.py).
         """
-        if self.in_turn:
-            return self.cross_entropy(out, u)
         node = self._node(t)
         target, cosine = u[..., : self.choices], z[..., : self.choices]
         excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, self._s(t))
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
         cross_entropy = self.cross_entropy(out, u)
-        return nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+        nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+        return torch.where(t == 1, cross_entropy, nats)
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).
@@ -284,7 +282,7 @@ class Spherical(Process):
         """
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
-            moving = weight > 0
+            moving = (weight > 0) & (t < 1)
             self.clock.observe(node[moving], nats[moving], cross_entropy[moving])
         if self.trains_on == "drift":
             return nats * weight

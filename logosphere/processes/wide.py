@@ -180,6 +180,7 @@ class WideSpherical(Spherical):
             cross_entropy = -own.clamp_min(1e-30).log()
             nats = apart * self.lengths[node] / (2 * self.bridge.total_noise)
             nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+            nats = torch.where(t == 1, cross_entropy, nats)
         return 2 * nats  # for the half that is not scored
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:

@@ -63,7 +63,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         stagger: float = 0.0,
         order: str = "random",
         path: str | None = None,
-        taught_in_turn: float | str = 0.0,
+        taught_in_turn: float | None = None,
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
@@ -84,7 +84,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         path          of bounds and samples: together, or in-turn: one position at a time between others that stand,
                       which is the default of rdlm-heat unless positions are staggered
         taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn;
-                      rising: none at the beginning, nearly all in the end
+                      by default half where the path is in turn
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
@@ -114,7 +114,10 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         # Mixture paths, fixed steps and staggered clocks are about moving together.
         plain = mixing is None and timesteps is None and stagger == 0
         in_turn = given["path"] == "in-turn" and (path is not None or plain)
-        _check_turns(in_turn, taught_in_turn, loss, mixed=mixing is not None, timesteps=timesteps)
+        plain_loss = loss == "cross-entropy" and switch is None
+        if taught_in_turn is None:
+            taught_in_turn = 0.5 if in_turn and plain_loss else 0.0
+        _check_turns(in_turn, taught_in_turn, plain_loss, mixed=mixing is not None, timesteps=timesteps)
         together = codec.digits if isinstance(codec, DigitCodec) else 1
         kind = WideSpherical if projected else Spherical if base is None else SplitSpherical
         process = kind(
@@ -128,7 +131,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             chain=timesteps is not None,
             stagger=_stagger(stagger, order, together, window, timesteps),
             turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
-            taught_in_turn=taught_in_turn,  # type: ignore[arg-type]
+            taught_in_turn=taught_in_turn,
         )
         denoiser: Denoiser | None = None
         if network is not None:
@@ -197,15 +200,13 @@ def _stagger(
     return Stagger(spread, order, together)  # type: ignore[arg-type]
 
 
-def _check_turns(in_turn: bool, taught: float | str, loss: str, *, mixed: bool, timesteps: int | None) -> None:
+def _check_turns(in_turn: bool, taught: float, plain_loss: bool, *, mixed: bool, timesteps: int | None) -> None:
     if in_turn and (mixed or timesteps is not None):
         raise UserError("path=in-turn has no fixed timesteps and no start that changes with time; use path=together.")
-    if not (taught == "rising" if isinstance(taught, str) else 0 <= taught < 1):
-        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, or 'rising', not {taught}.")
-    if taught and loss != "cross-entropy":
-        raise UserError(
-            "What is taught in turn is learnt by cross-entropy; use loss=cross-entropy or taught_in_turn=0."
-        )
+    if not 0 <= taught < 1:
+        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, not {taught}.")
+    if taught and not plain_loss:
+        raise UserError("What is taught in turn is learnt by cross-entropy; leave the loss at that, without a switch.")
 
 
 Path = Callable[[Tensor], Tensor]
