@@ -23,7 +23,9 @@ NETWORK = {"width": 64, "depth": 2, "heads": 2}
 PUBLISHED = {"posterior_head": False, "input": "state"}
 FLOWS: dict[str, dict[str, object]] = {
     "bfn": {"posterior_head": False},
+    "linear flow": PUBLISHED | {"geometry": "flat"},
     "fisher-flow": PUBLISHED,
+    "fisher-flow, optimal coupling": PUBLISHED | {"coupling": "optimal"},
     "dirichlet-flow": PUBLISHED | {"churn": 0},
     "ddsm": PUBLISHED,
 }
@@ -42,7 +44,8 @@ def divergence(tokens: torch.Tensor, laws: torch.Tensor) -> float:
 def trained(name: str, laws: torch.Tensor, seconds: float) -> ls.Model:
     rng = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
-    model = ls.build(name, vocab_size=laws.shape[1], length=LENGTH, **NETWORK, **FLOWS[name])
+    system = "fisher-flow" if name == "linear flow" else name.split(",")[0]
+    model = ls.build(system, vocab_size=laws.shape[1], length=LENGTH, **NETWORK, **FLOWS[name])
     batches = (torch.multinomial(laws, 128, replacement=True, generator=rng).T for _ in iter(int, 1))
     started = time.process_time()
     for _ in ls.fit(model, batches, steps=10**9, optim=ls.Optim(lr=2e-3, warmup=20)):

@@ -48,6 +48,12 @@ def even(batch: int, length: int, choices: int, noise: Noise) -> Shares:
     return (z / z.sum(-1, keepdim=True)).float()
 
 
+def onto(z: Shares) -> Shares:
+    """Shares that are not negative and add up to 1, from numbers that nearly do."""
+    z = z.clamp_min(0)
+    return z / z.sum(-1, keepdim=True)
+
+
 def squared_norm(weights: Shares, z: Shares) -> Float[Tensor, "..."]:
     """|Σ_k a_k (e_k - z)|² in the metric G⁻¹ of Fisher: Σ_k a_k² / z_k - (Σ_k a_k)²."""
     return ((weights.square() / z.clamp_min(TINY)).sum(-1) - weights.sum(-1).square()).clamp_min(0)

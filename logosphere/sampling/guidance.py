@@ -113,6 +113,10 @@ class Edits:
 
         return replace(self, classifier=asked)
 
+    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Edits":
+        """The same for some of the sequences."""
+        return replace(self, labels=self.labels[rows])
+
     def check(self, process: Process, n: int) -> None:
         """Refuse a process without edits, and labels that are not one for each sequence."""
         if not isinstance(process.codec, TokenCodec):
@@ -141,7 +145,7 @@ class Edited(Wrapper):
         return Edited(inner, self.edits)
 
     def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
-        return Edited(self.inner.rows(kept), replace(self.edits, labels=self.edits.labels[kept]))
+        return Edited(self.inner.rows(kept), self.edits.part(kept))
 
 
 @dataclass(frozen=True)

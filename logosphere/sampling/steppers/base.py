@@ -63,6 +63,16 @@ class Stepper(ABC):
         """The same stepper with other laws of its steps."""
         raise UserError("This sampler cannot be guided step by step; use the ancestral sampler.")
 
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""
+        return process.grid(steps)
+
+    def clocks(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, "S #B M"]:
+        """What the clock of each position shows when the common one shows `rows`."""
+        return process.clocks(rows, free, noise)
+
     def session(self) -> "Stepper":
         """A stepper for one walk, free to remember what it has seen; by default itself."""
         return self
