@@ -1,6 +1,7 @@
 """Guidance is Bayes' rule: with exact laws it draws what was asked for, and powers are powers of the step's law."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import logosphere as ls
 from logosphere import Condition, UserError
 from logosphere.data.languages import Oracle
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
 from logosphere.model import Model
 from logosphere.sampling.guidance import Against, Edits
 from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
@@ -250,3 +252,39 @@ def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
         sphere.process.log_step(torch.zeros(1, V), torch.zeros(1, V + 1), torch.ones(1), torch.zeros(1))
     with pytest.raises(UserError, match="step by step"):
         GreedyEnd(Ancestral()).tilted(guide)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm"])
+def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
+    """The label says which token is the frequent one; samples of both together follow it when guided, and only then."""
+    language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
+    model = System(name).model(language)
+    torch.manual_seed(1)
+    classifier = ls.NoisyClassifier(model.process.codec, 4, 2, Network(width=32, depth=1, heads=2))
+
+    def batches():
+        for seed in count():
+            labels = torch.randint(2, (64,), generator=generator(seed))
+            own = torch.rand(64, 4, generator=generator(seed + 10**6)) < 0.5
+            anything = torch.randint(4, (64, 4), generator=generator(seed + 2 * 10**6))
+            yield ls.Batch.of(torch.where(own, labels[:, None], anything), condition=Condition.of(labels=labels))
+
+    told = list(ls.train_classifier(classifier, model, batches(), steps=80, optim=ls.Optim(lr=5e-3, warmup=5)))
+    assert told[0].loss > 0.65 and sum(one.loss for one in told[-20:]) / 20 < 0.58
+    share = []
+    for strength in (0.0, 3.0):
+        guide = Edits(classifier, torch.ones(n).long(), strength)
+        drawn = ls.sample(model, n, 16, generator(5), Oracle(model, language), guide=guide)
+        share.append(float((drawn == 1).float().mean() - (drawn == 0).float().mean()))
+    assert abs(share[0]) < 0.06 and share[1] > 0.12
+
+
+def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
+    model = System("mdlm").model(BOTH)
+    with pytest.raises(UserError, match="at least 2 classes"):
+        ls.NoisyClassifier(model.process.codec, L, 1)
+    with pytest.raises(UserError, match="discrete diffusion"):
+        ls.NoisyClassifier(System("rdlm-heat").model(BOTH).process.codec, L, 2)
+    with pytest.raises(UserError, match="with labels"):
+        classifier = ls.NoisyClassifier(model.process.codec, L, 2, Network(width=8, depth=1, heads=1))
+        list(ls.train_classifier(classifier, model, [ls.Batch.of(torch.zeros(2, L).long())], steps=1))

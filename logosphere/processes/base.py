@@ -185,8 +185,8 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     )
 
 
-LARGEST = 10 << 20
-"""Logits made at a time, where they can be made in parts: 40 MiB of float32.
+LARGEST = 9 << 20
+"""Logits made at a time, where they can be made in parts: 36 MiB of float32.
 
 A few arrays of this size are alive at once, so small is good; but blocks of up to 32 MiB may be kept by glibc's malloc
 when they are freed (its largest mmap threshold), while larger ones are always given back.
