@@ -27,6 +27,7 @@ _LAZY = {
     "Optim": "logosphere.training.optim:Optim",
     "train_remasker": "logosphere.training.remasker:train_remasker",
     "with_remasker": "logosphere.recipes.remasking:with_remasker",
+    "ode_nelbo": "logosphere.continuity:ode_nelbo",
     "evaluate": "logosphere.evaluation.report:evaluate",
     "Report": "logosphere.evaluation.report:Report",
     "compare": "logosphere.evaluation.compare:compare",
