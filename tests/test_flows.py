@@ -275,7 +275,7 @@ def test_states_do_not_depend_on_how_a_batch_is_cut(system: System) -> None:
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_edges_and_corners_are_harmless(system: System) -> None:
     """Shares of exactly 0 and 1 at any time: finite posteriors, nats, steps and gradients."""
-    process = built(system)
+    process = built(system).eval()
     corner, edge = F.one_hot(torch.tensor([0]), V).float(), torch.tensor([[0.5, 0.5, 0.0, 0.0]])
     points = F.pad(torch.cat([corner, edge.sqrt() if process.codec.rooted else edge]), (0, process.path.width - V))
     for t in (1.0, 0.6, 0.1, 1e-3):
