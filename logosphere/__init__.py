@@ -22,6 +22,8 @@ _LAZY = {
     "sampler": "logosphere.sampling.samplers:sampler",
     "sample": "logosphere.sampling.walk:sample",
     "generate": "logosphere.sampling.walk:generate",
+    "Steered": "logosphere.denoisers.steered:Steered",
+    "SteeredState": "logosphere.denoisers.steered:SteeredState",
     "slide": "logosphere.sampling.sliding:slide",
     "fit": "logosphere.training.fit:fit",
     "Optim": "logosphere.training.optim:Optim",

@@ -46,6 +46,7 @@ LISTINGS = [
     Listing("threshold", "all tokens of more than 0.9 probability at once", MASKED, False),
     Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", MASKED, False),
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
+    Listing("bridge", "towards a drawn token along its bridge, all positions together", "the sphere", True),
     Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),

@@ -116,6 +116,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
     "self-correcting": _correcting,
+    "bridge": _always(Sampler(Moved(MOVES["bridge"]))),
     "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
     "matched": _always(Sampler(Moved(MOVES["matched"]))),
     "ddim": _always(Sampler(Directed(ddim))),
