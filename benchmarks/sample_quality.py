@@ -1,7 +1,7 @@
 """Quality of samples against the number of steps: what a judge thinks of them, and how varied they are.
 
     python benchmarks/sample_quality.py --judge runs/judge --minutes 5 --out quality.json runs/rdlm-heat runs/mdlm
-    python benchmarks/sample_quality.py --judge runs/judge --out quality.json --steps 4 16 64 --ways ddim runs/plaid
+    python benchmarks/sample_quality.py runs/plaid --judge runs/judge --out quality.json --steps 4 16 64 --ways ddim
 
 The judge and what it measures: judging.py.
 """
