@@ -1,6 +1,7 @@
 """Quality of samples against the number of steps: what a judge thinks of them, and how varied they are.
 
     python benchmarks/sample_quality.py --judge runs/judge --minutes 5 --out quality.json runs/rdlm-heat runs/mdlm
+    python benchmarks/sample_quality.py runs/plaid --judge runs/judge --out quality.json --steps 4 16 64 --ways ddim
 
 The judge and what it measures: judging.py.
 """
@@ -15,6 +16,7 @@ from harness import present
 from judging import judge, real_text, verdict
 
 import logosphere as ls
+from logosphere.processes.flow import Flow, Transport
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.moves import MOVES
 from logosphere.processes.spherical import Spherical
@@ -30,6 +32,10 @@ def samplers(model: ls.Model) -> dict[str, dict]:
     if isinstance(model.process, Gaussian):
         names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
+    if isinstance(model.process, Flow):
+        path: object = model.process.path
+        names = ["ancestral"] + (["heun"] if isinstance(path, Transport) and path.deterministic else [])
+        return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if not isinstance(model.process, Spherical):
         return {"ancestral": {"stepper": ancestral}}
     model.process.turns = model.process.turns or Turns()  # movers take all positions together all the same
@@ -44,6 +50,7 @@ def main() -> None:
     read.add_argument("--minutes", type=float, default=5.0, help="processor time to train it")
     read.add_argument("--ways", nargs="*", help="only these ways to sample")
     read.add_argument("--samples", type=int, default=32)
+    read.add_argument("--steps", type=int, nargs="+", default=STEPS)
     read.add_argument("--out", type=Path, required=True, help="where the rows are kept as they are made")
     given = read.parse_args()
     critic = judge(given.judge, given.minutes)
@@ -51,7 +58,7 @@ def main() -> None:
     rows.setdefault("real text", verdict(critic, real_text(256)))
     models = {run.name: RunFolder(run).model("ema") for run in given.runs}
     ways = [(name, way, options) for name, model in models.items() for way, options in samplers(model).items()]
-    for steps in STEPS:  # all ways with few steps first, so that a table can be read before the last is done
+    for steps in given.steps:  # all ways with few steps first, so that a table can be read before the last is done
         for name, way, options in ways:
             key, model = f"{name} {way} {steps}", models[name]
             if key in rows or (given.ways is not None and way not in given.ways):

@@ -175,7 +175,9 @@ class Flow(Process):
         if self.training and self.trains_on == "squared-error":
             along = self.path.squared_error(out, u, z, s)
         else:
-            along = self.path.nats(out, u, z, s, 1 / self.cells)
+            # Cross-entropy learns nothing from nats: they are only noted then, and need no gradient.
+            noted = self.training and self.trains_on == "cross-entropy"
+            along = self.path.nats(out.detach() if noted else out, u, z, s, 1 / self.cells)
         nats = torch.where(last, cross_entropy, along)
         if self.training:
             cell = torch.where(last, self.cells, (s * self.cells + 1e-4).long().clamp_max(self.cells - 1))

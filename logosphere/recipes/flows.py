@@ -15,6 +15,7 @@ from logosphere.processes.dirichlet import DirichletPath, clear_alpha
 from logosphere.processes.flow import Flow, Path
 from logosphere.processes.geodesic import GeodesicPath
 from logosphere.processes.linear import LinearPath
+from logosphere.processes.sticks import StickPath
 from logosphere.processes.wrightfisher import WrightFisherPath, clear_count
 
 CELLS, FEW = 128, 64
@@ -140,11 +141,16 @@ def dirichlet_flow(
     return _model(process, length, network, posterior_head, input)
 
 
+CONSTRUCTIONS: dict[str, type[WrightFisherPath] | type[StickPath]] = {"shares": WrightFisherPath, "sticks": StickPath}
+MOST_STICKS = 512
+
+
 def ddsm(
     vocab_size: int,
     length: int,
     network: Network | None,
     *,
+    construction: str = "shares",
     concentration: int | None = None,
     dilation: float | int = 1.0,
     posterior_head: bool = True,
@@ -152,14 +158,23 @@ def ddsm(
     loss: str = "cross-entropy",
     clock: str = "information",
 ) -> Model:
-    """Dirichlet diffusion of all shares at once; posterior_head=False, input=state, loss=bound is nearest to the paper.
+    """Dirichlet diffusion; construction=sticks, posterior_head=False, input=state, loss=bound is nearest to the paper.
 
-    concentration M: the data end is Dirichlet(1 + M e_x); by default chosen for the size of the vocabulary
+    construction  shares: all shares diffuse at once; sticks: each token takes its part of what earlier ones left
+    concentration M: the data end is Dirichlet(1 + M e_x), or its like; by default chosen for the size of the vocabulary
     dilation      the sampler diffuses so many times longer at each noise level, which favours likely sequences
     """
     _check(input=input, loss=loss, clock=clock)
     _positive(concentration=concentration, dilation=dilation)
-    path = WrightFisherPath(vocab_size, concentration or clear_count(vocab_size), dilation=float(dilation))
+    if construction not in CONSTRUCTIONS:
+        raise UserError(f"There is no construction '{construction}'.{nearest(construction, CONSTRUCTIONS)}")
+    if construction == "sticks" and vocab_size > MOST_STICKS:
+        raise UserError(
+            f"{vocab_size:,} tokens are too many sticks to break one after another (at most {MOST_STICKS}); "
+            "use construction=shares."
+        )
+    last = concentration or clear_count(vocab_size)
+    path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
     process = Flow(SimplexCodec(vocab_size), path, _clock(clock, CELLS), loss=loss)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input)
 
