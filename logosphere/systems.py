@@ -21,15 +21,13 @@ _BY_NAME = {card.name: card for card in CARDS}
 
 FRESH: Any = object()
 """Stands for 'a new network' in `build`, because None means 'no network'."""
+MOST = 1 << 24
+"""Tokens of a vocabulary, and positions; more is a slip of the pen or a damaged file."""
 
 
 def systems() -> list[str]:
     """The names of all systems."""
     return sorted(_BY_NAME)
-
-
-MOST = 1 << 24
-"""Tokens of a vocabulary, and positions; more is a slip of the pen or a damaged file."""
 
 
 def system(name: str) -> Card:

@@ -25,7 +25,7 @@ from typing import Any
 import logosphere
 
 PACKAGE = str(Path(logosphere.__file__).parent)
-PATIENCE = 60
+PATIENCE = 20
 """Seconds after which a case hangs: processor time, for machines are shared."""
 LARGEST = 1 << 16
 """Bytes of an input."""

@@ -38,9 +38,7 @@ class Network:
         if min(self.width, self.depth, self.heads) < 1:
             raise UserError("The width, depth and number of heads of a network must be at least 1.")
         if self.width > WIDEST or self.depth > DEEPEST or max(self.labels, self.source, self.source_length) > LARGEST:
-            raise UserError(
-                f"A network has at most {WIDEST:,} features, {DEEPEST:,} blocks and {LARGEST:,} labels or source tokens."
-            )
+            raise UserError(f"A network has at most {WIDEST:,} features, {DEEPEST:,} blocks and {LARGEST:,} labels.")
         if self.width % (2 * self.heads):
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
