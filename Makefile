@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 BIN    := $(VENV)/bin
 PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fast lint types laws test-browser bench clean
+.PHONY: demo test fast lint types laws docs test-browser bench clean
 
 demo: $(VENV)/demo.stamp  ## train a small model for two minutes, print its bound, watch it write
 	$(BIN)/logosphere train demo
@@ -26,6 +26,9 @@ laws: $(VENV)/dev.stamp
 
 fast: $(VENV)/dev.stamp  ## the suite without its slow part
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow"
+
+docs: $(VENV)/docs.stamp  ## the documentation site, in site/
+	PYTHONPATH=docs $(BIN)/zensical build --strict --config-file mkdocs.yml
 
 test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium and chromium-driver); skipped without it
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/browser
@@ -48,5 +51,9 @@ $(VENV)/browser.stamp: $(VENV)/dev.stamp
 	$(PIP) "selenium>=4.20"
 	touch $@
 
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(PYTHON)
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

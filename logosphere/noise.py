@@ -28,9 +28,14 @@ def _scramble(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
 
     torch shifts int64 arithmetically, hence the masks that make the shifts logical.
     """
-    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+    bits = _folded(bits, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    bits = _folded(bits, 27).mul_(_signed(0x94D049BB133111EB))
+    return _folded(bits, 31)
+
+
+def _folded(bits: Int64[Tensor, "..."], places: int) -> Int64[Tensor, "..."]:
+    """bits ^ (bits >>> places), in one new tensor: large draws spend their time on memory."""
+    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1).bitwise_xor_(bits)
 
 
 def scrambled(words: Int64[Tensor, "..."], key: int) -> Int64[Tensor, "..."]:
@@ -61,7 +66,8 @@ class Noise(ABC):
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Independent standard normal numbers, float32."""
-        return torch.special.ndtri(self.uniform(*shape)).float()
+        u = self.uniform(*shape)
+        return torch.special.ndtri(u, out=u).float()
 
     def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
         """Keys for `normal_rows`."""
@@ -71,7 +77,8 @@ class Noise(ABC):
 def normal_rows(keys: Int64[Tensor, "N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, always the same: for rows too long to be drawn with all others."""
     counter = torch.arange(1, count + 1, device=keys.device)
-    return torch.special.ndtri(_unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))).float()
+    u = _unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))
+    return torch.special.ndtri(u, out=u).float()
 
 
 class Drawn(Noise):
@@ -144,7 +151,7 @@ class _Packed(Noise):
 
 def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The upper 52 bits as a number in (0, 1); with 53 the largest would round to 1."""
-    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+    return (bits >> 12).bitwise_and_((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
 
 
 def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clocks"]) -> Float[Tensor, "B draws clocks"]:

@@ -1,7 +1,9 @@
 """Trajectories: one record of a walk, and everything that is shown is made from it."""
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +15,7 @@ from logosphere.cli.condensing import Condensing, check_suffix, save
 from logosphere.data.tokenizers import text8
 from logosphere.reports.condensing import condensing
 from logosphere.reports.film import film_of
+from logosphere.reports.gif import gif
 from logosphere.sampling.trajectory import Recorder, Trajectory, seen_from_above
 
 KNOWN = torch.arange(12) < 3
@@ -100,7 +103,24 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "film.json").read_text())["texts"] == texts
     assert condensing(film_of(trajectory, text8().symbol), sample=1) != (tmp_path / "new" / "film.svg").read_text()
     with pytest.raises(ls.UserError, match="none of them"):
-        check_suffix(Path("film.gif"))
+        check_suffix(Path("film.mov"))
+
+
+def test_a_gif_has_a_frame_for_each_moment_and_ends_as_the_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    trajectory, _ = recorded("mdlm")
+    film = film_of(trajectory, text8().symbol)
+    made = gif(film)
+    with image.open(io.BytesIO(made)) as opened:
+        assert opened.format == "GIF" and opened.n_frames == len(film.frames) and opened.info["loop"] == 0
+        ends = []
+        for number in (0, opened.n_frames - 1):
+            opened.seek(number)
+            ends.append(opened.convert("RGB").tobytes())
+    assert ends[0] != ends[1] and gif(film, sample=1) != made and gif(film) == made
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ls.UserError, match="extra 'plot'"):
+        gif(film)
 
 
 def condensed(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Text while it condenses: on the terminal, and saved as a page, a drawing or plain numbers."""
+"""Text while it condenses: on the terminal, and saved as a page, a drawing, a GIF or plain numbers."""
 
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     from logosphere.sampling.trajectory import Moment, Trajectory
 
 FRAMES_PER_SECOND = 30
-SUFFIXES = (".html", ".svg", ".json")
+SUFFIXES = (".html", ".svg", ".gif", ".json")
 DOUBT = ((3, "magenta"), (6, "blue"), (9, "cyan"))
 """Tenths of probability below which a token has a colour; what is surer is plain."""
 
 
 def check_suffix(path: Path) -> None:
+    """Refuse what cannot be written before a long text is."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"A film is saved as one of {', '.join(SUFFIXES)}, and {path.name} is none of them.")
+    if path.suffix == ".gif" and find_spec("PIL") is None:
+        raise UserError("GIFs need the extra 'plot': pip install 'logosphere[plot]'")
 
 
 def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: list[str], about: str) -> None:
@@ -31,18 +35,22 @@ def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: li
     from logosphere.atomic import write_whole
     from logosphere.reports.condensing import condensing
     from logosphere.reports.film import film_of
+    from logosphere.reports.gif import gif
     from logosphere.reports.player import Showing, player_page
 
     film = film_of(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":
-            content = player_page("Text condensing out of noise", about, [Showing(about, film, texts)])
+            content = player_page("Text condensing out of noise", about, [Showing(about, film, texts)]).encode()
         case ".svg":
-            content = condensing(film)
+            content = condensing(film).encode()
+        case ".gif":
+            content = gif(film)
         case _:
-            content = json.dumps({"about": about, "texts": texts, **trajectory.as_dict()}, ensure_ascii=False) + "\n"
+            told = {"about": about, "texts": texts, **trajectory.as_dict()}
+            content = (json.dumps(told, ensure_ascii=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content.encode())
+    write_whole(path, content)
 
 
 class Condensing:

@@ -44,7 +44,7 @@ class Arguments:
     guidance: float = 1.0
     """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
     save: Path | None = None
-    """Also save how the text condenses: a page that plays it (.html), a drawing (.svg) or plain numbers (.json)."""
+    """Also save how the text condenses: a page that plays it (.html), a drawing (.svg), a .gif, or numbers (.json)."""
     image: Path | None = None
     """Also write the samples as a picture (.png), where they are images."""
     watch: bool = False

@@ -15,7 +15,7 @@ def condensing(film: Film, sample: int = 0) -> str:
         changes = frame[sample]
         for place, symbol in zip(changes[::2], changes[1::2], strict=True):
             born[place], symbols[place] = moment, symbol
-    cells = _laid([film.symbols[symbol] if symbol >= 0 else " " for symbol in symbols])
+    cells = laid([film.symbols[symbol] if symbol >= 0 else " " for symbol in symbols])
     width = COLUMNS * WIDTH + 2 * MARGIN
     height = (cells[-1][1] + 1) * HEIGHT + 2 * MARGIN
     lines = [
@@ -32,7 +32,7 @@ def condensing(film: Film, sample: int = 0) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _laid(symbols: list[str]) -> list[tuple[int, int, str]]:
+def laid(symbols: list[str]) -> list[tuple[int, int, str]]:
     """(column, row, symbol): symbols one after another, on a new line where one would not fit."""
     column, row = 0, 0
     cells = list[tuple[int, int, str]]()

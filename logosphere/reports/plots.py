@@ -63,8 +63,12 @@ def plot(
     level: tuple[float, str] | None = None,
     bounds_x: tuple[float, float] | None = None,
     floor: float | None = None,
+    named: bool = False,
 ) -> str:
-    """Lines and points over two axes; nothing if there are none. `level` is a horizontal line with a name."""
+    """Lines and points over two axes; nothing if there are none. `level` is a horizontal line with a name.
+
+    A page has one legend for all of its plots; a plot that stands alone is `named` and has its own.
+    """
     series = [one for one in (_drawable(one, log_x) for one in series) if one.dots]
     if not series:
         return ""
@@ -78,7 +82,20 @@ def plot(
         at = up(level[0])
         body += [line("level", LEFT, at, WIDTH - RIGHT, at), words("note", WIDTH - RIGHT - 4, at - 5, level[1], "end")]
     body += [_drawn(one, across, up) for one in series]
+    if named:
+        body += _legend(series, across, up)
     return paper(WIDTH, HEIGHT, title, body)
+
+
+def _legend(series: Sequence[Series], across: Axis, up: Axis) -> list[str]:
+    """Marker and name of each entry, one below the other at the right: above, or below where lines end high."""
+    edge, parts = WIDTH - RIGHT - 12, list[str]()
+    ends = [up(dot.y) for one in series for dot in one.dots if across(dot.x) > 0.7 * WIDTH]
+    first = HEIGHT - BOTTOM - 18 * len(series) if ends and min(ends) < TOP + 18 * len(series) + 12 else TOP + 12
+    for row, one in enumerate(series):
+        y = first + 18 * row
+        parts += [group(one.entry, [marker(one.entry, edge, y - 4)]), words("name", edge - 12, y, one.name, "end")]
+    return parts
 
 
 def _drawable(series: Series, log_x: bool) -> Series:

@@ -91,9 +91,9 @@ class RunFolder:
     def state(self) -> Path:
         return self.path / "state"
 
-    def model(self, weights: str = "ema") -> Model:
+    def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
-        return load_weights(self.path, self.weights_file(weights))
+        return load_weights(self.path, self.weights_file(weights), options)
 
     def weights_file(self, weights: str = "ema") -> Path:
         """Where such weights lie."""

@@ -6,6 +6,7 @@ z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a plan;   x = decode
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -62,9 +63,9 @@ def walk(
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
-    rows = process.clocks(codec.spread(plan.times.to(free.device)), free, noise)
     stepper = as_stepper(stepper)
     stepper.check(process)
+    rows = stepper.clocks(process, codec.spread(plan.times.to(free.device)), free, noise)
     sure = (~free).float() if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         now = noise.during(step)
@@ -151,7 +152,12 @@ def generate(
     if condition is not None:
         condition = condition.each(lambda field: field[team.share(n)])
     tally = Tally()
-    plan = model_plan(model, move.steps(model.length, steps), grid or sampler.grid, sampler.blocks)
+    plan = model_plan(
+        model,
+        move.steps(model.length, steps),
+        grid or sampler.grid or partial(move.grid, model.process),
+        sampler.blocks,
+    )
     was_training = model.training, network.training
     started = time.perf_counter()
     try:

@@ -95,7 +95,7 @@ class Directed(Stepper):
 
 
 @dataclass(frozen=True)
-class Flow(Stepper):
+class Heun(Stepper):
     """Heun's method: the mean of x̂ at both ends of a step; two looks at the network for each but the last."""
 
     def check(self, process: Process) -> None:

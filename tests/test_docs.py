@@ -1,0 +1,195 @@
+"""What the documents show is true: their Python runs, the command line reads their commands, their links lead on.
+
+Every `python` block of every page is executed, the blocks of a page one after another. Of every `bash` block each
+`logosphere` command is read by the parser of that command; those of the tutorial are executed, with small settings.
+"""
+
+import ast
+import json
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from logosphere.cli import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of every command of this package that a page shows."""
+    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("logosphere ")]
+
+
+# ---- Python --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
+def test_python_blocks_run(page: Path, elsewhere: Path) -> None:
+    namespace: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, named(page), "exec"), namespace)
+    if page.name == "new-process.md":
+        bound, language, tokens = namespace["bound"], namespace["language"], namespace["tokens"]
+        gap = bound.total + language.log_prob(tokens)
+        assert abs(float(gap.mean())) < 3 * float(gap.std()) / len(gap) ** 0.5
+        assert torch.isfinite(gap).all()
+
+
+# ---- commands ------------------------------------------------------------------------------------------------
+
+
+class Parsed(Exception):
+    """The command line has understood."""
+
+
+def test_the_parser_of_each_command_reads_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    for page in PAGES:
+        for command, *words in commands(page):
+            if command == "--help":
+                continue
+            assert command in COMMANDS, f"{named(page)}: {command}"
+            module = import_module(f"logosphere.cli.{command}")
+            parse = module.parse
+
+            def parsed(*given: object, parse=parse, **more: object) -> None:
+                parse(*given, **more)
+                raise Parsed
+
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "parse", parsed)
+                with pytest.raises(Parsed):
+                    module.run(words)
+            read += 1
+    assert read > 30
+
+
+SMALL = {
+    "train": "--steps 2 --length 64 --batch 4 --network.width 16 --network.depth 1 --network.heads 2 "
+    "--validations 1 --validation-sequences 4",
+    "evaluate": "--sequences 4 --draws 1",
+    "sample": "--steps 3 -n 1",
+    "compare": "--steps 2 --samples.samples 2 --samples.sampling-steps 2 --samples.temperatures --measure.sequences 4 "
+    "--measure.draws 1",
+}
+
+
+def test_the_tutorial_runs(elsewhere: Path) -> None:
+    shown = commands(ROOT / "docs" / "tutorial.md")
+    assert {words[0] for words in shown} >= {"train", "evaluate", "sample", "show", "compare", "studio"}
+    for words in shown:
+        if words[0] not in ("compare", "studio"):  # tests/test_comparison.py and tests/test_studio.py run these
+            assert main([*words, *shlex.split(SMALL.get(words[0], ""))]) == 0, words
+    assert (elsewhere / "film.html").exists()
+
+
+# ---- links ---------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of places on a page: its headings, and the modules that an API page shows with all that is in them."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def is_shown(page: Path, name: str) -> bool:
+    """Does an API page show this module or object? It must exist and be public."""
+    shown = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if not any(name == one or name.startswith(f"{one}.") for one in shown) or "._" in name:
+        return False
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return bool(found.__doc__)
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{named(page)} links to {target}"
+        if anchor.startswith("logosphere."):
+            assert is_shown(found, anchor), f"{named(page)} links to {target}"
+        elif anchor:
+            assert anchor in anchors(found), f"{named(page)} links to {target}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f" {page.relative_to(ROOT / 'docs')}\n" in contents, page.name
+
+
+def test_every_module_is_in_the_reference() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = set(re.findall(r"^::: logosphere\.(\S+)$", pages, flags=re.MULTILINE))
+    there = [
+        path for path in (ROOT / "logosphere").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    ]
+    assert shown == {path.stem for path in there if not path.stem.startswith("__")}
+
+
+# ---- notebooks -----------------------------------------------------------------------------------------------
+
+
+def shown_by(cell: str, namespace: dict[str, object]) -> object:
+    """Run a cell as a notebook does: what its last expression gives is shown."""
+    tree = ast.parse(cell)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), namespace)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), namespace) if isinstance(last, ast.Expr) else None
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)
+def test_notebooks_run_and_draw(notebook: Path, elsewhere: Path) -> None:
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4 and content["metadata"]["language_info"]["name"] == "python"
+    namespace: dict[str, object] = {}
+    drawings = 0
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None  # committed without outputs
+            shown = shown_by("".join(cell["source"]), namespace)
+            if shown is not None:
+                drawing = ElementTree.fromstring(shown._repr_svg_())
+                assert len(list(drawing.iter())) > 20
+                drawings += 1
+    assert drawings >= 4
+
+
+def test_there_are_two_notebooks() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["compare", "sphere"]
