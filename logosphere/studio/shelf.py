@@ -21,6 +21,8 @@ from logosphere.weights import WEIGHTS
 
 MOST_POINTS = 400
 """Points of a training curve that are sent."""
+MOST_LETTERS = 64
+"""Tokens that fit around the picture of the sphere."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,14 @@ class Book:
     def described(self) -> dict[str, Any]:
         """What the page shows in its list; the model is not opened for it."""
         spec, losses = self.folder.content["model"], [line for line in self.folder.metrics() if "val/bpc" in line]
-        last = losses[-1] if losses else {}
+        last, size = losses[-1] if losses else {}, spec["vocab_size"]
         return {
             "name": self.name,
             "system": spec["system"],
             "length": spec["length"],
-            "vocabulary": spec["vocab_size"],
+            "vocabulary": size,
             "tokenizer": self.tokenizer.fingerprint,
+            "alphabet": [self.tokenizer.symbol(token) for token in range(size)] if size <= MOST_LETTERS else [],
             "bits": last.get("val/bpc"),
             "kind": last.get("val/kind"),
         }

@@ -31,7 +31,7 @@ function faint() {
   const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
   const found = new Set();
   for (const element of seen("h1, p, label, button, input, select, output, summary, li, .token, .curves text")) {
-    const words = (element.value ?? element.textContent).trim();
+    const words = (element.matches("input, select") ? element.value : element.textContent).trim();
     if (!words || element.matches(":disabled, .hidden, input[type=range]")) continue;
     const under = [];
     for (let at = element; at; at = at.parentElement) under.unshift(getComputedStyle(at).backgroundColor);

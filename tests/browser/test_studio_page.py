@@ -192,7 +192,7 @@ def looks(chrome: "webdriver.Chrome", what: str) -> object:
 def test_the_page_is_readable(browser: "webdriver.Chrome", theme: str, width: int, height: int) -> None:
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
     )
     browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
     if width > 1000:

@@ -111,7 +111,7 @@ export class Pane {
       const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k];
       moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i]));
     });
-    disc(this.canvas, this.moments, at, 0);
+    disc(this.canvas, this.moments, at, 0, this.about.alphabet);
   }
 
   mark(place, token, i, fresh, sure) {

@@ -53,17 +53,23 @@ export function overTime(place, slices, done) {
 }
 
 // States on the sphere: the mask in the middle, the tokens around the rim, each state drawn with the path it has come.
-export function disc(canvas, moments, at, text) {
+export function disc(canvas, moments, at, text, alphabet) {
   const places = moments[at]?.places;
   canvas.hidden = !places;
   if (!places) return;
   const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
-  const size = canvas.width, scale = 0.46 * size, middle = size / 2;
+  const size = canvas.width, scale = 0.43 * size, middle = size / 2;
   const colour = name => style.getPropertyValue(name).trim();
   pen.clearRect(0, 0, size, size);
   pen.lineWidth = 2;
   pen.strokeStyle = colour("--line");
   pen.beginPath(); pen.arc(middle, middle, scale, 0, 2 * Math.PI); pen.stroke();
+  pen.fillStyle = colour("--soft");
+  pen.font = "22px ui-monospace, Menlo, Consolas, monospace"; pen.textAlign = "center"; pen.textBaseline = "middle";
+  alphabet.forEach((symbol, k) => {
+    const angle = 2 * Math.PI * k / alphabet.length, out = scale + 20;
+    pen.fillText(symbol === " " ? "␣" : symbol, middle + out * Math.cos(angle), middle + out * Math.sin(angle));
+  });
   places[text].forEach(([px, py], i) => {
     pen.strokeStyle = pen.fillStyle = colour(`--s${i % 7}`);
     pen.globalAlpha = 0.3;

@@ -19,7 +19,7 @@ const studio = {
   locked() {
     const count = Math.max(0, ...[...this.held.values()].map(locks => locks.size));
     $("free").hidden = count === 0;
-    if (count) this.say(`${count} ${count === 1 ? "position is" : "positions are"} held. Write again to write the rest around them.`);
+    if (count) this.say(`${count === 1 ? "1 position is" : `${count} positions are`} held. Write again to write the rest around ${count === 1 ? "it" : "them"}.`);
     this.show();
   },
 
