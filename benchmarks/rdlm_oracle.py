@@ -47,7 +47,8 @@ def sharp(length: int) -> Markov:
 
 def calibrated(name: str, language: Language, **options: object) -> Model:
     """A model without a network whose clock has looked at the language in several passes."""
-    model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
+    size = {"vocab_size": language.vocab_size, "length": language.length}
+    model = ls.build(name, denoiser=None, path="together", **size, **options)
     model.process.train()
     rng = generator(1)
     for _ in range(4):

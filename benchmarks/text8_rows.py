@@ -17,8 +17,12 @@ CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm
 RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
 """Learning rates by system, the best of those tried (docs/LOG.md)."""
 
+RATE = "optim.lr="
 OTHER_RATE = "2e-3"
 """Of systems that were not tried with several."""
+
+TOGETHER = ["path=together"]
+"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere have it."""
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
@@ -38,15 +42,21 @@ ROWS: dict[str, list[str]] = {
     "rdlm": ["rdlm"],
     "rdlm-heat": ["rdlm-heat"],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
-    "rdlm-heat, posterior head": ["rdlm-heat", "posterior_head=True"],
-    "rdlm-heat, states as input": ["rdlm-heat", "input=state"],
-    "rdlm-heat, start uniform": ["rdlm-heat", "start=uniform"],
-    "rdlm-heat, V = 0.01": ["rdlm-heat", "total_noise=0.01"],
-    "rdlm-heat, V = 0.1": ["rdlm-heat", "total_noise=0.1"],
-    "rdlm-heat, even clock": ["rdlm-heat", "clock=even"],
-    "rdlm-heat, geometric clock": ["rdlm-heat", "clock=geometric"],
-    "rdlm-heat, geometric clock in a window": ["rdlm-heat", "clock=geometric", "window=[0.2, 0.72]"],
-    "rdlm-heat, drift loss": ["rdlm-heat", "loss=drift"],
+    "rdlm-heat, together": ["rdlm-heat", *TOGETHER],
+    "rdlm-heat, not taught in turn": ["rdlm-heat", "taught_in_turn=0"],
+    "rdlm-heat, taught in turn alone": ["rdlm-heat", "taught_in_turn=0.99"],
+    "rdlm-heat, a quarter taught in turn": ["rdlm-heat", "taught_in_turn=0.25"],
+    "rdlm-heat, in turn, learning rate 4e-3": ["rdlm-heat", "optim.lr=4e-3"],
+    "rdlm, in turn": ["rdlm", "path=in-turn"],
+    "rdlm-heat, posterior head": ["rdlm-heat", *TOGETHER, "posterior_head=True"],
+    "rdlm-heat, states as input": ["rdlm-heat", *TOGETHER, "input=state"],
+    "rdlm-heat, start uniform": ["rdlm-heat", *TOGETHER, "start=uniform"],
+    "rdlm-heat, V = 0.01": ["rdlm-heat", *TOGETHER, "total_noise=0.01"],
+    "rdlm-heat, V = 0.1": ["rdlm-heat", *TOGETHER, "total_noise=0.1"],
+    "rdlm-heat, even clock": ["rdlm-heat", *TOGETHER, "clock=even"],
+    "rdlm-heat, geometric clock": ["rdlm-heat", *TOGETHER, "clock=geometric"],
+    "rdlm-heat, geometric clock in a window": ["rdlm-heat", *TOGETHER, "clock=geometric", "window=[0.2, 0.72]"],
+    "rdlm-heat, drift loss": ["rdlm-heat", *TOGETHER, "loss=drift"],
     "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
     "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
     "rdlm-heat, stagger 0.9": ["rdlm-heat", "stagger=0.9", "posterior_head=True"],
@@ -112,8 +122,10 @@ def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
     path = folder / "test.json"
     if not path.exists():
         system, *options = ROWS[name]
-        choices = ["--options", *options] if options else []
-        rate = ["--optim.lr", RATES.get(system, OTHER_RATE)]
+        rates = [option.removeprefix(RATE) for option in options if option.startswith(RATE)]
+        choices = [option for option in options if not option.startswith(RATE)]
+        choices = ["--options", *choices] if choices else []
+        rate = ["--optim.lr", *(rates or [RATES.get(system, OTHER_RATE)])]
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
              "--cpu-minutes", str(minutes), "--validations", "3", "--out", str(folder))  # fmt: skip
         printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(sequences), "--json")

@@ -1,6 +1,7 @@
 """Models from disk: folders that Model.save or a training run has written."""
 
 from pathlib import Path
+from typing import Any
 
 from logosphere.box import located
 from logosphere.errors import UserError
@@ -9,26 +10,30 @@ from logosphere.systems import build
 from logosphere.weights import AVERAGED, RECIPE, REMASKER, WEIGHTS, fill, read_recipe, read_tensors
 
 
-def load(path: str | Path) -> Model:
-    """The model in a folder, with averaged weights where there are any; box:NAME is one that came with the package."""
+def load(path: str | Path, options: dict[str, Any] | None = None) -> Model:
+    """The model in a folder, with averaged weights where there are any; box:NAME is one that came with the package.
+
+    With `options` it is built with other options of its system than it was trained with, where its weights allow it:
+    {"path": "together"}.
+    """
     folder = located(path)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     averaged = folder / AVERAGED
-    return load_weights(folder, averaged if averaged.exists() else folder / WEIGHTS)
+    return load_weights(folder, averaged if averaged.exists() else folder / WEIGHTS, options)
 
 
-def load_weights(folder: Path, weights: Path) -> Model:
+def load_weights(folder: Path, weights: Path, options: dict[str, Any] | None = None) -> Model:
     """The model in a folder, with the weights of this file."""
-    model = rebuild(folder)
+    model = rebuild(folder, options)
     fill(model, read_tensors(weights), weights)
     if model.remasker is not None and (folder / REMASKER).exists():
         fill(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
 
 
-def rebuild(folder: Path) -> Model:
-    """The model of a folder, freshly built."""
+def rebuild(folder: Path, options: dict[str, Any] | None = None) -> Model:
+    """The model of a folder, freshly built, with other options where they are given."""
     place, content = folder / RECIPE, read_recipe(folder / RECIPE).get("model")
     try:
         spec = Spec(**content) if isinstance(content, dict) else None
@@ -37,7 +42,7 @@ def rebuild(folder: Path) -> Model:
     if spec is None or not _sound(spec):
         raise UserError(f"{place} does not say which model it belongs to; restore it from a copy.")
     try:
-        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **spec.options)
+        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **(spec.options | (options or {})))
     except (TypeError, ValueError) as problem:
         raise UserError(f"{place} describes no model that can be built ({problem}); restore it from a copy.") from None
 

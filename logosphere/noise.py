@@ -1,8 +1,8 @@
 """Where randomness comes from.
 
 Processes ask a `Noise` for uniform and normal numbers and for stratified quantiles of time. There are two sources:
-`Drawn` reads a torch.Generator (sampling, exploration); `Keyed` computes every number from (seed, step, sample,
-request, position) with a hash, so that training and evaluation see the same noise on one process or many, on every
+`Drawn` reads a torch.Generator (exploration); `Keyed` computes every number from (seed, step, sample, request,
+position) with a hash, so that training, evaluation and sampling see the same noise on one process or many, on every
 device, before and after a resume.
 """
 
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float, Int64
+from logosphere.shapes import Bool, Float, Int64
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -28,9 +28,14 @@ def _scramble(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
 
     torch shifts int64 arithmetically, hence the masks that make the shifts logical.
     """
-    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+    bits = _folded(bits, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    bits = _folded(bits, 27).mul_(_signed(0x94D049BB133111EB))
+    return _folded(bits, 31)
+
+
+def _folded(bits: Int64[Tensor, "..."], places: int) -> Int64[Tensor, "..."]:
+    """bits ^ (bits >>> places), in one new tensor: large draws spend their time on memory."""
+    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1).bitwise_xor_(bits)
 
 
 def scrambled(words: Int64[Tensor, "..."], key: int) -> Int64[Tensor, "..."]:
@@ -51,9 +56,18 @@ class Noise(ABC):
     def quantiles(self, draws: int, clocks: int) -> Float[Tensor, "B draws clocks"]:
         """Numbers uniform on (0, 1); those of one clock are spread evenly over the draws and the whole batch."""
 
+    def at(self, where: Bool[Tensor, "..."]) -> "Noise":
+        """Noise for these positions alone: they are packed, and the first axis of every shape is theirs."""
+        return self
+
+    def during(self, step: int) -> "Noise":
+        """The noise of a step of a walk, whatever was asked for in the steps before."""
+        return self
+
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Independent standard normal numbers, float32."""
-        return torch.special.ndtri(self.uniform(*shape)).float()
+        u = self.uniform(*shape)
+        return torch.special.ndtri(u, out=u).float()
 
     def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
         """Keys for `normal_rows`."""
@@ -63,7 +77,8 @@ class Noise(ABC):
 def normal_rows(keys: Int64[Tensor, "N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, always the same: for rows too long to be drawn with all others."""
     counter = torch.arange(1, count + 1, device=keys.device)
-    return torch.special.ndtri(_unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))).float()
+    u = _unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))
+    return torch.special.ndtri(u, out=u).float()
 
 
 class Drawn(Noise):
@@ -85,11 +100,20 @@ class Keyed(Noise):
     """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same answer."""
 
     def __init__(self, seed: int, step: int, ids: Int64[Tensor, "B"], place: Int64[Tensor, "B"], total: int):
-        self.place, self.total, self.device = place, total, ids.device
+        self.seed, self.ids, self.place, self.total, self.device = seed, ids, place, total, ids.device
         whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
         self.shared = _scramble(_scramble(whole) + _signed(step * GOLDEN + 2))
         self.keys = _scramble(_scramble(self.shared + 3) ^ _scramble(ids * _signed(GOLDEN) + 4))
         self.requests = 0
+        self.packed = torch.zeros_like(ids)
+        """Requests for packed positions of each sequence: those of its batch do not count."""
+
+    def at(self, where: Tensor) -> Noise:
+        rows, places = where.nonzero(as_tuple=True)
+        return _Packed(self, rows, places)
+
+    def during(self, step: int) -> Noise:
+        return Keyed(self.seed, step, self.ids, self.place, self.total)
 
     def _bits(self, keys: Tensor, shape: tuple[int, ...]) -> Tensor:
         self.requests += 1
@@ -105,9 +129,29 @@ class Keyed(Noise):
         return _lattice(self.place, self.total, draws, shifts)
 
 
+class _Packed(Noise):
+    """Keyed noise of some positions: a function of the sequence, the place in it and what was asked about it before."""
+
+    def __init__(self, whole: Keyed, rows: Int64[Tensor, "N"], places: Int64[Tensor, "N"]):
+        self.whole, self.rows, self.places, self.device = whole, rows, places, whole.device
+
+    def at(self, where: Tensor) -> Noise:
+        return _Packed(self.whole, self.rows[where], self.places[where])
+
+    def uniform(self, *shape: int) -> Tensor:
+        rows, whole = self.rows, self.whole
+        whole.packed = whole.packed + torch.zeros_like(whole.packed).index_fill(0, rows, 1)
+        position = _scramble((whole.packed[rows] << 40) + self.places * _signed(GOLDEN) + 6)
+        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=rows.device)
+        return _unit(_scramble((whole.keys[rows] ^ position)[:, None] + counter * _signed(GOLDEN)).view(shape))
+
+    def quantiles(self, draws: int, clocks: int) -> Tensor:
+        raise NotImplementedError("quantiles of time belong to whole sequences")
+
+
 def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The upper 52 bits as a number in (0, 1); with 53 the largest would round to 1."""
-    return (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
+    return (bits >> 12).bitwise_and_((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
 
 
 def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clocks"]) -> Float[Tensor, "B draws clocks"]:

@@ -11,6 +11,7 @@ if os.environ.get("LOGOSPHERE_CHECK_SHAPES", "1") == "1":  # annotations of shap
     install_import_hook("logosphere", "beartype.beartype")
 
 import torch
+from prose import PROSE, written
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,9 +21,16 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    """A text file of 120 lines."""
+    return written(tmp_path / "prose.txt", PROSE)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, Law, LogBridge, simulate, walk_step
 from logosphere.geometry.heat import heat_kernel
 from logosphere.geometry.laws import bridge_laws
+from logosphere.recipes.spherical import default_noise
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
@@ -34,6 +35,19 @@ def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
         np.testing.assert_allclose(kernel.log_p(cosine, time)[0].numpy(), truth, atol=2e-3)
         slope = (series(n, tau, theta + 1e-4) - series(n, tau, theta - 1e-4)) / (2e-4 * -np.sin(theta))
         np.testing.assert_allclose(kernel.pull(cosine, time)[0].numpy(), slope, rtol=1e-3)
+
+
+@pytest.mark.parametrize("d", [28, 1025, 4097])
+def test_the_heat_kernel_is_a_density_in_many_dimensions(d: int) -> None:
+    """∫ p_τ = 1 over S^n with the default noise, where most of the mass is as far away as the other vertices."""
+    n, largest = d - 1, default_noise(d)
+    kernel = heat_kernel(n, 0.1 * largest, largest)
+    theta = torch.linspace(1e-3, math.pi - 1e-3, 100_001, dtype=torch.float64)
+    log_area = math.log(2) + n / 2 * math.log(math.pi) - math.lgamma(n / 2)
+    for tau in kernel.times[[0, 48, 95]].exp():
+        log_p = kernel.log_p(theta.cos()[None], tau[None])[0] - n / 2 * (2 * math.pi * tau).log()
+        mass = (log_p + (n - 1) * theta.sin().log() + log_area).logsumexp(0).exp() * theta.diff()[0]
+        assert abs(float(mass) - 1) < 0.03
 
 
 def test_on_the_three_sphere_the_kernel_is_known() -> None:

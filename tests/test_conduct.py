@@ -21,7 +21,7 @@ LAYERS = [
     ["denoisers"],
     ["encoders", "autoencoders"],
     ["weights", "model"],
-    ["sampling", "likelihood"],
+    ["sampling", "likelihood", "continuity"],
     ["data", "tasks", "training", "evaluation", "reports"],
     ["cards", "systems", "recipes", "loading"],
     ["runs"],

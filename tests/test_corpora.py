@@ -13,38 +13,16 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prose import PROSE, texts, written
 from pyarrow import parquet
 
 from logosphere.data import corpora, sources
-from logosphere.data.corpora import CORPORA, Corpus, get, open_corpus
+from logosphere.data.corpora import CORPORA, get, open_corpus
 from logosphere.data.tokenfile import verify
 from logosphere.data.tokenizers import Subwords, text8
 from logosphere.errors import UserError
 
-PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
 CLEAN = "the quick brown fox jumps over the lazy dog " * 50
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def prose(tmp_path: Path) -> Path:
-    return written(tmp_path / "prose.txt", PROSE)
-
-
-def written(path: Path, text: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-def texts(corpus: Corpus) -> list[str]:
-    return [corpus.tokenizer.decode(ids) for ids in (corpus.train, corpus.valid, corpus.test)]
 
 
 @pytest.mark.parametrize("tokenizer", ["auto", "characters", "byte", "bpe:300"])
@@ -162,15 +140,15 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, cache: Path) -> None:
+def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, own_cache: Path) -> None:
     assert "".join(texts(open_corpus("text8"))) == CLEAN
     (small_text8 / "text8.zip").unlink()
     written(small_text8 / "text8", CLEAN)
     assert "".join(texts(open_corpus("text8"))) == CLEAN
-    assert not (cache / "downloads").exists()
+    assert not (own_cache / "downloads").exists()
 
 
-def test_text8_is_downloaded_once(small_text8: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text8_is_downloaded_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGOSPHERE_DATA")
     heard: set[str] = set()
     get("text8", report=lambda stage, done, total: heard.add(stage))
@@ -188,12 +166,12 @@ def test_without_network_the_data_folder_is_named(small_text8: Path, monkeypatch
 
 @pytest.mark.parametrize("name", ["text8.zip", "text8"])
 @pytest.mark.parametrize("content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode()])
-def test_another_text8_is_refused(small_text8: Path, cache: Path, name: str, content: bytes) -> None:
+def test_another_text8_is_refused(small_text8: Path, own_cache: Path, name: str, content: bytes) -> None:
     (small_text8 / "text8.zip").unlink()
     written(small_text8 / name, content)
     with pytest.raises(UserError, match=f"{name} .*fetch it again"):
         open_corpus("text8")
-    assert not cache.exists()
+    assert not own_cache.exists()
 
 
 def test_a_damaged_zip_is_refused(small_text8: Path) -> None:

@@ -5,35 +5,12 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from prose import PROSE, leftovers, written
 from pyarrow import parquet
 
 from logosphere.data import corpora, sources
 from logosphere.data.corpora import open_corpus
 from logosphere.errors import UserError
-
-PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def prose(tmp_path: Path) -> Path:
-    return written(tmp_path / "prose.txt", PROSE)
-
-
-def written(path: Path, text: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-def leftovers(cache: Path) -> list[Path]:
-    return [path for path in cache.rglob("*") if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize(("module", "source"), [("datasets", "hf:owner/name"), ("pyarrow.parquet", "a.parquet")])
@@ -67,14 +44,14 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
     ],
 )
 def test_bad_input_is_told_in_one_sentence(
-    name: str, content: bytes, sentence: str, tmp_path: Path, cache: Path
+    name: str, content: bytes, sentence: str, tmp_path: Path, own_cache: Path
 ) -> None:
     path = written(tmp_path / name, content)
     with pytest.raises(UserError, match=sentence) as caught:
         open_corpus(str(path.parent if path.suffix == ".png" else path))
     assert "\n" not in str(caught.value)
-    assert leftovers(cache) == []
-    assert not (cache / "tokens").exists() or list((cache / "tokens").iterdir()) == []
+    assert leftovers(own_cache) == []
+    assert not (own_cache / "tokens").exists() or list((own_cache / "tokens").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -96,15 +73,15 @@ def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch)
         open_corpus(str(prose))
 
 
-def test_a_cache_that_cannot_be_written(prose: Path, cache: Path) -> None:
-    written(cache, "a file where the folder should be")
+def test_a_cache_that_cannot_be_written(prose: Path, own_cache: Path) -> None:
+    written(own_cache, "a file where the folder should be")
     with pytest.raises(UserError, match="set the environment variable LOGOSPHERE_CACHE"):
         open_corpus(str(prose))
 
 
 @pytest.mark.parametrize("later", [PROSE * 2, PROSE + "x", PROSE[:-1], PROSE[:9]])
 def test_a_file_that_changes_while_it_is_read(
-    prose: Path, cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
+    prose: Path, own_cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     survey = corpora._survey
 
@@ -116,7 +93,7 @@ def test_a_file_that_changes_while_it_is_read(
     monkeypatch.setattr(corpora, "_survey", change)
     with pytest.raises(UserError, match="changed while it was being read"):
         open_corpus(str(prose))
-    assert list((cache / "tokens").iterdir()) == []
+    assert list((own_cache / "tokens").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -151,9 +128,9 @@ def test_a_missing_source_suggests_what_there_is(
     ],
 )
 def test_a_wrong_tokenizer_says_what_to_use(
-    tokenizer: str, sentence: str, prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: str, sentence: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
     with pytest.raises(UserError, match=sentence):
         open_corpus(str(prose), tokenizer)
-    assert not (cache / "tokens").exists()
+    assert not (own_cache / "tokens").exists()

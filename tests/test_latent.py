@@ -299,6 +299,9 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
         ("tencdm", {"self_conditioning": 2.0}, "probability of self-conditioning"),
         ("tencdm", {"signal": 2}, "no signal can be given along them"),
         ("ld4lg", {"latent_width": 0}, "at least 1"),
+        ("ld4lg", {"match": 1.0}, "rebuilds all states at once"),
+        ("tencdm", {"latents": 2}, "every token has a latent"),
+        ("tencdm", {"position_drop": 0.3}, "for compressed latents"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:

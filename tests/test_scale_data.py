@@ -13,9 +13,12 @@ from scipy import stats
 from test_parallel import corpus
 from test_runs import RECIPE, after, timeless
 
-from logosphere.data.batches import Epochs, draws
+from logosphere.data.batches import Crops, Epochs, draws, windows
 from logosphere.data.corpora import Corpus
+from logosphere.data.shards import MAPPED, Shards
 from logosphere.data.shuffling import Permutation
+from logosphere.data.tokenfile import DamagedCache, build, open_tokens, sealed, verify
+from logosphere.data.tokenizers import Bytes
 from logosphere.errors import UserError
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
@@ -74,23 +77,25 @@ def test_a_run_in_epochs_resumes_in_the_middle_of_one(corpus: Corpus, tmp_path: 
 LARGE = """
 import json, resource, sys
 from pathlib import Path
-import torch
+import numpy as np
+from logosphere.data import corpora
 from logosphere.data.batches import Crops, Epochs, windows
-from logosphere.data.corpora import open_corpus
-from logosphere.data.tokenfile import META, open_tokens
+from logosphere.data.tokenfile import build, open_tokens
 place = Path(sys.argv[1])
-small = open_corpus(str(place / "text.txt"), "byte")  # whatever has to be loaded is loaded now
-heap = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmData"))) << 10
-resource.setrlimit(resource.RLIMIT_DATA, (heap + (48 << 20),) * 2)
-try:
-    bytearray(64 << 20)
-    sys.exit("the limit does not hold")
-except MemoryError:
-    pass
-large = open_corpus(str(place / "large.txt"), "byte")  # 64 MB of text, 48 MB of memory
+corpora.build = lambda *given: build(*given, shard=1 << 22)
+small = corpora.open_corpus(str(place / "text.txt"), "byte")  # whatever has to be loaded is loaded now
+used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
+resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20),) * 2)
+for attempt in (lambda: bytearray(64 << 20), lambda: np.memmap(place / "huge-file", mode="r")):
+    try:
+        attempt()
+        sys.exit("the limit does not hold")
+    except (MemoryError, OSError):
+        pass
+large = corpora.open_corpus(str(place / "large.txt"), "byte")  # 64 MB of text, 60 MB of addresses
 row = open_tokens(place / "huge")["train"]  # 4 GB of tokens
 tokens = sum(int(Order(row, 64, 8, 0).at(step).tokens.sum()) for Order in (Crops, Epochs) for step in range(50))
-seen = sum(len(batch) for batch in windows(row, 64, 8, limit=64))
+seen = sum(len(batch) for batch in windows(large.train, 64, 8, limit=64))
 print(json.dumps([len(large.train), len(row), tokens, seen]))
 """
 
@@ -98,16 +103,72 @@ print(json.dumps([len(large.train), len(row), tokens, seen]))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited in the way of Linux")
 def test_corpora_may_be_larger_than_memory(corpus: Corpus, tmp_path: Path) -> None:
-    """Tokenised, opened, drawn from and gone through with less memory than they have bytes."""
+    """Tokenised, opened, drawn from and gone through with fewer addresses than they have bytes."""
     (tmp_path / "large.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * (64 * 20_972))
     huge = tmp_path / "huge"
     huge.mkdir()
     meta = json.loads((corpus.folder / "meta.json").read_text())
     for split in meta["splits"]:
         meta["splits"][split]["tokens"] = 1 << 32
-        with (huge / f"{split}.tokens").open("wb") as file:
-            file.truncate(1 << 32)  # a hole: it has this many bytes, and takes none
-    (huge / "meta.json").write_text(json.dumps(meta))
+        meta["splits"][split]["shards"] = [{"tokens": 1 << 23, "sha256": ""}] * (1 << 9)
+        for number in range(1 << 9):
+            _hole(huge / f"{split}-{number:05d}.tokens", 1 << 23)
+    _hole(tmp_path / "huge-file", 1 << 27)
+    (huge / "meta.json").write_text(json.dumps(sealed(meta)))
     done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [pytest.approx(0.9 * 64 * 20_972 * 50, rel=0.01), 1 << 32, 0, 64]
+
+
+def _hole(path: Path, size: int) -> None:
+    """A file that has this many bytes, and takes none."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+# ---- shards -----------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
+    """Any places, slices of slices, and batches of every kind."""
+    text = "".join(chr(97 + i * i % 26) for i in range(1000))
+    pieces = [("train", text[:333]), ("train", text[333:]), ("valid", "abc"), ("test", "xyz" * 7)]
+    build(tmp_path / "many", pieces, Bytes(), "x", "0", shard=7)
+    build(tmp_path / "one", pieces, Bytes(), "x", "0")
+    many, one = open_tokens(tmp_path / "many")["train"], open_tokens(tmp_path / "one")["train"]
+    assert isinstance(many, Shards) and isinstance(one, np.memmap)
+    assert len(list((tmp_path / "many").glob("train-*"))) == 143 and len(many) == len(one) == 1000
+    assert len(list((tmp_path / "many").glob("test-*"))) == 3, "no empty file at the end"
+    assert many.dtype == one.dtype and np.array_equal(np.asarray(many), one)
+    part, same = many[100:900][5:], one[100:900][5:]
+    assert np.array_equal(np.asarray(part), same) and len(many[5:3]) == 0
+    for kind in (Crops, Epochs):
+        for row, wanted in ((many, one), (part, same)):
+            assert torch.equal(kind(row, 11, 4, 3).at(2).tokens, kind(wanted, 11, 4, 3).at(2).tokens)
+    batches = zip(windows(many, 30, 8), windows(one, 30, 8), strict=True)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in batches)
+    assert len(many._maps.mapped) <= MAPPED
+    for places in (np.array([1000]), np.array([-1])):
+        with pytest.raises(IndexError):
+            many[places]
+    with pytest.raises(IndexError):
+        many[::2]
+
+
+def test_damaged_shards_and_indexes_are_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    build(folder, [("train", "abcdefgh" * 5), ("valid", "abc"), ("test", "xyz")], Bytes(), "x", "0", shard=16)
+    verify(folder)
+    shard, meta = folder / "train-00001.tokens", folder / "meta.json"
+    sound, index = shard.read_bytes(), meta.read_text()
+    shard.write_bytes(b"x" + sound[1:])
+    open_tokens(folder)
+    with pytest.raises(DamagedCache, match="train-00001.tokens has changed"):
+        verify(folder)
+    shard.write_bytes(sound[:-1])
+    with pytest.raises(DamagedCache, match="16 bytes"):
+        open_tokens(folder)
+    shard.write_bytes(sound)
+    meta.write_text(index.replace('"name": "x"', '"name": "y"'))
+    with pytest.raises(DamagedCache, match="meta.json has changed"):
+        open_tokens(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
+from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, measured, skewed, sticky, table
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -23,13 +23,8 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 def sphere_model(name: str, language: Language, **options: object) -> Model:
-    """A model without a network whose clock has looked at the language once."""
-    model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
-    model.process.train()
-    model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    model.process.settle()
-    model.process.eval()
-    return model
+    """A measured model whose positions move together unless told otherwise."""
+    return measured(name, language, **({"path": "together"} | options))
 
 
 @pytest.mark.parametrize("options", [{}, {"start": "uniform"}, {"total_noise": 0.3}, {"total_noise": 0.01}], ids=str)
@@ -76,7 +71,7 @@ def test_no_network_comes_below_the_entropy() -> None:
 
 def test_a_clock_that_has_measured_gives_the_same_bound_more_calmly() -> None:
     language = sticky(3, 4)
-    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None).eval()
+    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together").eval()
     even, even_error = mean_and_error(excess(fresh, language, n=2000, draws=48))
     learned, learned_error = mean_and_error(excess(sphere_model("rdlm-heat", language), language, n=2000, draws=48))
     assert abs(even - learned) < 3 * math.hypot(even_error, learned_error)
@@ -144,7 +139,7 @@ def test_a_state_points_to_its_token_more_and_more() -> None:
 
 def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
     """With one position and equal tokens the informed zero network is the exact posterior: its bound is log V."""
-    model = ls.build("rdlm-heat", vocab_size=6, length=1, posterior_head=True, **SMALL)
+    model = ls.build("rdlm-heat", vocab_size=6, length=1, posterior_head=True, path="together", **SMALL)
     tokens = torch.arange(6).repeat(400)[:, None]
     bound = model.nelbo(tokens, generator(10), draws=64).total
     mean, error = mean_and_error(bound)

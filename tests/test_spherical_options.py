@@ -267,14 +267,14 @@ class DigitOracle(Denoiser):
 
 def test_the_bound_of_split_tokens_is_tight() -> None:
     language = skewed(4, 2)
-    model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2)
+    model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2, path="together")
     mean, error = mean_and_error(excess(model, language, n=2000, draws=200, denoiser=DigitOracle(model, language)))
     assert abs(mean) < 3 * error + 0.01 * language.entropy() and error < 0.02 * language.entropy()
 
 
 def test_split_samples_are_valid_and_follow_the_language() -> None:
     language = alone(5, 2)
-    model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2)
+    model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2, path="together")
     drawn = ls.sample(model, n=2000, steps=96, rng=generator(3), denoiser=DigitOracle(model, language))
     assert int(drawn.max()) < 5
     known, tokens = torch.tensor([True, False]), torch.tensor([4, 0])

@@ -9,35 +9,12 @@ from threading import Barrier
 
 import numpy as np
 import pytest
+from prose import PROSE, leftovers, texts
 
 from logosphere.data import corpora
-from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenfile import SPLITS, DamagedCache, build, open_tokens, verify
 from logosphere.data.tokenizers import Bytes, Characters, Subwords
-
-PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("LOGOSPHERE_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def prose(tmp_path: Path) -> Path:
-    path = tmp_path / "prose.txt"
-    path.write_text(PROSE)
-    return path
-
-
-def texts(corpus: Corpus) -> list[str]:
-    return [corpus.tokenizer.decode(ids) for ids in (corpus.train, corpus.valid, corpus.test)]
-
-
-def leftovers(cache: Path) -> list[Path]:
-    return [path for path in cache.rglob("*") if path.name.startswith(".")]
 
 
 def forbid_building(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +50,11 @@ def test_a_changed_file_is_noticed(prose: Path) -> None:
 
 
 def cut_tokens(folder: Path) -> None:
-    os.truncate(folder / "valid.tokens", 3)
+    os.truncate(folder / "valid-00000.tokens", 3)
 
 
 def remove_tokens(folder: Path) -> None:
-    (folder / "train.tokens").unlink()
+    (folder / "train-00000.tokens").unlink()
 
 
 def spoil_meta(folder: Path) -> None:
@@ -90,7 +67,7 @@ def spoil_vocabulary(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_tokens, remove_tokens, spoil_meta])
-def test_a_damaged_cache_is_rebuilt_with_a_note(prose: Path, cache: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_cache_is_rebuilt_with_a_note(prose: Path, own_cache: Path, damage: Callable[[Path], None]) -> None:
     folder = open_corpus(str(prose)).folder
     damage(folder)
     with pytest.raises(DamagedCache):
@@ -99,35 +76,35 @@ def test_a_damaged_cache_is_rebuilt_with_a_note(prose: Path, cache: Path, damage
     corpus = open_corpus(str(prose), report=lambda stage, done, total: heard.append(stage))
     assert "".join(texts(corpus)) == PROSE
     assert "rebuilding a damaged cache" in heard
-    assert leftovers(cache) == []
+    assert leftovers(own_cache) == []
 
 
-def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, cache: Path) -> None:
+def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, own_cache: Path) -> None:
     folder = open_corpus(str(prose)).folder
     spoil_vocabulary(folder)
-    for survey in (cache / "surveys").iterdir():
+    for survey in (own_cache / "surveys").iterdir():
         survey.write_text("[]")
     assert "".join(texts(open_corpus(str(prose)))) == PROSE
 
 
 def test_verify_sees_a_single_changed_token(prose: Path) -> None:
     folder = open_corpus(str(prose)).folder
-    tokens = bytearray((folder / "train.tokens").read_bytes())
+    tokens = bytearray((folder / "train-00000.tokens").read_bytes())
     tokens[7] ^= 1
-    (folder / "train.tokens").write_bytes(tokens)
+    (folder / "train-00000.tokens").write_bytes(tokens)
     open_tokens(folder)
-    with pytest.raises(DamagedCache, match="train.tokens"):
+    with pytest.raises(DamagedCache, match="train-00000.tokens"):
         verify(folder)
 
 
-def test_a_crash_while_building_leaves_nothing(prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_building_leaves_nothing(prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(stage: str, done: int, total: int) -> None:
         if stage == "tokenising":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         open_corpus(str(prose), report=interrupt)
-    assert list((cache / "tokens").iterdir()) == []
+    assert list((own_cache / "tokens").iterdir()) == []
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -36,7 +36,7 @@ CARDS = [
         paper="after Avdeyev et al. 2023, arXiv:2305.10699",
         family="continuous",
         kind="bound",
-        difference="Wright-Fisher diffusion of all shares at once, no sticks to break: exact marginals, tight bound",
+        difference="Wright-Fisher diffusion of all shares at once, or of one stick after another; tight bound",
         builder="logosphere.recipes.flows:ddsm",
     ),
 ]

@@ -45,6 +45,8 @@ class Arguments:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     measure: Annotated[Measure, tyro.conf.arg(name="")] = Measure()
+    options: tuple[str, ...] = ()
+    """Options of the system to change for this measurement, where the weights allow it, such as path=together."""
     nproc: int = 1
     """Processes on this machine that share the sequences; under torchrun it need not be given."""
     json: bool = False
@@ -61,12 +63,13 @@ def run(words: list[str]) -> int:
 
     folder = RunFolder(arguments.run)
     with assembled() as team:
-        report = measured(folder, arguments.measure, team)
+        report = measured(folder, arguments.measure, team, arguments.options)
         return _told(folder, report, arguments) if team.leads else 0
 
 
 def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
-    path = folder.path / "eval" / f"{report.data.replace('/', '-').replace(' ', '-')}.json"
+    name = " ".join([report.data, *arguments.options])
+    path = folder.path / "eval" / f"{name.replace('/', '-').replace(' ', '-')}.json"
     report.save(path)
     if arguments.json:
         print_json({key: value for key, value in asdict(report).items() if key != "nats"})
@@ -78,17 +81,20 @@ def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
     return 0
 
 
-def measured(folder: "RunFolder", measure: Measure, team: "Team | None" = None) -> "Report":
-    """The report of a run, the same for every process of a team."""
+def measured(
+    folder: "RunFolder", measure: Measure, team: "Team | None" = None, options: tuple[str, ...] = ()
+) -> "Report":
+    """The report of a run, the same for every process of a team; with other options of its system than it has."""
     from logosphere.data.batches import check_length, sequences, sequences_in, tokens_in
     from logosphere.evaluation.report import evaluate
     from logosphere.parallel.team import ALONE
+    from logosphere.recipes.recipe import options_from
     from logosphere.runs.train import device_of
 
     if measure.sequences < 0 or measure.batch < 1:
         raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
     recipe, tokenizer = folder.recipe, folder.tokenizer
-    model = folder.model(measure.weights).to(device_of(recipe.device))
+    model = folder.model(measure.weights, options_from(options)).to(device_of(recipe.device))
     corpus = corpus_with_progress(measure.data or recipe.data, tokenizer)
     row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
     check_length(row, model.length)

@@ -11,11 +11,13 @@ from logosphere.cli.conditions import condition_of
 from logosphere.cli.console import messages, parse, print_json, say
 from logosphere.data.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
+from logosphere.parallel.launch import launch, launched, must_launch
 from logosphere.sampling.catalogue import listing
 
 if TYPE_CHECKING:
     from logosphere.data.tokenizers import Ids
     from logosphere.model import Model
+    from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.trajectory import Recorder
     from logosphere.sampling.walk import Frame, Generation
@@ -69,6 +71,8 @@ class Arguments:
     """Averaged weights, the best of them, or the plain ones."""
     seed: int = 0
     """Fixes the texts."""
+    nproc: int = 1
+    """Processes on this machine that share the texts; under torchrun it need not be given."""
     json: bool = False
     """Print as JSON."""
 
@@ -83,7 +87,18 @@ def run(words: list[str]) -> int:
         check_suffix(arguments.save)
         if arguments.length is not None:
             raise UserError("--save keeps one window of text; leave out --length.")
+    if (arguments.watch or arguments.save is not None) and (arguments.nproc > 1 or launched()):
+        raise UserError("--watch and --save follow one process; leave out --nproc.")
+    if must_launch(arguments.nproc):
+        return launch(["sample", *words], arguments.nproc)
 
+    from logosphere.parallel.team import assembled
+
+    with assembled() as team:
+        return _carried_out(arguments, team)
+
+
+def _carried_out(arguments: Arguments, team: "Team") -> int:
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
@@ -98,7 +113,9 @@ def run(words: list[str]) -> int:
     if given is not None:
         model.check_known(given.known)
     recorder = _recorder(model) if arguments.watch or arguments.save is not None else None
-    drawn = _draw(folder, model, given, recorder, arguments)
+    drawn = _draw(folder, model, given, recorder, arguments, team)
+    if not team.leads:
+        return 0
     rows = drawn.tokens.cpu().numpy()
     if arguments.save is not None and recorder is not None:
         about = f"{folder.recipe.system}: {arguments.steps} steps, seed {arguments.seed}"
@@ -123,7 +140,12 @@ def _recorder(model: "Model") -> "Recorder":
 
 
 def _draw(
-    folder: "RunFolder", model: "Model", given: Given | None, recorder: "Recorder | None", arguments: Arguments
+    folder: "RunFolder",
+    model: "Model",
+    given: Given | None,
+    recorder: "Recorder | None",
+    arguments: Arguments,
+    team: "Team",
 ) -> "Generation":
     import torch
 
@@ -169,6 +191,7 @@ def _draw(
             guidance=arguments.guidance,
             renoise_known=renoise,
             watch=None if recorder is None else watch,
+            team=team,
         )
 
     known, tokens = (None, None) if given is None else (given.known, given.tokens)

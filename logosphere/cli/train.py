@@ -145,13 +145,13 @@ def followed(
     folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]", team: "Team | None" = None
 ) -> Outcome:
     """Train, with a bar for those who watch."""
-    from logosphere.data.batches import tokens_in
+    from logosphere.data.batches import size_of
     from logosphere.parallel.team import ALONE
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
     team, settings = team or ALONE, folder.recipe
-    say(f"[bold]{settings.system}[/] on {corpus.name} ({tokens_in(corpus.train):,} tokens) in {folder.path}")
+    say(f"[bold]{settings.system}[/] on {corpus.name} ({size_of(corpus.train)}) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None

@@ -11,29 +11,50 @@ import numpy as np
 import torch
 
 from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, check_batch, in_turn, numbered
+from logosphere.data.shards import Shards
 from logosphere.data.shuffling import Permutation
+from logosphere.data.streaming import Arrivals, Streamed
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
 from logosphere.types import Batch, Tokens
 
-Row = np.ndarray[Any, np.dtype[Any]]
-Split = Row | Examples
-"""A part of a corpus: one long row of tokens, or separate examples."""
+Numbers = np.ndarray[Any, np.dtype[Any]]
+Row = Numbers | Shards
+Split = Row | Examples | Streamed
+"""A part of a corpus: one long row of tokens, separate examples, or text that is still to come."""
 
 
 def tokens_in(split: Split) -> int:
-    """How many tokens a split has."""
+    """How many tokens a split has; none are here of a stream."""
+    if isinstance(split, Streamed):
+        return 0
     return split.tokens if isinstance(split, Examples) else len(split)
+
+
+def size_of(split: Split) -> str:
+    """The size of a split, in words."""
+    return "streamed" if isinstance(split, Streamed) else f"{tokens_in(split):,} tokens"
+
+
+def here(split: Split) -> Row | Examples:
+    """A split that can be read at any place; a sentence if it cannot."""
+    if isinstance(split, Streamed):
+        raise UserError(
+            f"The training split of {split.name} is a stream; use valid or test, or hf: in place of stream:."
+        )
+    return split
 
 
 def sequences_in(split: Split, length: int, limit: int | None = None) -> int:
     """How many sequences of this length `sequences` makes of a split."""
+    split = here(split)
     available = len(split.of_length(length)) if isinstance(split, Examples) else len(split) // length
     return available if limit is None else min(limit, available)
 
 
 def divided(split: Split, part: int) -> tuple[Split, Split]:
     """A split without its last `part`-th, and that."""
+    split = here(split)
     kept = len(split) - max(len(split) // part, 1)
     if isinstance(split, Examples):
         numbers = np.arange(len(split))
@@ -41,22 +62,31 @@ def divided(split: Split, part: int) -> tuple[Split, Split]:
     return split[:kept], split[kept:]
 
 
-def first_tokens(split: Split, count: int) -> Row:
+def first_tokens(split: Split, count: int) -> Numbers:
     """The first tokens of a split, those of examples one after another."""
-    return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else split[:count]
+    split = here(split)
+    return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else np.asarray(split[:count])
 
 
-def draws(split: Split, length: int, batch: int, seed: int, order: str = "crops") -> "Crops | Epochs | Picks":
-    """Batches to train on; a row of tokens is drawn from in `crops` with replacement, or gone through in `epochs`."""
+def draws(
+    split: Split, length: int, batch: int, seed: int, order: str = "crops"
+) -> "Crops | Epochs | Picks | Arrivals":
+    """Batches to train on; a row of tokens is drawn from in `crops` with replacement, or gone through in `epochs`.
+
+    Separate examples are picked with replacement, a stream is taken as it comes.
+    """
     if order not in ("crops", "epochs"):
         raise UserError(f"The order of the data must be crops or epochs, not '{order}'.")
     if isinstance(split, Examples):
         return Picks(split, length, batch, seed)
+    if isinstance(split, Streamed):
+        return Arrivals(split, length, batch)
     return (Crops if order == "crops" else Epochs)(split, length, batch, seed)
 
 
 def sequences(split: Split, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:
     """Batches to evaluate on, at most `limit` sequences spread over the whole split."""
+    split = here(split)
     if isinstance(split, Examples):
         return in_turn(split, length, batch, limit)
     return windows(split, length, batch, limit)
@@ -130,6 +160,8 @@ def _whole(tokens: Tokens, ids: torch.Tensor, place: torch.Tensor, total: int) -
 def check_length(tokens: Split, length: int) -> None:
     if length < 1:
         raise UserError(f"The length must be at least 1, not {length}.")
+    if isinstance(tokens, Streamed):
+        return
     if isinstance(tokens, Examples):
         tokens.of_length(length)
         return
@@ -140,5 +172,5 @@ def check_length(tokens: Split, length: int) -> None:
         )
 
 
-def _rows(tokens: Row, starts: Row, length: int) -> Tokens:
-    return torch.from_numpy(tokens[starts + np.arange(length)].astype(np.int64))
+def _rows(tokens: Row, starts: Numbers, length: int) -> Tokens:
+    return torch.from_numpy(np.asarray(tokens[starts + np.arange(length)]).astype(np.int64))

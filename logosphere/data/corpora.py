@@ -14,6 +14,7 @@ from logosphere.data.batches import Split
 from logosphere.data.choosing import TOKENIZERS, choose
 from logosphere.data.examples.collection import Examples
 from logosphere.data.examples.opening import Collection, is_collection, open_collection
+from logosphere.data.hubstream import Live, is_stream, open_stream
 from logosphere.data.sources import CORPORA, Report, Source, find_source
 from logosphere.data.tokenfile import DamagedCache, build, open_tokens, read_meta
 from logosphere.data.tokenizers import Tokenizer, characters_of, from_description
@@ -66,12 +67,17 @@ class _Survey:
 def open_corpus(
     source: str, tokenizer: str | Tokenizer = "auto", cache: Path | None = None, report: Report | None = None
 ) -> Corpus:
-    """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer."""
+    """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer.
+
+    stream:OWNER/NAME[:CONFIG] is not tokenised beforehand, but while it is trained on.
+    """
     cache = cache or cache_folder()
     report = report or _silent
     try:
         if is_collection(source):
             return _collected(open_collection(source, tokenizer, cache, report))
+        if is_stream(source):
+            return _streamed(open_stream(source, tokenizer, report))
         return _open(find_source(source, cache, report), tokenizer, cache, report)
     except OSError as error:
         raise UserError(
@@ -86,6 +92,13 @@ def _collected(found: Collection) -> Corpus:
         found.name, found.tokenizer, splits["train"], splits["valid"], splits["test"], found.sha256,
         found.characters, found.bytes, folder=None, labels=found.labels,
     )  # fmt: skip
+
+
+def _streamed(live: Live) -> Corpus:
+    valid, test = live.held_out["valid"], live.held_out["test"]
+    return Corpus(
+        live.name, live.tokenizer, live.train, valid, test, live.sha256, live.characters, live.bytes, folder=None
+    )
 
 
 def get(name: str, cache: Path | None = None, report: Report | None = None) -> Corpus:

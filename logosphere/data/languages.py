@@ -94,7 +94,7 @@ class Markov(Language):
         for i in reversed(range(self.length)):
             backward[:, i] = message
             message = _normalised(message * seen[:, i]) @ self.transition.T
-        return _normalised(forward * backward * seen).log()
+        return _logarithm(_normalised(forward * backward * seen))
 
 
 class Joint(Language):
@@ -128,7 +128,12 @@ class Joint(Language):
         marginal = torch.zeros(evidence.shape, dtype=torch.float64)
         for i in range(self.length):
             marginal[:, i].index_add_(1, self.support[:, i], weight)
-        return marginal.log()
+        return _logarithm(marginal)
+
+
+def _logarithm(p: Tensor) -> Tensor:
+    """log p, finite where p is 0, so that its gradient is too."""
+    return p.clamp_min(1e-300).log()
 
 
 def _normalised(weights: Tensor) -> Tensor:

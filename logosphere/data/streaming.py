@@ -3,9 +3,11 @@
 table = datasets.load_dataset("HuggingFaceFW/fineweb", "sample-10BT", split="train", streaming=True)
 stream = Stream(table, tokenizer, length=1024, batch=32)
 for progress in ls.fit(model, stream, steps=…): …          # stream.state() between steps, stream.restore(…) after
+
+On the command line a streamed dataset is named stream:OWNER/NAME (hubstream.py); checkpoints hold its position.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -65,6 +67,11 @@ class Stream:
                 self.samples += self.batch
                 yield self._batch(tokens)
 
+    @property
+    def step(self) -> int:
+        """Batches that were given out."""
+        return self.samples // self.batch
+
     def _batch(self, tokens: list[int]) -> Batch:
         windows = torch.from_numpy(np.array(tokens, dtype=np.int64)).view(self.batch, self.length)
         return Batch.of(windows, first=self.samples - self.batch).part(self.rows)
@@ -81,3 +88,55 @@ class Stream:
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(f"This is no position in a stream ({problem!r}).") from None
         self.waiting, self.samples = waiting, samples
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A split that is never here as a whole."""
+
+    name: str
+    tokenizer: Tokenizer
+    open: Callable[[], Table]
+    """The stream from its beginning."""
+
+
+class Arrivals:
+    """The batches of a streamed split, to be taken in turn; after the end it begins anew."""
+
+    def __init__(self, split: Streamed, length: int, batch: int):
+        self.split = split
+        self.stream = Stream(split.open(), split.tokenizer, length, batch)
+        self._batches = self._endless()
+        self._last: list[int] = []
+
+    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+        """The batch of a step, or some of its rows."""
+        if step * self.stream.batch != self.stream.samples:
+            raise UserError(f"The stream {self.split.name} stands before step {self.stream.step}, not before {step}.")
+        batch = next(self._batches)
+        self._last = batch.tokens.flatten().tolist()
+        return batch.part(rows)
+
+    def _endless(self) -> Iterator[Batch]:
+        barren = 0
+        while barren < 2:  # a pass that began close to the end may bring nothing, a whole one must not
+            before = self.stream.samples
+            yield from self.stream
+            barren = barren + 1 if self.stream.samples == before else 0
+            self.stream.table = self.split.open()
+        raise UserError(
+            f"The stream {self.split.name} has less text than one batch; use a smaller --batch or --length."
+        )
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Where the stream stands before the batch of a step: the next one, or the one that was given out last."""
+        state = self.stream.state()
+        if step == self.stream.step:
+            return state
+        return state | {"waiting": self._last + state["waiting"], "samples": step * self.stream.batch}
+
+    def go_to(self, position: dict[str, Any] | None) -> None:
+        """Go on from a position that was saved."""
+        if position is None:
+            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; begin anew.")
+        self.stream.restore(position)

@@ -1,6 +1,7 @@
 """Token files: a text tokenised once, then mapped into memory.
 
-A folder holds `<split>.tokens` (bare little-endian integers) and `meta.json`, which says what they mean.
+A folder holds the files of three rows of tokens (shards.py) and `meta.json`, an index that says what they mean, how
+many tokens each file has and which hash, and which hash the index itself must have.
 """
 
 import errno
@@ -11,18 +12,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from logosphere.data.shards import SHARD, Shard, Shards, ShardWriter, open_shards, shard_path
 from logosphere.data.tokenizers import Ids, Tokenizer
 from logosphere.errors import UserError
 
 FORMAT = "logosphere-tokens"
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "valid", "test")
 FEWEST_TOKENS = 2
 META, BUSY = "meta.json", ".busy"
@@ -39,7 +41,7 @@ class _Tally:
     tokens: int = 0
     characters: int = 0
     bytes: int = 0
-    sha256: str = ""
+    shards: list[Shard] = field(default_factory=list)
 
 
 def build(
@@ -49,11 +51,12 @@ def build(
     source: str,
     source_sha256: str,
     report: Callable[[int], None] | None = None,
+    shard: int = SHARD,
 ) -> None:
     """Tokenise pieces of text, each given with its split, into `folder`, which appears only when all is done.
 
-    One piece at a time is held in memory. `report` hears how many characters are done. The name of the folder
-    stands for its content: a sound one is left as it is, for another process has been faster.
+    One piece at a time is held in memory. `report` hears how many characters are done. Files have `shard` tokens. The
+    name of the folder stands for its content: a sound one is left as it is, for another process has been faster.
     """
     if _holds(folder, tokenizer):
         return
@@ -65,7 +68,7 @@ def build(
     try:
         with (workshop / BUSY).open("w") as busy:
             fcntl.flock(busy, fcntl.LOCK_EX)
-            _furnish(workshop, pieces, tokenizer, source, source_sha256, report)
+            _furnish(workshop, pieces, tokenizer, source, source_sha256, report, shard)
             (workshop / BUSY).unlink()
         workshop.chmod(0o755)
         _install(workshop, folder)
@@ -80,9 +83,10 @@ def _furnish(
     source: str,
     source_sha256: str,
     report: Callable[[int], None] | None,
+    shard: int,
 ) -> None:
     """Write the token files and what is to be known about them."""
-    tallies = _write_tokens(workshop, pieces, tokenizer, report)
+    tallies = _write_tokens(workshop, pieces, tokenizer, report, shard)
     for split, tally in tallies.items():
         if tally.tokens < FEWEST_TOKENS:
             raise UserError(
@@ -98,9 +102,19 @@ def _furnish(
         "splits": {split: asdict(tally) for split, tally in tallies.items()},
     }
     with (workshop / META).open("w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1)
+        json.dump(sealed(meta), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """An index with its own hash in it."""
+    return meta | {"sha256": _seal(meta)}
+
+
+def _seal(meta: dict[str, Any]) -> str:
+    content = {name: value for name, value in meta.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _sweep(folder: Path) -> None:
@@ -120,29 +134,42 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads((folder / META).read_text(encoding="utf-8"))
         if (meta["format"], meta["version"]) != (FORMAT, VERSION):
             raise ValueError("another format")
+        if meta["sha256"] != _seal(meta):
+            raise ValueError(f"{META} has changed since it was written")
         width = np.dtype(meta["dtype"]).itemsize
         for split in SPLITS:
-            expected = meta["splits"][split]["tokens"] * width
-            if (folder / f"{split}.tokens").stat().st_size != expected:
-                raise ValueError(f"{split}.tokens has not the {expected} bytes it should have")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+            for path, shard in _shards(folder, meta, split):
+                if path.stat().st_size != shard.tokens * width:
+                    raise ValueError(f"{path.name} has not the {shard.tokens * width} bytes it should have")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedCache(f"{folder}: {error!r}") from error
     return meta
 
 
-def open_tokens(folder: Path) -> dict[str, Ids]:
+def _shards(folder: Path, meta: dict[str, Any], split: str) -> list[tuple[Path, Shard]]:
+    """The files of a split, and what they must be."""
+    described = [Shard(**shard) for shard in meta["splits"][split]["shards"]]
+    return [(shard_path(folder, split, number), shard) for number, shard in enumerate(described)]
+
+
+def open_tokens(folder: Path) -> dict[str, Ids | Shards]:
     """The token numbers of each split, mapped into memory."""
     meta = read_meta(folder)
     dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    return {split: np.memmap(folder / f"{split}.tokens", dtype=dtype, mode="r") for split in SPLITS}
+    rows: dict[str, Ids | Shards] = {}
+    for split in SPLITS:
+        paths, shards = zip(*_shards(folder, meta, split), strict=True)
+        rows[split] = open_shards(paths, [shard.tokens for shard in shards], dtype)
+    return rows
 
 
 def verify(folder: Path) -> None:
     """Read every token and compare the hashes: slow and thorough, where opening looks at sizes only."""
-    for split, described in read_meta(folder)["splits"].items():
-        with (folder / f"{split}.tokens").open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != described["sha256"]:
-                raise DamagedCache(f"{folder}: {split}.tokens has changed since it was built")
+    meta = read_meta(folder)
+    for path, shard in (pair for split in SPLITS for pair in _shards(folder, meta, split)):
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                raise DamagedCache(f"{folder}: {path.name} has changed since it was built")
 
 
 def _dtype(size: int) -> np.dtype[Any]:
@@ -155,28 +182,25 @@ def _write_tokens(
     pieces: Iterable[tuple[str, str]],
     tokenizer: Tokenizer,
     report: Callable[[int], None] | None,
+    shard: int,
 ) -> dict[str, _Tally]:
     dtype = _dtype(tokenizer.size)
     tallies = {split: _Tally() for split in SPLITS}
-    hashes = {split: hashlib.sha256() for split in SPLITS}
     done = 0
     with ExitStack() as stack:
-        files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
+        files = {split: stack.enter_context(closing(ShardWriter(folder, split, dtype, shard))) for split in SPLITS}
         for split, text in pieces:
-            content = tokenizer.encode(text).astype(dtype).tobytes()
-            files[split].write(content)
-            hashes[split].update(content)
+            ids = tokenizer.encode(text)
+            files[split].write(ids)
             tally = tallies[split]
-            tally.tokens += len(content) // dtype.itemsize
+            tally.tokens += len(ids)
             tally.characters += len(text)
             tally.bytes += len(text.encode())
             done += len(text)
             if report is not None:
                 report(done)
         for split, file in files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            tallies[split].sha256 = hashes[split].hexdigest()
+            tallies[split].shards = file.finish()
     return tallies
 
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Memory, Trunk
+from logosphere.denoisers.trunk import Head, Memory, Trunk
 from logosphere.errors import UserError
-from logosphere.shapes import Bool
+from logosphere.shapes import Bool, Float
 from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
 
 READING_DEPTH = 2
@@ -92,15 +92,21 @@ class Conditional(Denoiser, ABC):
     """A network that can be told a condition, if it was built for one."""
 
     conditioner: Conditioner | None
+    head: Head
 
     @abstractmethod
+    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B M D"]:
+        """What the head speaks from, with this memory in view."""
+
     def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
         """The prediction, with this memory in view."""
+        h = self.features(z, t, context, memory)
+        return self.head(h if where is None else h[where])
 
     def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
         """The same, a few rows at a time."""
-        out = self.read(z, t, context, where, memory)
-        return lambda rows: out[rows]
+        h = self.features(z, t, context, memory)[where]
+        return lambda rows: self.head(h[rows])
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.read(z, t, context, where, self._blank(len(z)))

@@ -16,7 +16,7 @@ from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Memory, Trunk
 from logosphere.errors import UserError
 from logosphere.shapes import Float
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.types import Logits, Positions, State, Times
 
 
 def conditioner(network: Network) -> Conditioner | None:
@@ -40,11 +40,6 @@ def shared_time(t: Times) -> Float[Tensor, "B M"]:
     return t[:, :1] if bool((t == t[:, :1]).all()) else t
 
 
-def spoken(head: Head, h: Float[Tensor, "N D"]) -> Parts:
-    """Features as logits, a few rows at a time."""
-    return lambda rows: head(h[rows])
-
-
 class FullTransformer(Conditional):
     """Every position sees every noisy state."""
 
@@ -60,15 +55,9 @@ class FullTransformer(Conditional):
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
 
-    def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
-        return self.head(self._features(z, t, context, where, memory))
-
-    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
-        return spoken(self.head, self._features(z, t, context, where, memory))
-
-    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
-        h = self.trunk(along(self.stem(z), memory), shared_time(t) if self.reads_time else None, memory=memory)
-        return h if where is None else h[where]
+    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B M D"]:
+        times = shared_time(t) if self.reads_time else None
+        return self.trunk(along(self.stem(z), memory), times, memory=memory)
 
 
 class CausalTransformer(Conditional):
@@ -83,15 +72,8 @@ class CausalTransformer(Conditional):
         self.head = Head(network.width, vocab_size)
         self.conditioner = conditioner(network)
 
-    def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
-        return self.head(self._features(z, t, context, where, memory))
-
-    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
-        return spoken(self.head, self._features(z, t, context, where, memory))
-
-    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
-        h = self.trunk(along(self.stem(self.shifted(context)), memory), causal=True, memory=memory)
-        return h if where is None else h[where]
+    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B M D"]:
+        return self.trunk(along(self.stem(self.shifted(context)), memory), causal=True, memory=memory)
 
     def shifted(self, context: State) -> State:
         """The token before each position; a start symbol before the first. Hidden ones are never looked at."""
@@ -157,17 +139,10 @@ class BlockTransformer(Conditional):
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
         self.conditioner = conditioner(network)
 
-    def read(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Logits:
-        return self.head(self._features(z, t, context, where, memory))
-
-    def read_parts(self, z: State, t: Times, context: State, where: Positions, memory: Memory | None) -> Parts:
-        return spoken(self.head, self._features(z, t, context, where, memory))
-
-    def _features(self, z: State, t: Times, context: State, where: Positions | None, memory: Memory | None) -> Tensor:
+    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B M D"]:
         both = torch.cat([along(self.stem(z), memory), along(self.stem(context), memory)], dim=1)
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
-        h = self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
-        return h if where is None else h[where]
+        return self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
 
     def remembered(self, memory: Memory | None) -> Denoiser:
         return BlockSession(self, memory)

@@ -48,6 +48,12 @@ def even(batch: int, length: int, choices: int, noise: Noise) -> Shares:
     return (z / z.sum(-1, keepdim=True)).float()
 
 
+def onto(z: Shares) -> Shares:
+    """Shares that are not negative and add up to 1, from numbers that nearly do."""
+    z = z.clamp_min(0)
+    return z / z.sum(-1, keepdim=True)
+
+
 def squared_norm(weights: Shares, z: Shares) -> Float[Tensor, "..."]:
     """|Σ_k a_k (e_k - z)|² in the metric G⁻¹ of Fisher: Σ_k a_k² / z_k - (Σ_k a_k)²."""
     return ((weights.square() / z.clamp_min(TINY)).sum(-1) - weights.sum(-1).square()).clamp_min(0)
@@ -65,3 +71,38 @@ def diffused(z: Shares, variance: Float[Tensor, "... 1"], noise: Noise) -> Share
     normal = noise.normal(*root.shape).to(z.dtype)
     moved = sphere.exp(root, 0.5 * variance.sqrt() * sphere.project(root, normal)).square()
     return moved[..., : z.shape[-1]] + moved[..., z.shape[-1] :]
+
+
+def sticks(z: Shares) -> tuple[Float[Tensor, "... J"], Float[Tensor, "... J"]]:
+    """v_j = z_j / Σ_(i ≥ j) z_i, what each token takes of what is left, and 1 - v_j; J = K - 1, float64."""
+    left = z.double().flip(-1).cumsum(-1).flip(-1).clamp_min(1e-30)
+    return z.double()[..., :-1] / left[..., :-1], left[..., 1:] / left[..., :-1]
+
+
+def shares(v: Float[Tensor, "... J"], rest: Float[Tensor, "... J"]) -> Shares:
+    """z_j = v_j Π_(i < j) (1 - v_i), and the last takes all that is left; `rest` is 1 - v."""
+    left = torch.cat([torch.ones_like(v[..., :1]), rest.cumprod(-1)], -1)
+    return left * torch.cat([v, torch.ones_like(v[..., :1])], -1)
+
+
+def jacobi(
+    v: Float[Tensor, "... J"],
+    rest: Float[Tensor, "... J"],
+    others: Float[Tensor, "J"],
+    variance: Float[Tensor, "... J"],
+    noise: Noise,
+) -> tuple[Float[Tensor, "... J"], Float[Tensor, "... J"]]:
+    """Wright-Fisher diffusion of one share against b `others` together, which keeps Beta(1, b), and what it leaves.
+
+    Of the step of `diffused` in C^(1+b) three things matter: its part along the circle through both, its part in the
+    phase of the share, and the length of all others, whose square is chi-square with 2b - 1 degrees of freedom.
+    """
+    along, phase, other = (noise.normal(*v.shape).to(v) for _ in range(3))
+    many = 2 * gamma((others - 1).clamp_min(1).expand_as(v), noise) * (others > 1)
+    across = other.square() + many
+    length = (along.square() + phase.square() + across).sqrt()
+    angle = 0.5 * variance.sqrt() * length
+    cosine, sine = angle.cos(), angle.sin() / length
+    moved = (cosine * v.sqrt() + sine * along * rest.sqrt()).square() + (sine * phase).square()
+    left = (cosine * rest.sqrt() - sine * along * v.sqrt()).square() + sine.square() * across
+    return moved, left

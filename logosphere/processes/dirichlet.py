@@ -41,6 +41,7 @@ class DirichletPath(Path):
     """From the uniform law of shares to Dirichlet(1 + (last - 1) e_x)."""
 
     offset = None
+    smooth = True
     table: Tensor
     noisiness: Tensor
 
@@ -48,6 +49,7 @@ class DirichletPath(Path):
         super().__init__()
         self.width = self.choices = choices
         self.last, self.churn = last, churn
+        self.deterministic = churn == 0
         self.kind: Kind = "bound" if churn > 0 else "surrogate"
         alphas = torch.linspace(1, last, ALONG + 1, dtype=torch.float64)
         table = speeds(choices, alphas)
@@ -107,6 +109,22 @@ class DirichletPath(Path):
         pull = self.speed(z, s) + (0.5 * h * (self._alpha(s) - 1))[..., None]
         z = simplex.drifted(z, out.softmax(-1) * pull * step[..., None])
         return simplex.diffused(z, (h * step)[..., None], noise)
+
+    def flow(self, out: Logits, z: State, s: Share) -> State:
+        weights = (self.last - 1) * out.softmax(-1) * self.speed(z, s)
+        return weights - weights.sum(-1, keepdim=True) * z
+
+    def onto(self, z: State) -> State:
+        return simplex.onto(z)
+
+    def log_start(self, z: State) -> Float[Tensor, "..."]:
+        return torch.zeros_like(z[..., 0])
+
+    def log_end(self, u: State, z: State) -> Float[Tensor, "..."]:
+        """Of Dirichlet(1 + m e_x), m = α - 1, over the even law: z_x^m Γ(K + m) / (Γ(1 + m) Γ(K))."""
+        m, choices = self.last - 1, self.choices
+        scale = math.lgamma(choices + m) - math.lgamma(1 + m) - math.lgamma(choices)
+        return m * (z * u).sum(-1).clamp_min(simplex.TINY).log() + scale
 
 
 def speeds(choices: int, alphas: Float[Tensor, "A"]) -> Float[Tensor, "A X"]:

@@ -9,13 +9,15 @@ Which sign it is depends on the path, and its `kind` says so.
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
+from logosphere.geometry.assignment import assigned
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock
@@ -66,6 +68,46 @@ class Path(nn.Module, ABC):
         return 0.0
 
 
+@runtime_checkable
+class Transport(Protocol):
+    """A path whose model moves without noise."""
+
+    deterministic: bool
+    """Some paths move with or without noise."""
+
+    def flow(self, out: Logits, z: State, s: Share) -> State:
+        """dz/ds of the model."""
+
+    def onto(self, z: State) -> State:
+        """The point of the space of states that belongs to z beside it."""
+
+
+@runtime_checkable
+class Carried(Transport, Protocol):
+    """One along which densities can be followed (likelihood.py)."""
+
+    smooth: bool
+    """Are velocities continuous? Where they jump a density changes by more than their divergence tells."""
+
+    def log_start(self, z: State) -> Float[Tensor, "..."]:
+        """log p(z at s = 0), up to a constant."""
+
+    def log_end(self, u: State, z: State) -> Float[Tensor, "..."]:
+        """log q(z at s = 1 | x), up to the same constant."""
+
+
+def surer(path: Path, out: Logits, u: State, z: State, ahead: State, s: Share, length: float) -> Float[Tensor, "..."]:
+    """log p(x | z⁺) - log p(x | z), when a position alone goes on for one cell to z⁺ and the others wait."""
+    told = path.evidence(ahead, s + length) - path.evidence(z, s)
+    told = told - told.gather(-1, u.argmax(-1, keepdim=True))
+    return -(out.double().log_softmax(-1) + told).logsumexp(-1).to(out.dtype)
+
+
+def coupled(start: State, u: State, squared: Callable[[State, State], Float[Tensor, "B C"]]) -> State:
+    """Starts exchanged between sequences so that Σ squared(start, u) is smallest: mini-batch optimal transport."""
+    return start[assigned(squared(start, u).T)]
+
+
 class Flow(Process):
     """A path for all positions at once, looked at when a clock says."""
 
@@ -84,6 +126,10 @@ class Flow(Process):
     def share(self, t: Float[Tensor, "..."]) -> Share:
         """s at time t: linear, and 1 for all times of the last step."""
         return ((1 - t) * ((self.cells + 1) / self.cells)).clamp(0, 1)
+
+    def time(self, s: Share) -> Float[Tensor, "..."]:
+        """t at the share s."""
+        return 1 - s * (self.cells / (self.cells + 1))
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """A chain has its own steps; else equal shares of the information lie between the times."""
@@ -129,7 +175,9 @@ class Flow(Process):
         if self.training and self.trains_on == "squared-error":
             along = self.path.squared_error(out, u, z, s)
         else:
-            along = self.path.nats(out, u, z, s, 1 / self.cells)
+            # Cross-entropy learns nothing from nats: they are only noted then, and need no gradient.
+            noted = self.training and self.trains_on == "cross-entropy"
+            along = self.path.nats(out.detach() if noted else out, u, z, s, 1 / self.cells)
         nats = torch.where(last, cross_entropy, along)
         if self.training:
             cell = torch.where(last, self.cells, (s * self.cells + 1e-4).long().clamp_max(self.cells - 1))

@@ -22,6 +22,9 @@ how much surer of x a position becomes when it alone goes on for one cell, and t
 
 For the exact posterior the sum over cells is the entropy, but for what waiting costs; for other networks it may be on
 either side.
+
+With `optimal` training exchanges starts within a batch so that all ways together are shortest (mini-batch optimal
+transport; Tong et al. 2023). Starts then tell of tokens, and log q(z | k) above is no longer the evidence.
 """
 
 import math
@@ -31,7 +34,7 @@ from torch import Tensor
 
 from logosphere.geometry import sphere
 from logosphere.noise import Noise
-from logosphere.processes.flow import Path, Share
+from logosphere.processes.flow import Path, Share, coupled, surer
 from logosphere.shapes import Float
 from logosphere.types import Kind, Logits, State
 
@@ -46,11 +49,14 @@ class GeodesicPath(Path):
 
     kind: Kind = "surrogate"
     offset = 0.0
+    deterministic = True
 
-    def __init__(self, choices: int, concentration: float = 0.5):
+    def __init__(self, choices: int, concentration: float = 0.5, *, optimal: bool = False):
         super().__init__()
         self.width = self.choices = choices
+        self.optimal = optimal
         self.rooted = 2 * concentration - 1
+        self.smooth = self.rooted > 0  # a density that is not 0 at the edge of a cap makes velocities jump there
         self.across = self.rooted * (choices - 1) + choices - 2
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
@@ -60,7 +66,9 @@ class GeodesicPath(Path):
         return sphere.normalised((-noise.uniform(*shape).log()).sqrt().float())
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
-        return sphere.geodesic(self.start(s.shape[0], s.shape[1], noise).to(u), u, END * s)
+        start = self.start(s.shape[0], s.shape[1], noise).to(u)
+        start = coupled(start, u, _squared_distances) if self.optimal and self.training else start
+        return sphere.geodesic(start, u, END * s)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         left = (1 - END * s)[..., None]
@@ -78,9 +86,7 @@ class GeodesicPath(Path):
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
         z, u, s = z.double(), u.double(), s.double()  # small differences of large logarithms
         ahead = sphere.geodesic(z, u, END * length / (1 - END * s))
-        told = self.evidence(ahead, s + length) - self.evidence(z, s)
-        told = told - told.gather(-1, u.argmax(-1, keepdim=True))
-        return -(out.double().log_softmax(-1) + told).logsumexp(-1).to(out.dtype)
+        return surer(self, out, u, z, ahead, s, length)
 
     def velocity(self, p: Float[Tensor, "... K"], z: State, s: Share) -> State:
         """Of the model, per share of the geodesic."""
@@ -92,6 +98,28 @@ class GeodesicPath(Path):
         step = END * (then - s).clamp_min(0)[..., None]
         return sphere.exp(z, step * self.velocity(out.softmax(-1), z, s)).abs()
 
+    def flow(self, out: Logits, z: State, s: Share) -> State:
+        return END * self.velocity(out.softmax(-1), z, s)
+
+    def onto(self, z: State) -> State:
+        return sphere.normalised(z.clamp_min(0))
+
+    def log_start(self, z: State) -> Float[Tensor, "..."]:
+        return self.rooted * z.clamp_min(1e-12).log().sum(-1)
+
+    def log_end(self, u: State, z: State) -> Float[Tensor, "..."]:
+        """The start lies on the same geodesic, and its density is thinned by the way the geodesics run together."""
+        angle = sphere.distance(z, u)
+        start = sphere.geodesic(u, z, 1 / (1 - END) * torch.ones_like(angle))
+        thinned = (self.choices - 2) * ((angle / (1 - END)).sin() / angle.sin().clamp_min(1e-12)).log()
+        return self.log_start(start) + thinned - math.log(1 - END)
+
     def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:
         """|v_θ - v_x|², which the papers minimise."""
         return self.velocity(out.softmax(-1) - u, z, s).square().sum(-1)
+
+
+def _squared_distances(start: State, u: State) -> Float[Tensor, "B C"]:
+    """The squares of the angles between starts and corners, summed over positions."""
+    angles = start.clamp(0, 1).acos().square()
+    return torch.einsum("blk,clk->bc", angles, u)

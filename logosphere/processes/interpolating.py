@@ -243,7 +243,7 @@ class Interpolating(Process):
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
         z = z.clone()
-        z[revealed] = categorical(out[revealed], noise.uniform(int(revealed.sum())))
+        z[revealed] = categorical(out[revealed], noise.at(revealed).uniform(int(revealed.sum())))
         return z
 
     def settle(self, done: float = 0.0) -> None:

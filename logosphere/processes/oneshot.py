@@ -64,5 +64,5 @@ class OneShot(Process):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         drawn = (s == 0) & (z == self.hidden)
         z = z.clone()
-        z[drawn] = categorical(out[drawn], noise.uniform(int(drawn.sum())))
+        z[drawn] = categorical(out[drawn], noise.at(drawn).uniform(int(drawn.sum())))
         return z

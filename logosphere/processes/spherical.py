@@ -30,10 +30,14 @@ from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock, locate, place
 from logosphere.processes.moves import MOVES, Move
 from logosphere.processes.stagger import Stagger
+from logosphere.processes.tangents import normal_log_p, tangent_moments
+from logosphere.processes.turns import Turns
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
+SETTING_OUT = 1 - 1e-6
+"""The time of a position that is on its way but still at its start; at 1 it waits for its turn."""
 
 
 class Start(NamedTuple):
@@ -49,9 +53,12 @@ class Spherical(Process):
     `shares` [N, C] say how likely each start is, at each time. Where they are constant the start is drawn once per
     sequence, and the bound is one. Where they change, no process has these marginals by itself: what is computed then,
     as in the paper's mixture paths, is a surrogate.
+
+    All positions move together, or staggered. With `turns` bounds are measured and samples drawn along another path, on
+    which one position moves at a time (turns.py). Training shows states of the first path, and in the share
+    `taught_in_turn` of the sequences states of the second.
     """
 
-    needs_time = True
     most_steps = None
     times: Tensor
     lengths: Tensor
@@ -73,6 +80,8 @@ class Spherical(Process):
         switch: float | None = None,
         chain: bool = False,
         stagger: Stagger | None = None,
+        turns: Turns | None = None,
+        taught_in_turn: float = 0.0,
     ):
         super().__init__()
         self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
@@ -81,6 +90,8 @@ class Spherical(Process):
         self.first = 1.5 / self.timesteps
         self.trains_on, self.switch, self.done = loss, switch, 0.0
         self.chain, self.stagger = chain, stagger
+        self.turns, self.taught_in_turn = turns, taught_in_turn
+        self.needs_time = turns is None  # in turn a state is a start or a vertex, and shows which
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
         self.branches = len(starts) if self.kind == "bound" else 1
@@ -91,7 +102,7 @@ class Spherical(Process):
         self.register_buffer("origins", torch.stack([s.origin for s in starts]).float(), persistent=False)
         self.register_buffer("a", torch.stack([s.law.a for s in starts]), persistent=False)
         self.register_buffer("b", torch.stack([s.law.b for s in starts]), persistent=False)
-        self.register_buffer("moments", torch.stack([_moments(s.law, d) for s in starts]), persistent=False)
+        self.register_buffer("moments", torch.stack([tangent_moments(s.law, d) for s in starts]), persistent=False)
         self.register_buffer("shares", shares.float(), persistent=False)
 
     # ---- clocks -----------------------------------------------------------------------------------------------
@@ -107,6 +118,10 @@ class Spherical(Process):
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
+        """Times of the common clock. In turn it runs evenly, and every step lets as many positions move."""
+        return super().grid(steps) if self.turns is not None else self.travel_grid(steps)
+
+    def travel_grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it.
 
         A chain has its own steps, and its bound is that of a sampler which takes just these. Staggered positions have
@@ -117,6 +132,12 @@ class Spherical(Process):
         return self.clock.grid(steps)
 
     def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        if self.turns is not None:
+            return self.turns.clocks(rows, free, noise)
+        return self.travel_clocks(rows, free, noise)
+
+    def travel_clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+        """Clocks of the path on which positions move together, whatever path bounds and samples take by default."""
         if self.stagger is None:
             return super().clocks(rows, free, noise)
         q = self.stagger.covered(1 - rows[:, None].double(), self.stagger.offsets(free, noise))
@@ -154,12 +175,25 @@ class Spherical(Process):
         at = (which, node, particle)
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
+    @property
+    def in_turn(self) -> bool:
+        """Is a bound being measured along the path on which one position moves at a time?"""
+        return self.turns is not None and not self.training
+
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        if self.turns is not None and self.in_turn:
+            waiting, weight = self.turns.waiting(w, free, noise)
+            return Noised(
+                torch.where(waiting[..., None], self.prior(len(free), free.shape[1], noise), u), waiting.float(), weight
+            )
         t, weight = self._times(w, free, noise)
         return Noised(self.corrupt(u, t, noise), t, weight)
 
     def _times(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Times, Float[Tensor, "B M"]]:
-        """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is done at t = 0."""
+        """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is done at t = 0.
+
+        Sequences that are taught in turn count as in their own bound, so that the mean of all is one too.
+        """
         block = free.shape[1] // w.shape[1]
         if self.stagger is None:
             node, weight = locate(self.clock.probabilities(together=block), w.repeat_interleave(block, 1))
@@ -168,10 +202,17 @@ class Spherical(Process):
             node, weight = locate(self.clock.pace(), q.clamp(0, 1))
             weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
-        return torch.where(free, 1 - (node / self.timesteps).float(), 0.0), weight.float()
+        t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
+        t = torch.where(weight > 0, t.clamp_max(SETTING_OUT), t)
+        if self.training and self.taught_in_turn:
+            turned = noise.uniform(len(free))[:, None] < self.taught_in_turn
+            waiting, counts = (self.turns or Turns()).waiting(w, free, noise)
+            t = torch.where(turned, waiting.float(), t)
+            weight = torch.where(turned, counts.double(), weight)
+        return t, weight.float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:
-        return moving
+        return moving & (z[..., : self.choices].amax(-1) < 1) if self.in_turn else moving
 
     # ---- what a state says ------------------------------------------------------------------------------------
 
@@ -181,8 +222,7 @@ class Spherical(Process):
     def bridge_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
         """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k), whatever its start.
 
-        For the log bridge X is taken for normal in the tangent space at its mean direction μ_k, with one variance along
-        the geodesic to e_k and another across it, both read off the table; log(θ / sin θ) is the change of volume.
+        For the log bridge X is taken for normal in the tangent space at its mean direction (tangents.py).
         """
         cosine = z[..., : self.choices]
         if isinstance(self.bridge, HeatBridge):
@@ -199,13 +239,12 @@ class Spherical(Process):
         origin, cosine = self.origins[which], z[..., : self.choices]
         start, d = origin[0], z.shape[-1]
         b = (sphere.dot(z, origin) - start * cosine) / (1 - start.square()).sqrt()
-        mean_a, mean_b, middle, along, across = self.moments[which][node][..., None].unbind(-2)
-        forward, squared, ratio = tangent(cosine, b, mean_a, mean_b)
-        said = (d - 2) * ratio.log()
-        said = said - 0.5 * (along * (forward - middle).square() + across * (squared - forward.square()))
+        moments = self.moments[which][node]
+        said = normal_log_p(cosine, b, moments, d)
         if len(self.origins) > 1:
             share = self.shares[node, which][..., None].clamp_min(1e-30).log()
-            said = said + share + 0.5 * (along.clamp_min(1e-6).log() + (d - 2) * across.clamp_min(1e-6).log())
+            along, across = moments[..., 3:, None].clamp_min(1e-6).log().unbind(-2)
+            said = said + share + 0.5 * (along + (d - 2) * across)
         return said
 
     # ---- the law of the token, by which splitting differs -------------------------------------------------------
@@ -223,14 +262,18 @@ class Spherical(Process):
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The divergence of the walk around this time; at the last one also that of reading the token off."""
+        """The divergence of the walk around this time; at the last one also that of reading the token off.
+
+        A position that waits goes all its way at once when its turn comes, and the evidence cancels (turns.py).
+        """
         node = self._node(t)
         target, cosine = u[..., : self.choices], z[..., : self.choices]
         excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, self._s(t))
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
         cross_entropy = self.cross_entropy(out, u)
-        return nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+        nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+        return torch.where(t == 1, cross_entropy, nats)
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).
@@ -239,7 +282,7 @@ class Spherical(Process):
         """
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
-            moving = weight > 0
+            moving = (weight > 0) & (t < 1)
             self.clock.observe(node[moving], nats[moving], cross_entropy[moving])
         if self.trains_on == "drift":
             return nats * weight
@@ -268,6 +311,8 @@ class Spherical(Process):
         """A step by any of the moves; the last one, to s = 0, has no noise but that of the token drawn from p_θ."""
         token = self.draw(out, noise)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
+        if bool((s == 0).all()):
+            return torch.where((t > 0)[..., None], vertex, z)
         now = self._s(t)
         walked = move(self.bridge, self.probabilities(out), token, z, now, self._s(s).maximum(now), noise)
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), walked)
@@ -278,24 +323,3 @@ def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, "N"]:
     steps = times.diff()
     after = F.pad(steps, (0, 1))
     return after if chain else (after + F.pad(steps, (1, 0))) / 2
-
-
-def tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log_μ(X) for μ = (mean_a, mean_b): its part towards e, its squared length θ², and θ / sin θ."""
-    cosine = (a * mean_a + b * mean_b).clamp(-1, 1)
-    ratio = sphere.angle_over_sine(cosine)
-    return ratio * (a * mean_b - b * mean_a), ratio.square() * (1 - cosine.square()), ratio
-
-
-def _moments(law: Law, d: int) -> Float[Tensor, "N 5"]:
-    """At each time: the mean direction, how far X is beyond it on average, and one over the variances along and across.
-
-    Where the law is a point the variances are 0, and what a state says there is nothing.
-    """
-    a, b = law.a.double(), law.b.double()
-    mean = torch.stack([a.mean(1), b.mean(1)])
-    mean_a, mean_b = mean / mean.norm(dim=0)
-    forward, squared, _ = tangent(a, b, mean_a[:, None], mean_b[:, None])
-    along, across = forward.var(1), (squared - forward.square()).clamp_min(0).mean(1) / (d - 2)
-    weights = [torch.where(variance > 1e-12, 1 / variance.clamp_min(1e-12), 0.0) for variance in (along, across)]
-    return torch.stack([mean_a, mean_b, forward.mean(1), *weights], dim=1).float()

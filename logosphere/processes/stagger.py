@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from logosphere.noise import Noise
-from logosphere.shapes import Float
+from logosphere.shapes import Float, Int64
 from logosphere.types import Positions
 
 Order = Literal["random", "left-to-right"]
@@ -38,13 +38,20 @@ class Stagger:
 
     def offsets(self, free: Positions, noise: Noise) -> Float[Tensor, "B M"]:
         """δ: the ranks of the free positions, new for each sequence, evenly over [0, 1]."""
-        free = free[:, :: self.together]
-        place = torch.arange(free.shape[1], device=free.device).double().expand(free.shape)
-        wish = noise.uniform(*free.shape) if self.order == "random" else place
-        rank = torch.where(free, wish, torch.inf).argsort(1).argsort(1)
-        last = (free.sum(1, keepdim=True) - 1).clamp_min(1)
-        return (rank / last).clamp_max(1).double().repeat_interleave(self.together, 1)
+        count = free.sum(1, keepdim=True) // self.together
+        return (ranks(free, self.order, noise, self.together) / (count - 1).clamp_min(1)).clamp_max(1).double()
 
     def covered(self, tau: Float[Tensor, "..."], offsets: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """q, not cut: below 0 a position waits, from 1 on it is done."""
         return (tau - self.spread * offsets) / (1 - self.spread)
+
+
+def ranks(free: Positions, order: Order, noise: Noise, together: int = 1) -> Int64[Tensor, "B M"]:
+    """The place of each free position in the order, from 0, new for each sequence; others come after all of these.
+
+    States that spell one token (`together` of them) have one place.
+    """
+    free = free[:, ::together]
+    place = torch.arange(free.shape[1], device=free.device).double().expand(free.shape)
+    wish = noise.uniform(*free.shape) if order == "random" else place
+    return torch.where(free, wish, torch.inf).argsort(1).argsort(1).repeat_interleave(together, 1)

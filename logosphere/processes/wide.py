@@ -135,7 +135,7 @@ class WideSpherical(Spherical):
 
     def wanted(self, z: State, moving: Positions) -> Positions:
         if not self.training:
-            return moving
+            return super().wanted(z, moving)
         # The global generator is set by seed and step in training, so that all processes score the same positions.
         parity = int(torch.rand(()) < 0.5)
         self._scored = moving & ((torch.arange(moving.shape[1], device=moving.device) + parity) % 2 == 0)
@@ -180,6 +180,7 @@ class WideSpherical(Spherical):
             cross_entropy = -own.clamp_min(1e-30).log()
             nats = apart * self.lengths[node] / (2 * self.bridge.total_noise)
             nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+            nats = torch.where(t == 1, cross_entropy, nats)
         return 2 * nats  # for the half that is not scored
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from logosphere.geometry import simplex
 from logosphere.noise import Noise
+from logosphere.processes import deaths
 from logosphere.processes.flow import Path, Share
 from logosphere.shapes import Float
 from logosphere.types import Kind, Logits, State
@@ -44,56 +45,30 @@ class WrightFisherPath(Path):
         super().__init__()
         self.width = self.choices = choices
         self.last, self.dilation = last, dilation
-        counts = torch.arange(last + 1, dtype=torch.float64)
-        self._log_c = torch.lgamma(counts + choices) - torch.lgamma(counts + 1) - math.lgamma(choices)
-        times = self._pace()
-        lives = self.survivors(times)
-        self.faint = float(self._chi_square(lives[0]))
+        log_c = deaths.log_normalisers(2 * last, float(choices))
+        self._c = log_c[: last + 1].exp()
+        times = self._pace(log_c)
+        lives = deaths.survivors(times, last, float(choices))
+        self.faint = float(deaths.chi_square(lives[0], log_c))
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("coefficients", lives.float(), persistent=False)
 
     # ---- the death process --------------------------------------------------------------------------------------
 
-    def survivors(self, times: Float[Tensor, "T"]) -> Float[Tensor, "T n"]:
-        """d_m(τ) for m = 0 … M: exp(τ A) from M."""
-        m = torch.arange(self.last + 1, dtype=torch.float64)
-        rates = m * (m + self.choices - 1) / 2
-        generator = torch.diag(-rates) + torch.diag(rates[1:], 1)  # column m flows to row m - 1
-        return torch.linalg.matrix_exp(times.double()[:, None, None] * generator)[..., -1].clamp_min(0)
-
-    def _chi_square(self, lives: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
-        """Σ_mn d_m d_n c_m c_n / c_(m+n) - 1, without the terms of m = 0 or n = 0, which cancel."""
-        m = torch.arange(1, self.last + 1, dtype=torch.float64)
-        both = m[:, None] + m
-        log_both = torch.lgamma(both + self.choices) - torch.lgamma(both + 1) - math.lgamma(self.choices)
-        ratio = (self._log_c[1:, None] + self._log_c[1:] - log_both).exp() - 1
-        return torch.einsum("...m,mn,...n->...", lives[..., 1:], ratio, lives[..., 1:])
-
-    def _pace(self) -> Float[Tensor, "T"]:
+    def _pace(self, log_c: Float[Tensor, "N"]) -> Float[Tensor, "T"]:
         """τ at s = 0 … 1: the mean of m grows evenly, from where χ² is faint to M."""
         end = 2 * (math.log(self.last) + 2 * math.log(self.choices) + 10) / self.choices
         fine = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 4000)]).double() * end
-        lives = self.survivors(fine)
+        lives = deaths.survivors(fine, self.last, float(self.choices))
         mean = lives @ torch.arange(self.last + 1, dtype=torch.float64)
-        lowest = mean[self._chi_square(lives) < FAINT].amax()
-        wanted = torch.linspace(0, 1, NODES + 1, dtype=torch.float64) * (self.last - lowest) + lowest
-        right = torch.searchsorted(-mean, -wanted).clamp(1, len(fine) - 1)
-        share = ((mean[right - 1] - wanted) / (mean[right - 1] - mean[right])).clamp(0, 1)
-        return torch.lerp(fine[right - 1], fine[right], share)
-
-    def _between(self, s: Share) -> tuple[Tensor, Tensor]:
-        place = s * NODES
-        low = place.long().clamp(0, NODES - 1)
-        return low, place - low
+        return deaths.even_pace(fine, mean, float(mean[deaths.chi_square(lives, log_c) < FAINT].amax()), NODES)
 
     def lives(self, s: Share) -> Float[Tensor, "... n"]:
         """d_m at s."""
-        low, share = self._between(s)
-        return torch.lerp(self.coefficients[low], self.coefficients[low + 1], share[..., None].to(self.coefficients))
+        return deaths.between(self.coefficients, s)
 
     def tau(self, s: Share) -> Float[Tensor, "..."]:
-        low, share = self._between(s)
-        return torch.lerp(self.times[low], self.times[low + 1], share.to(self.times))
+        return deaths.between(self.times, s)
 
     # ---- the path -----------------------------------------------------------------------------------------------
 
@@ -109,14 +84,8 @@ class WrightFisherPath(Path):
         return simplex.favoured(u, (waits * counted).sum(-1), noise)
 
     def _polynomial(self, z: State, s: Share) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
-        """P(z_k) and z_k P'(z_k), by Horner's rule; all terms are positive."""
-        terms = self.lives(s).double() * self._log_c.to(z.device).exp()
-        y = z.double()
-        value, slope = torch.zeros_like(y), torch.zeros_like(y)
-        for m in reversed(range(self.last + 1)):
-            slope = slope * y + m * terms[..., m, None]
-            value = value * y + terms[..., m, None]
-        return value, slope
+        """P(z_k) and z_k P'(z_k)."""
+        return deaths.polynomial((self.lives(s).double() * self._c.to(z.device))[..., None, :], z.double())
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         return self._polynomial(z, s)[0].clamp_min(1e-300).log().to(z.dtype)
@@ -127,8 +96,7 @@ class WrightFisherPath(Path):
         return (slope / value.clamp_min(1e-300)).to(z.dtype)
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        low, _ = self._between(s)
-        tau_per_s = (self.times[low] - self.times[low + 1]) * NODES
+        tau_per_s = deaths.steepness(self.times, s)
         weights = (u - out.softmax(-1)) * self.pull(z, s)
         return 0.5 * length * tau_per_s * simplex.squared_norm(weights, z)
 

@@ -12,8 +12,10 @@ from logosphere.model import Model
 from logosphere.processes.belief import BeliefPath, clear_accuracy
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.dirichlet import DirichletPath, clear_alpha
-from logosphere.processes.flow import Flow
+from logosphere.processes.flow import Flow, Path
 from logosphere.processes.geodesic import GeodesicPath
+from logosphere.processes.linear import LinearPath
+from logosphere.processes.sticks import StickPath
 from logosphere.processes.wrightfisher import WrightFisherPath, clear_count
 
 CELLS, FEW = 128, 64
@@ -49,12 +51,23 @@ def bfn(
     return _model(process, length, network, posterior_head, input)
 
 
+PRIORS = {"sphere": 0.5, "simplex": 1.0}
+STRAIGHT = {
+    "loss": ("cross-entropy", "velocity"),
+    "prior": tuple(PRIORS),
+    "geometry": ("sphere", "flat"),
+    "coupling": ("independent", "optimal"),
+}
+
+
 def fisher_flow(
     vocab_size: int,
     length: int,
     network: Network | None,
     *,
-    prior: str = "sphere",
+    geometry: str = "sphere",
+    prior: str | None = None,
+    coupling: str = "independent",
     posterior_head: bool = True,
     input: str = "belief",
     loss: str = "cross-entropy",
@@ -62,18 +75,32 @@ def fisher_flow(
 ) -> Model:
     """Flow matching along geodesics; posterior_head=False, input=state, loss=velocity, clock=even is the published one.
 
-    prior         sphere: starts uniform on the orthant (Fisher-Flow); simplex: uniform distributions (statistical flow
-                  matching)
+    geometry      sphere: geodesics of square roots; flat: straight lines in the simplex (linear flow matching)
+    prior         sphere: starts uniform on the orthant (Fisher-Flow, the default); simplex: uniform distributions
+                  (statistical flow matching, and always with geometry=flat)
+    coupling      independent, or optimal: training exchanges starts within a batch so that all ways together are
+                  shortest (mini-batch optimal transport); a batch cut into parts is then coupled part by part
     """
-    losses, priors = ("cross-entropy", "velocity"), {"sphere": 0.5, "simplex": 1.0}
     _check(input=input, clock=clock)
-    if loss not in losses:
-        raise UserError(f"There is no loss '{loss}'.{nearest(loss, losses)}")
-    if prior not in priors:
-        raise UserError(f"There is no prior '{prior}'.{nearest(prior, priors)}")
-    path = GeodesicPath(vocab_size, priors[prior])
+    prior = prior or ("simplex" if geometry == "flat" else "sphere")
+    for name, value in {"loss": loss, "prior": prior, "geometry": geometry, "coupling": coupling}.items():
+        if value not in STRAIGHT[name]:
+            raise UserError(f"There is no {name} '{value}'.{nearest(value, STRAIGHT[name])}")
+    optimal = coupling == "optimal"
+    if optimal and (posterior_head or input != "state"):
+        raise UserError(
+            "With coupling=optimal starts tell of tokens, and what a state says of its token has no closed form; "
+            "use it with posterior_head=False and input=state."
+        )
+    if geometry == "flat" and prior != "simplex":
+        raise UserError("Straight lines begin at uniform distributions; use geometry=flat with prior=simplex.")
+    if geometry == "flat":
+        path: Path = LinearPath(vocab_size, optimal=optimal)
+    else:
+        path = GeodesicPath(vocab_size, PRIORS[prior], optimal=optimal)
+    codec = SimplexCodec(vocab_size, rooted=geometry == "sphere")
     minimised = "squared-error" if loss == "velocity" else "cross-entropy"
-    process = Flow(SimplexCodec(vocab_size, rooted=True), path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
+    process = Flow(codec, path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input)
 
 
@@ -114,11 +141,16 @@ def dirichlet_flow(
     return _model(process, length, network, posterior_head, input)
 
 
+CONSTRUCTIONS: dict[str, type[WrightFisherPath] | type[StickPath]] = {"shares": WrightFisherPath, "sticks": StickPath}
+MOST_STICKS = 512
+
+
 def ddsm(
     vocab_size: int,
     length: int,
     network: Network | None,
     *,
+    construction: str = "shares",
     concentration: int | None = None,
     dilation: float | int = 1.0,
     posterior_head: bool = True,
@@ -126,14 +158,23 @@ def ddsm(
     loss: str = "cross-entropy",
     clock: str = "information",
 ) -> Model:
-    """Dirichlet diffusion of all shares at once; posterior_head=False, input=state, loss=bound is nearest to the paper.
+    """Dirichlet diffusion; construction=sticks, posterior_head=False, input=state, loss=bound is nearest to the paper.
 
-    concentration M: the data end is Dirichlet(1 + M e_x); by default chosen for the size of the vocabulary
+    construction  shares: all shares diffuse at once; sticks: each token takes its part of what earlier ones left
+    concentration M: the data end is Dirichlet(1 + M e_x), or its like; by default chosen for the size of the vocabulary
     dilation      the sampler diffuses so many times longer at each noise level, which favours likely sequences
     """
     _check(input=input, loss=loss, clock=clock)
     _positive(concentration=concentration, dilation=dilation)
-    path = WrightFisherPath(vocab_size, concentration or clear_count(vocab_size), dilation=float(dilation))
+    if construction not in CONSTRUCTIONS:
+        raise UserError(f"There is no construction '{construction}'.{nearest(construction, CONSTRUCTIONS)}")
+    if construction == "sticks" and vocab_size > MOST_STICKS:
+        raise UserError(
+            f"{vocab_size:,} tokens are too many sticks to break one after another (at most {MOST_STICKS}); "
+            "use construction=shares."
+        )
+    last = concentration or clear_count(vocab_size)
+    path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
     process = Flow(SimplexCodec(vocab_size), path, _clock(clock, CELLS), loss=loss)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input)
 

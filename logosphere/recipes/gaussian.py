@@ -112,6 +112,8 @@ def cdcd(
 
 FIRST_STEP = 4.209
 """log-SNR of the sqrt schedule after the first of 2000 steps, where Diffusion-LM's path ends: σ = 0.121."""
+LAST_STEP = -15.41
+"""And after the last, whose β is cut at 0.999: ᾱ = 2·10⁻⁷, by which the prior term weighs squared embeddings."""
 
 
 def diffusion_lm(
@@ -123,7 +125,7 @@ def diffusion_lm(
     predicts: str = "x0",
     schedule: str = "sqrt",
     highest: float | None = FIRST_STEP,
-    lowest: float | None = None,
+    lowest: float | None = LAST_STEP,
     anchor: float = 1.0,
     self_conditioning: float = 0.0,
     spacing: str = "angle",

@@ -1,6 +1,7 @@
 """Builders of latent diffusion: which reader, compressor, decoder, teaching and path make which system."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,24 +32,27 @@ COMPRESSION = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """What the systems of this file differ in. `latents` is None where every token has its own."""
+    """What the systems of this file differ in; each is a set of defaults."""
 
-    latents: int | None
-    latent_width: int | None
+    compressed: bool
+    """Fewer latents than tokens; else every token has its own."""
     from_left: bool
+    """The decoder writes token after token; else all at once."""
     scale: Scale
     teaching: Teaching
-    encoder: str | None
-    layer: int
-    pieces: list[int] | None
-    autoencoder_depth: int
     predicts: str
-    schedule: str
-    tan: float
-    last: float
-    blurred: float | None
-    self_conditioning: float
-    stage_one: float
+    latents: int | None = None
+    latent_width: int | None = None
+    encoder: str | None = None
+    layer: int = 6
+    pieces: list[int] | None = None
+    autoencoder_depth: int = 2
+    schedule: str = "cosine"
+    tan: float = 1.0
+    last: float = 3.0
+    blurred: float | None = None
+    self_conditioning: float = 0.5
+    stage_one: float = 0.4
     joint: bool = False
 
     def __post_init__(self) -> None:
@@ -60,162 +64,106 @@ class Settings:
             raise UserError("autoencoder_depth and latent_width must be at least 1.")
         if self.blurred is not None and self.blurred > self.last:
             raise UserError(f"Blurred latents have a log-SNR below the last one, {self.last}, not {self.blurred}.")
+        if not self.compressed and (self.latents, self.latent_width) != (None, None):
+            raise UserError("Here every token has a latent of the encoder's width: leave out latents and latent_width.")
+        if not self.compressed and (self.teaching.position_drop or self.teaching.divergence is not None):
+            raise UserError("position_drop and divergence are for compressed latents: take planner or cosmos.")
+        if self.from_left and self.teaching.match:
+            raise UserError("match needs a decoder that rebuilds all states at once: take tencdm or cosmos.")
 
 
-def ld4lg(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    latents: int | None = None,
-    latent_width: int = 64,
-    encoder: str | None = None,
-    layer: int = 6,
-    pieces: list[int] | None = None,
-    autoencoder_depth: int = 2,
-    predicts: str = "v",
-    schedule: str = "cosine",
-    tan: float = 1.0,
-    last: float = 3.0,
-    blurred: float | None = None,
-    self_conditioning: float = 0.5,
-    stage_one: float = 0.4,
-) -> Model:
-    """LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction.
+def _builder(system: Settings) -> Callable[..., Model]:
+    """The builder of the system with these defaults."""
+    taught = system.teaching
 
-    latents, latent_width   how many and how wide; by default one for 4 tokens
-    encoder, layer          minilm or hf:OWNER/NAME, and which of its layers; left out, a reader is trained
-    pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
-    predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
-    last                    log-SNR at which latents are read; blurred: the lowest at which the decoder learns to read
-    self_conditioning       share of steps that show the network its own answer
-    stage_one               share of the training for the autoencoder
-    """
-    return _model(
-        vocab_size, length, network,
-        Settings(
-            latents=_count(latents, length), latent_width=latent_width, from_left=True, scale="sphere",
-            teaching=Teaching(), encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
-            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
-            self_conditioning=self_conditioning, stage_one=stage_one,
-        ),
-    )  # fmt: skip
+    def build(
+        vocab_size: int,
+        length: int,
+        network: Network | None,
+        *,
+        latents: int | None = system.latents,
+        latent_width: int | None = system.latent_width,
+        encoder: str | None = system.encoder,
+        layer: int = system.layer,
+        pieces: list[int] | None = system.pieces,
+        autoencoder_depth: int = system.autoencoder_depth,
+        predicts: str = system.predicts,
+        schedule: str = system.schedule,
+        tan: float = system.tan,
+        last: float = system.last,
+        blurred: float | None = system.blurred,
+        self_conditioning: float = system.self_conditioning,
+        stage_one: float = system.stage_one,
+        joint: bool = system.joint,
+        match: float = taught.match,
+        position_drop: float = taught.position_drop,
+        feature_noise: float = taught.feature_noise,
+        latent_dropout: float = taught.latent_dropout,
+        substitution: float = taught.substitution,
+        divergence: float | None = taught.divergence,
+    ) -> Model:
+        """Latent diffusion in two stages: an autoencoder, then Gaussian diffusion of its latents.
 
+        latents, latent_width   how many and how wide; by default one for 4 tokens
+        encoder, layer          minilm or hf:OWNER/NAME, and which of its layers; left out, a reader is trained
+        pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
+        predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
+        last                    log-SNR at which latents are read; blurred: the lowest the decoder learns to read
+        self_conditioning       share of steps that show the network its own answer
+        stage_one               share of the training for the autoencoder; joint: both learn together (LDLM)
+        match                   weight of the mean squared error of the states rebuilt
+        position_drop           share of states hidden from the compressor, in half of the sequences
+        feature_noise           noise on the states of the other half (0.71 leaves a signal of 0.7)
+        latent_dropout          share of latent features that are dropped
+        substitution            share of tokens the encoder sees replaced
+        divergence              weight of KL(q(u | x) || N(0, 1)), averaged over elements; left out, nothing is drawn
+        """
+        teaching = Teaching(
+            match=match, position_drop=position_drop, feature_noise=feature_noise, latent_dropout=latent_dropout,
+            substitution=substitution, divergence=divergence,
+        )  # fmt: skip
+        has = replace(
+            system, teaching=teaching, latents=latents, latent_width=latent_width, encoder=encoder, layer=layer,
+            pieces=pieces, autoencoder_depth=autoencoder_depth, predicts=predicts, schedule=schedule, tan=tan,
+            last=last, blurred=blurred, self_conditioning=self_conditioning, stage_one=stage_one, joint=joint,
+        )  # fmt: skip
+        return _model(vocab_size, length, network, has)
 
-def planner(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    latents: int | None = None,
-    latent_width: int = 64,
-    divergence: float = 0.1,
-    substitution: float = 0.3,
-    encoder: str | None = None,
-    layer: int = 6,
-    pieces: list[int] | None = None,
-    autoencoder_depth: int = 2,
-    predicts: str = "x0",
-    schedule: str = "cosine",
-    tan: float = 1.0,
-    last: float = 3.0,
-    blurred: float | None = None,
-    self_conditioning: float = 0.0,
-    stage_one: float = 0.4,
-) -> Model:
-    """PLANNER: latents drawn by a variational encoder that reads noisy tokens, a decoder from left to right.
-
-    divergence     weight of KL(q(u | x) || N(0, 1)), averaged over elements
-    substitution   share of tokens the encoder sees replaced; all other options as those of ld4lg
-    """
-    return _model(
-        vocab_size, length, network,
-        Settings(
-            latents=_count(latents, length), latent_width=latent_width, from_left=True, scale="standard",
-            teaching=Teaching(divergence=divergence, substitution=substitution),
-            encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
-            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
-            self_conditioning=self_conditioning, stage_one=stage_one,
-        ),
-    )  # fmt: skip
+    return build
 
 
-def tencdm(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    encoder: str | None = None,
-    layer: int = 4,
-    pieces: list[int] | None = None,
-    autoencoder_depth: int = 2,
-    predicts: str = "x0",
-    schedule: str = "cosine",
-    tan: float = 9.0,
-    last: float = 3.0,
-    blurred: float | None = -1.5,
-    self_conditioning: float = 0.5,
-    stage_one: float = 0.3,
-) -> Model:
-    """TEncDM: standardised states of an encoder, one for each token; a decoder that learns to read noisy ones.
+ld4lg = _builder(
+    Settings(compressed=True, latent_width=64, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
+)
+"""LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction."""
 
-    Options as those of ld4lg; blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
-    """
-    return _model(
-        vocab_size, length, network,
-        Settings(
-            latents=None, latent_width=None, from_left=False, scale="standard", teaching=Teaching(),
-            encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
-            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
-            self_conditioning=self_conditioning, stage_one=stage_one,
-        ),
-    )  # fmt: skip
-
-
-def cosmos(
-    vocab_size: int,
-    length: int,
-    network: Network | None,
-    *,
-    latents: int | None = None,
-    latent_width: int = 64,
-    match: float = 1.0,
-    position_drop: float = 0.3,
-    feature_noise: float = 0.71,
-    latent_dropout: float = 0.4,
-    encoder: str | None = None,
-    layer: int = 6,
-    pieces: list[int] | None = None,
-    autoencoder_depth: int = 2,
-    predicts: str = "x0",
-    schedule: str = "cosine",
-    tan: float = 5.0,
-    last: float = 3.0,
-    blurred: float | None = None,
-    self_conditioning: float = 0.5,
-    stage_one: float = 0.4,
-    joint: bool = False,
-) -> Model:
-    """COSMOS: states compressed and rebuilt, all tokens at once; latents made smooth by what the encoder must endure.
-
-    match            weight of the mean squared error of the rebuilt states
-    position_drop    share of states hidden from the compressor, in half of the sequences
-    feature_noise    noise on the states of the other half (0.71 leaves a signal of 0.7)
-    latent_dropout   share of latent features that are dropped
-    joint            autoencoder and diffusion learn together (LDLM); all other options as those of ld4lg
-    """
-    teaching = Teaching(
-        match=match, position_drop=position_drop, feature_noise=feature_noise, latent_dropout=latent_dropout
+planner = _builder(
+    Settings(
+        compressed=True, latent_width=64, from_left=True, scale="standard",
+        teaching=Teaching(divergence=0.1, substitution=0.3), predicts="x0", self_conditioning=0.0,
     )
-    return _model(
-        vocab_size, length, network,
-        Settings(
-            latents=_count(latents, length), latent_width=latent_width, from_left=False, scale="standard",
-            teaching=teaching, encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
-            predicts=predicts, schedule=schedule, tan=tan, last=last, blurred=blurred,
-            self_conditioning=self_conditioning, stage_one=stage_one, joint=joint,
-        ),
-    )  # fmt: skip
+)  # fmt: skip
+"""PLANNER: latents drawn by a variational encoder that reads noisy tokens, a decoder from left to right."""
+
+tencdm = _builder(
+    Settings(
+        compressed=False, from_left=False, scale="standard", teaching=Teaching(), predicts="x0",
+        layer=4, tan=9.0, blurred=-1.5, stage_one=0.3,
+    )
+)  # fmt: skip
+"""TEncDM: standardised states of an encoder, one for each token; a decoder that learns to read noisy ones.
+
+blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
+"""
+
+cosmos = _builder(
+    Settings(
+        compressed=True, latent_width=64, from_left=False, scale="standard",
+        teaching=Teaching(match=1.0, position_drop=0.3, feature_noise=0.71, latent_dropout=0.4),
+        predicts="x0", tan=5.0,
+    )
+)  # fmt: skip
+"""COSMOS: states compressed and rebuilt, all tokens at once; latents made smooth by what the encoder must endure."""
 
 
 def _count(latents: int | None, length: int) -> int:
@@ -249,10 +197,10 @@ def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> Tex
     reader: Reader = Learned(vocab_size, length, size)
     if has.encoder is not None:
         reader = Frozen(encoder_by_name(has.encoder, has.layer), vocab_size, length, has.pieces)
-    latents = length if has.latents is None else has.latents
+    latents = _count(has.latents, length) if has.compressed else length
     features = reader.width if has.latent_width is None else has.latent_width
     compressor, decoder = None, _decoder(vocab_size, length, size, latents, features, reader.width, has.from_left)
-    if has.latents is not None:
+    if has.compressed:
         compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
     return TextAutoencoder(
         vocab_size, length, reader, compressor, decoder,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500."""
     data: str = "pydoc"
-    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, or lines:FILE, labelled:FILE,
-    pairs:FILE for separate sequences."""
+    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, stream:owner/name to train
+    while it is read, or lines:FILE, labelled:FILE, pairs:FILE for separate sequences."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
@@ -79,17 +80,22 @@ class Recipe:
             raise UserError("There must be at least 1 validation on at least 1 sequence.")
 
     def system_options(self) -> dict[str, Any]:
-        """The options as values: numbers, booleans, None and words as YAML reads them."""
-        read = {}
-        for option in self.options:
-            name, separator, value = option.partition("=")
-            if not separator or not name:
-                raise UserError(f"'{option}' is not an option of the form name=value.")
-            try:
-                read[name] = yaml.safe_load(value)
-            except (yaml.YAMLError, ValueError, RecursionError):
-                raise UserError(f"The value of the option '{option}' cannot be read.") from None
-        return read
+        """The options as values."""
+        return options_from(self.options)
+
+
+def options_from(words: Sequence[str]) -> dict[str, Any]:
+    """Words name=value as values: numbers, booleans, None and words as YAML reads them."""
+    read = {}
+    for option in words:
+        name, separator, value = option.partition("=")
+        if not separator or not name:
+            raise UserError(f"'{option}' is not an option of the form name=value.")
+        try:
+            read[name] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"The value of the option '{option}' cannot be read.") from None
+    return read
 
 
 def recipe_from(content: Any, place: str) -> Recipe:

@@ -24,6 +24,7 @@ from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, w
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
 from logosphere.processes.stagger import Stagger
+from logosphere.processes.turns import Turns
 from logosphere.processes.wide import Projection, WideCodec, WideSpherical
 
 CHOICES = {
@@ -33,10 +34,11 @@ CHOICES = {
     "transitions": ("exact", "normal", "published"),
     "digits": ("positions", "heads"),
     "order": ("random", "left-to-right"),
+    "path": ("together", "in-turn"),
 }
 
 
-def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
+def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "together") -> Callable[..., Model]:
     """The builder of the systems with this bridge, a function of the dimension and the noise."""
 
     def build(
@@ -60,6 +62,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         projected: bool = False,
         stagger: float = 0.0,
         order: str = "random",
+        path: str | None = None,
+        taught_in_turn: float | None = None,
     ) -> Model:
         """A model on the sphere; posterior_head=False with input="state" is the published network.
 
@@ -77,10 +81,14 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
         self_conditioning   the probability with which training shows the network its own estimate; True: 0.5
         stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
         order         in which they do: random, drawn for each sequence, or left-to-right
+        path          of bounds and samples: together, or in-turn: one position at a time between others that stand,
+                      which is the default of rdlm-heat unless positions are staggered
+        taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn;
+                      by default half where the path is in turn
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
-        given["order"] = order
+        given |= {"order": order, "path": usual_path if path is None else path}
         for option, word in given.items():
             if word not in CHOICES[option]:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
@@ -98,22 +106,32 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
             codec = VertexCodec(vocab_size) if base is None else DigitCodec(vocab_size, base)
         d = codec.choices + 1
         bridge = bridge_on(d, default_noise(d) if total_noise is None else total_noise)
-        points, path = starts(start, codec.choices)
+        points, mixing = starts(start, codec.choices)
         steps = STEPS if timesteps is None else timesteps - 1
         laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
         if transitions != "exact":
             laws = [moment_matched(law, d, published=transitions == "published") for law in laws]
+        # Mixture paths, fixed steps and staggered clocks are about moving together.
+        plain = mixing is None and timesteps is None and stagger == 0
+        in_turn = given["path"] == "in-turn" and (path is not None or plain)
+        plain_loss = loss == "cross-entropy" and switch is None
+        if taught_in_turn is None:
+            taught_in_turn = 0.5 if in_turn and plain_loss else 0.0
+        _check_turns(in_turn, taught_in_turn, plain_loss, mixed=mixing is not None, timesteps=timesteps)
+        together = codec.digits if isinstance(codec, DigitCodec) else 1
         kind = WideSpherical if projected else Spherical if base is None else SplitSpherical
         process = kind(
             codec,
             bridge,
             [Start(point, law) for point, law in zip(points, laws, strict=True)],
             _clock(clock, window, laws[0].times),
-            shares=None if path is None else path(laws[0].times),
+            shares=None if mixing is None else mixing(laws[0].times),
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
             chain=timesteps is not None,
-            stagger=_stagger(stagger, order, codec, window, timesteps),
+            stagger=_stagger(stagger, order, together, window, timesteps),
+            turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
+            taught_in_turn=taught_in_turn,
         )
         denoiser: Denoiser | None = None
         if network is not None:
@@ -126,7 +144,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge]) -> Callable[..., Model]:
 
 
 rdlm = _builder(lambda d, total_noise: LogBridge(total_noise))
-rdlm_heat = _builder(HeatBridge.on)
+rdlm_heat = _builder(HeatBridge.on, "in-turn")
 
 
 def _network(
@@ -171,7 +189,7 @@ def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
 
 
 def _stagger(
-    spread: float, order: str, codec: Codec, window: list[float] | None, timesteps: int | None
+    spread: float, order: str, together: int, window: list[float] | None, timesteps: int | None
 ) -> Stagger | None:
     if not 0 <= spread < 1:
         raise UserError(f"stagger is a share of the time, from 0 (all positions at once) to below 1, not {spread}.")
@@ -179,8 +197,16 @@ def _stagger(
         return None
     if window is not None or timesteps is not None:
         raise UserError("Staggered positions have no window and no fixed timesteps; leave these away, or stagger=0.")
-    together = codec.digits if isinstance(codec, DigitCodec) else 1
     return Stagger(spread, order, together)  # type: ignore[arg-type]
+
+
+def _check_turns(in_turn: bool, taught: float, plain_loss: bool, *, mixed: bool, timesteps: int | None) -> None:
+    if in_turn and (mixed or timesteps is not None):
+        raise UserError("path=in-turn has no fixed timesteps and no start that changes with time; use path=together.")
+    if not 0 <= taught < 1:
+        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, not {taught}.")
+    if taught and not plain_loss:
+        raise UserError("What is taught in turn is learnt by cross-entropy; leave the loss at that, without a switch.")
 
 
 Path = Callable[[Tensor], Tensor]

@@ -91,9 +91,9 @@ class RunFolder:
     def state(self) -> Path:
         return self.path / "state"
 
-    def model(self, weights: str = "ema") -> Model:
+    def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
-        return load_weights(self.path, self.weights_file(weights))
+        return load_weights(self.path, self.weights_file(weights), options)
 
     def weights_file(self, weights: str = "ema") -> Path:
         """Where such weights lie."""
@@ -198,7 +198,7 @@ def newest_or_box(parent: Path = Path("runs")) -> Path:
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:
     """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
-    base = f"{system}-{Path(data.removeprefix('hf:')).stem}"
+    base = f"{system}-{Path(data.removeprefix('stream:').removeprefix('hf:')).stem}"
     number, path = 1, parent / base
     while path.exists():
         number += 1

@@ -12,6 +12,7 @@ import torch
 from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
 from logosphere.data.examples.collection import Examples
+from logosphere.data.streaming import Arrivals
 from logosphere.denoisers.trunk import Trunk
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
@@ -168,12 +169,16 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     _prepare(model, recipe, corpus)
     team.first(lambda: run.forget_after(training.step))
     crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
+    if isinstance(crops, Arrivals) and training.step > 0:
+        crops.go_to(training.position)
     rows, posed = team.share(recipe.batch), task(recipe.task)
     last_save = clock.seconds
 
     def save(*, wait: bool) -> Iterator[Saved]:
         nonlocal last_save
         yield from done_saves(wait=True)
+        if isinstance(crops, Arrivals):
+            training.position = crops.position(training.step)
         saves.begin({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best})
         last_save = clock.seconds
         yield from done_saves(wait=wait)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
-GAUSSIAN = "Gaussian diffusion"
+GAUSSIAN, FLOWING = "Gaussian diffusion", "Gaussian diffusion and flows"
 REMASKED = "masked diffusion with a remasker"
 
 
@@ -46,11 +46,12 @@ LISTINGS = [
     Listing("threshold", "all tokens of more than 0.9 probability at once", MASKED, False),
     Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", MASKED, False),
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
+    Listing("bridge", "towards a drawn token along its bridge, all positions together", "the sphere", True),
     Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
     Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
-    Listing("heun", "the probability flow, second order with two looks a step", GAUSSIAN, True),
+    Listing("heun", "the probability flow, or a flow's own, second order with two looks a step", FLOWING, True),
     Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),

@@ -7,6 +7,7 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.flow import Flow
 from logosphere.processes.gaussian_moves import ddim, renoised
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
@@ -36,7 +37,8 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
-from logosphere.sampling.steppers.gaussian import Directed, Flow, Multistep, drawn, renormalised, rounded
+from logosphere.sampling.steppers.flows import Downstream
+from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
 
 
@@ -80,6 +82,10 @@ def _correcting(model: Model) -> Sampler:
     return Sampler(Windowed(SelfCorrecting(), late, late), grid=StandingEnd(late, 0.5))
 
 
+def _heun(model: Model) -> Sampler:
+    return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
@@ -110,11 +116,12 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
     "self-correcting": _correcting,
+    "bridge": _always(Sampler(Moved(MOVES["bridge"]))),
     "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
     "matched": _always(Sampler(Moved(MOVES["matched"]))),
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),
-    "heun": _always(Sampler(Flow())),
+    "heun": _heun,
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),

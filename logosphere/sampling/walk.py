@@ -6,6 +6,7 @@ z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a plan;   x = decode
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -16,7 +17,8 @@ from logosphere.denoisers.conditioner import check_guidable
 from logosphere.denoisers.wrappers import Counting, Guided, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Drawn, Noise
+from logosphere.noise import Keyed, Noise
+from logosphere.parallel.team import ALONE, Team
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.samplers import Sampler, sampler_of
@@ -61,18 +63,19 @@ def walk(
     free = codec.spread(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
-    rows = process.clocks(codec.spread(plan.times.to(free.device)), free, noise)
     stepper = as_stepper(stepper)
     stepper.check(process)
+    rows = stepper.clocks(process, codec.spread(plan.times.to(free.device)), free, noise)
     sure = (~free).float() if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
+        now = noise.during(step)
 
-        def ask(z: State, t: Times, where: Positions, row: Tensor = t_row) -> Logits:
+        def ask(z: State, t: Times, where: Positions, row: Tensor = t_row, now: Noise = now) -> Logits:
             nonlocal sure
             seen, seen_t = z, t
             if renoise_known:
                 seen_t = torch.where(free, t, row)
-                seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, noise))
+                seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, now))
             with torch.no_grad():
                 out = predict(seen, seen_t, context=z, where=where)
             if sure is not None:
@@ -81,7 +84,7 @@ def walk(
             return out
 
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
-        z = stepper(process, ask, z, t, s, noise)
+        z = stepper(process, ask, z, t, s, now)
         yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure)
 
 
@@ -117,13 +120,15 @@ def generate(
     condition: Condition | None = None,
     guidance: float = 1.0,
     watch: Callable[[Frame], object] | None = None,
+    team: Team = ALONE,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
     With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it).
 
     Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
-    own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame.
+    own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame. The processes of
+    a `team` share out the sequences and all get them: what a sequence is depends on the seed and its number alone.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
@@ -142,9 +147,17 @@ def generate(
     move = GreedyEnd(move) if greedy_end else move
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
-    given = _given(model, n, known, tokens, device)
+    given = _given(model, n, known, tokens, device).part(team.share(n))
+    seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
+    if condition is not None:
+        condition = condition.each(lambda field: field[team.share(n)])
     tally = Tally()
-    plan = model_plan(model, move.steps(model.length, steps), grid or sampler.grid, sampler.blocks)
+    plan = model_plan(
+        model,
+        move.steps(model.length, steps),
+        grid or sampler.grid or partial(move.grid, model.process),
+        sampler.blocks,
+    )
     was_training = model.training, network.training
     started = time.perf_counter()
     try:
@@ -157,16 +170,19 @@ def generate(
             predict = Sharpened(predict, temperature, top_p, top_k, min_p)
         if cached:
             predict = Remembering(predict)
-        noise, watched = Drawn(rng, n), watch is not None
-        for frame in walk(
-            model.process, predict, plan, given, noise, move, renoise_known=renoise_known, watched=watched
-        ):
-            if watch is not None:
-                watch(frame)
+        noise, watched = Keyed(seed, 0, given.ids, given.place, n), watch is not None
+        drawn = given.tokens
+        if len(given):  # of many processes some may have nothing to write
+            for frame in walk(
+                model.process, predict, plan, given, noise, move, renoise_known=renoise_known, watched=watched
+            ):
+                if watch is not None:
+                    watch(frame)
+            drawn = model.process.codec.decode(frame.z)
     finally:
         model.train(was_training[0]), network.train(was_training[1])
-    drawn = model.process.codec.decode(frame.z)
-    return Generation(drawn, (tally.sequences + move.asked) / n, time.perf_counter() - started)
+    (asked,) = team.total(tally.sequences + move.asked)
+    return Generation(team.joined(drawn, n), asked / n, time.perf_counter() - started)
 
 
 def sample(

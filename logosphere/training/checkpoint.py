@@ -79,7 +79,9 @@ def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
 def counts(training: Training) -> dict[str, object]:
     """What a checkpoint says in plain numbers."""
     updates = None if training.averaged is None else training.averaged.updates
-    return {"step": training.step, "tokens": training.tokens, "ema_updates": updates, "usual": training.usual}
+    said: dict[str, object] = {"step": training.step, "tokens": training.tokens, "ema_updates": updates}
+    plain = said | {"usual": training.usual}
+    return plain if training.position is None else plain | {"position": training.position}
 
 
 def latest(folder: Path) -> Path | None:
@@ -116,6 +118,7 @@ def restore_counts(path: Path, training: Training) -> dict[str, float]:
         state = json.loads((path / STATE).read_bytes())
         step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
         training.step, training.tokens, training.usual = int(step), int(tokens), float(state.pop("usual", 0.0))
+        training.position = state.pop("position", None)
         if training.averaged is not None:
             training.averaged.updates = int(updates)
         return {str(name): float(value) for name, value in state.items()}

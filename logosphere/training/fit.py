@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,8 @@ class Training:
         self.parameters = parameters
         self.averaged = None if ema is None else Averaged(model, ema)
         self.step, self.tokens = 0, 0
+        self.position: dict[str, Any] | None = None
+        """Where the data stands, if it has to be told."""
         self.usual = 0.0
         """The running average of the gradient's norm, where spikes are looked for."""
 

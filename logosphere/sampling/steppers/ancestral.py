@@ -13,7 +13,7 @@ from logosphere.types import Logits, Positions, State, Times
 def backward_step(process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise) -> State:
     """Draw z_s from the process's own backward step; right for every process."""
     z = z.clone()
-    z[where] = process.step(out, z[where], t[where], s[where], noise)
+    z[where] = process.step(out, z[where], t[where], s[where], noise.at(where))
     return z
 
 
@@ -42,7 +42,7 @@ class FirstHitting(Stepper):
         scores = torch.where(where, noise.uniform(*where.shape), -1.0)
         chosen = torch.zeros_like(where).scatter(1, scores.argmax(1, keepdim=True), True) & where
         z = z.clone()
-        z[chosen] = categorical(out[chosen[where]], noise.uniform(int(chosen.sum())))
+        z[chosen] = categorical(out[chosen[where]], noise.at(chosen).uniform(int(chosen.sum())))
         return z
 
 

@@ -46,6 +46,16 @@ class Stepper(ABC):
         """Steps the plan must have when `steps` were asked for."""
         return steps
 
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""
+        return process.grid(steps)
+
+    def clocks(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, "S #B M"]:
+        """What the clock of each position shows when the common one shows `rows`."""
+        return process.clocks(rows, free, noise)
+
     def session(self) -> "Stepper":
         """A stepper for one walk, free to remember what it has seen; by default itself."""
         return self

@@ -88,13 +88,14 @@ class Directed(Stepper):
         if self.ahead:
             then = torch.where(then > 0, (then - self.ahead).clamp_min(FIRST), then)
         moved = z.clone()
-        aim = self.aim(path, out, z[where], now, noise)
-        moved[where] = path.moved(self.move, aim, out, z[where], now, then, noise)
+        packed = noise.at(where)
+        aim = self.aim(path, out, z[where], now, packed)
+        moved[where] = path.moved(self.move, aim, out, z[where], now, then, packed)
         return moved
 
 
 @dataclass(frozen=True)
-class Flow(Stepper):
+class Heun(Stepper):
     """Heun's method: the mean of x̂ at both ends of a step; two looks at the network for each but the last."""
 
     def check(self, process: Process) -> None:
@@ -106,14 +107,14 @@ class Flow(Stepper):
             return z
         out, moved = ask(z, t, where), z.clone()
         clean = path.clean(out, z[where], t[where])
-        moved[where] = path.moved(ddim, clean, out, z[where], t[where], s[where], noise)
+        moved[where] = path.moved(ddim, clean, out, z[where], t[where], s[where], noise.at(where))
         again = where & (s > 0)
         if not again.any():
             return moved
         seen = ask(moved, s, again)
         after = path.clean(seen, moved[again], s[again])
         mean = (clean[again[where]] + after) / 2
-        moved[again] = path.moved(ddim, mean, seen, z[again], t[again], s[again], noise)
+        moved[again] = path.moved(ddim, mean, seen, z[again], t[again], s[again], noise.at(again))
         return moved
 
 
@@ -144,7 +145,7 @@ class Multistep(Stepper):
         share = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
         aim = clean + share * (clean - self.last[where])
         moved, last, lengths = z.clone(), self.last.clone(), self.length.clone()
-        moved[where] = path.moved(ddim, aim, out, z[where], now, then, noise)
+        moved[where] = path.moved(ddim, aim, out, z[where], now, then, noise.at(where))
         last[where], lengths[where] = clean, length
         self.last, self.length = last, lengths
         return moved

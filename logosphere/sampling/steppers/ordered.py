@@ -125,7 +125,7 @@ class Ordered(Stepper):
         if not where.any():
             return z
         out = ask(z, t, where)
-        drawn = categorical(out, noise.uniform(len(out)))
+        drawn = categorical(out, noise.at(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
         due = (hidden - still_hidden(masked(process)[0], s, falls)).clamp_min(0)

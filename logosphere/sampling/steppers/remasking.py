@@ -115,7 +115,7 @@ class Remasking(Stepper):
         if where.any():
             lifted = where & (u < lift)
             out = ask(z, t, where)[lifted[where]]
-            drawn = categorical(out, noise.uniform(len(out)))
+            drawn = categorical(out, noise.at(lifted).uniform(len(out)))
             moved[lifted] = drawn
             self.surety = surety.masked_scatter(lifted, log_probability(out, drawn).double())
         return moved

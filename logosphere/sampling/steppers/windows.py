@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers.ancestral import ancestral
 from logosphere.sampling.steppers.base import Ask, Stepper, moving
+from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
 
 ROUNDING = 1e-6
@@ -56,6 +59,14 @@ class GreedyEnd(Stepper):
 
     def check(self, process: Process) -> None:
         self.inner.check(process)
+
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        return self.inner.grid(process, steps)
+
+    def clocks(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, "S #B M"]:
+        return self.inner.clocks(process, rows, free, noise)
 
     @property
     def adaptive(self) -> bool:

@@ -1,0 +1,134 @@
+"""Control by a classifier's gradient (Li et al. 2022, Diffusion-LM): does it obey, and what does that cost in fluency?
+
+    python benchmarks/control.py --seconds 90
+
+Human core promoters and other DNA, 70 bases each, half and half (`promoters` of `logosphere data list`). Diffusion-LM
+learns both together and knows no labels. A small convolution learns labels from noisy embeddings of the training split,
+and its gradient steers the sampler (SteeredState). Two others judge the result, both taught on the validation split: a
+convolution of its own (success: the share of samples it takes for promoters) and an autoregressive model (fluency: bits
+per base, beside those of real test sequences). Variety is the share of distinct strings of eight bases.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import harness
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import logosphere as ls
+from logosphere.data.examples.collection import in_turn
+from logosphere.denoisers.steered import SteeredState
+from logosphere.training.fit import Training
+
+LENGTH, BASES, SAMPLES, BATCH = 70, 4, 256, 64
+NETWORK = {"width": 64, "depth": 2, "heads": 2}
+
+
+def split(part: object) -> tuple[Tensor, Tensor]:
+    """All sequences of a split, and their labels; 1 is a promoter."""
+    batch = next(iter(in_turn(part, LENGTH, 1 << 20)))  # type: ignore[arg-type]
+    return batch.tokens, batch.condition.labels
+
+
+def picked(tokens: Tensor, labels: Tensor, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches drawn with replacement."""
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        rows = torch.randint(len(tokens), (BATCH,), generator=rng)
+        yield tokens[rows], labels[rows]
+
+
+def trained(name: str, tokens: Tensor, seconds: float, **options: object) -> ls.Model:
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=BASES, length=LENGTH, **NETWORK, **options)
+    training, started = Training(model, ema=0.99, optim=ls.Optim(lr=3e-3, warmup=50)), time.process_time()
+    for part, _ in picked(tokens, tokens, 1 << 30, seed=1):
+        if (done := (time.process_time() - started) / seconds) >= 1:
+            break
+        progress = training.advance(ls.Batch.of(part, first=training.step * BATCH), 0, done)
+    training.averaged.exchange()
+    print(f"{name}: {progress.step} updates, {progress.nats / math.log(2):.3f} bits", file=sys.stderr, flush=True)
+    return model.eval()
+
+
+class Classifier(nn.Module):
+    """Two convolutions and a mean: states [B, L, d] -> log-odds of being a promoter."""
+
+    def __init__(self, width: int, channels: int = 32):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(width, channels, 9, padding=4), nn.ReLU(), nn.Conv1d(channels, channels, 5, padding=2), nn.ReLU()
+        )
+        self.last = nn.Linear(channels, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.last(self.layers(states.transpose(1, 2)).mean(-1)).squeeze(-1)
+
+
+def taught(read: Callable[[Tensor], Tensor], width: int, data: tuple[Tensor, Tensor], seed: int) -> Classifier:
+    """A classifier of what `read` makes of tokens."""
+    torch.manual_seed(seed)
+    classifier = Classifier(width)
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=3e-3)
+    for tokens, labels in picked(*data, 600, seed):
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(classifier(read(tokens)), labels.float()).backward()
+        optimizer.step()
+    return classifier.eval().requires_grad_(False)
+
+
+def main() -> None:
+    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    read.add_argument(
+        "--seconds", type=float, default=90.0, help="processor time to train Diffusion-LM; the judge: half"
+    )
+    read.add_argument("--steps", type=int, default=32)
+    read.add_argument("--strengths", type=float, nargs="+", default=[0, 1, 3, 10])
+    given = read.parse_args()
+    corpus = ls.open_corpus("promoters")
+    train, valid, test = (split(part) for part in (corpus.train, corpus.valid, corpus.test))
+    model = trained("diffusion-lm", train[0], given.seconds, embedding=BASES)
+    critic = trained("ar", valid[0], given.seconds / 2)
+    codec, rng = model.process.codec, torch.Generator().manual_seed(3)
+
+    def noisy(tokens: Tensor) -> Tensor:
+        """Embeddings with noise of any size up to theirs: x̂ is not quite an embedding either."""
+        u = codec.encode(tokens).detach()
+        return u + u.std() * torch.rand(len(u), 1, 1, generator=rng) * torch.randn(u.shape, generator=rng)
+
+    def plain(tokens: Tensor) -> Tensor:
+        return F.one_hot(tokens, BASES).float()
+
+    guide, judge = taught(noisy, BASES, train, seed=4), taught(plain, BASES, valid, seed=5)
+
+    def measured(tokens: Tensor) -> dict[str, float]:
+        bits = critic.nelbo(tokens, torch.Generator().manual_seed(0)).total.double() / LENGTH / math.log(2)
+        strings = tokens.unfold(1, 8, 1).reshape(-1, 8) @ BASES ** torch.arange(8)
+        success = (judge(plain(tokens)) > 0).double().mean()
+        return {
+            "success": float(success),
+            "bits per base": float(bits.mean()),
+            "s.e.": float(bits.std() / len(bits) ** 0.5),
+            "variety": len(strings.unique()) / len(strings),
+        }
+
+    right = ((judge(plain(test[0])) > 0) == (test[1] == 1)).double().mean()
+    print(f"the judge is right in {right:.3f} of the test split", file=sys.stderr)
+    rows = {}
+    for label in (1, 0):
+        real = test[0][test[1] == label]
+        rows[f"real, label {label}"] = measured(real[torch.arange(SAMPLES) * len(real) // SAMPLES])
+    for strength in given.strengths:
+        steered = SteeredState(model.denoiser, model.process, lambda x: F.logsigmoid(guide(x)), strength)
+        drawn = ls.sample(model, n=SAMPLES, steps=given.steps, rng=torch.Generator().manual_seed(2), denoiser=steered)
+        rows[f"diffusion-lm, strength {strength:g}"] = measured(drawn)
+    harness.present("control by a classifier's gradient", rows)
+
+
+if __name__ == "__main__":
+    main()

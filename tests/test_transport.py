@@ -1,0 +1,191 @@
+"""Flows without noise: orders of their steps, likelihoods by the ODE, and optimal transport within a batch."""
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from laws import SMALL, System, alone, everything, generator, mean_and_error, network, sticky, table
+from scipy.optimize import linear_sum_assignment
+from test_flows import model_of
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.continuity import ode_nelbo
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.geometry.assignment import assigned
+from logosphere.noise import Drawn
+from logosphere.processes.geodesic import GeodesicPath
+from logosphere.sampling.plan import Plan
+from logosphere.sampling.samplers import sampler
+from logosphere.sampling.walk import walk
+from logosphere.types import Batch
+
+CARRIED = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior": "simplex"})]
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def end_of_path(which: int, name: str, steps: int) -> Tensor:
+    """Where a sampler arrives before tokens are read, always from the same starts, in equal steps."""
+    language = sticky(3, 2)
+    model = model_of(CARRIED[which], language)
+
+    def grid(count: int) -> Tensor:
+        return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
+
+    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), Plan.diffuse(2, steps + 1, grid)
+    stepper, noise = sampler(name, model).stepper, Drawn(generator(1), 200)
+    return list(walk(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=map(str, CARRIED))
+def test_eulers_steps_are_of_first_order_and_heuns_of_second(which: int) -> None:
+    truth = end_of_path(which, "heun", 192)
+    errors = {
+        name: [float((end_of_path(which, name, steps) - truth).square().mean().sqrt()) for steps in (12, 24)]
+        for name in ("ancestral", "heun")
+    }
+    assert 0.8 < math.log2(errors["ancestral"][0] / errors["ancestral"][1]) < 1.5
+    assert 1.8 < math.log2(errors["heun"][0] / errors["heun"][1]) < 2.3
+    assert errors["heun"][0] < errors["ancestral"][0] / 4
+
+
+def test_a_flow_with_noise_has_no_heun_steps() -> None:
+    with pytest.raises(UserError, match="churn=0"):
+        sampler("heun", ls.build("dirichlet-flow", vocab_size=3, length=4, denoiser=None))
+
+
+# ---- likelihoods -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", CARRIED, ids=str)
+def test_the_ode_gives_every_sequence_its_probability(system: System) -> None:
+    """Not only on average: log q(z | x) - log p(z) - log p(x | z) is -log p(x) at every z, for whoever's posterior."""
+    language = sticky(3, 2)
+    model = model_of(system, language)
+    tokens = language.sample(200, generator(3))
+    for believed in (language, alone(3, 2)):
+        found = ode_nelbo(model, tokens, generator(4), Oracle(model, believed), steps=64, exact=True)
+        off = found.total + believed.log_prob(tokens)
+        mean, error = mean_and_error(off)
+        assert error < 0.01 * language.entropy() and abs(mean) < 3 * error + 0.002 * language.entropy()
+        assert float(off.abs().median()) < 0.03
+        assert found.kind == "surrogate"  # a solver's error is of either sign
+
+
+@pytest.mark.parametrize("system", CARRIED, ids=str)
+def test_random_signs_tell_the_divergence_without_bias(system: System) -> None:
+    language = sticky(3, 2)
+    model = model_of(system, language)
+    tokens = language.sample(1000, generator(3))
+    found = ode_nelbo(model, tokens, generator(4), Oracle(model, language), steps=24)
+    mean, error = mean_and_error(found.total + language.log_prob(tokens))
+    assert abs(mean) < 3 * error + 0.01 * language.entropy() and error < 0.05 * language.entropy()
+
+
+@pytest.mark.parametrize("system", CARRIED, ids=str)
+def test_the_ode_of_a_random_network_is_not_below_the_entropy(system: System) -> None:
+    language = sticky(3, 2)
+    model = network(system.name, language, seed=5, **system.options)
+    tokens = language.sample(150, generator(3))
+    mean, error = mean_and_error(ode_nelbo(model, tokens, generator(4), steps=24, exact=True).total)
+    assert math.isfinite(mean) and mean > language.entropy() + 3 * error
+
+
+def test_the_ode_of_free_positions_is_that_of_their_law_given_the_known_ones() -> None:
+    language, known = table(2, 3), torch.tensor([False, True, False])
+    model = model_of(CARRIED[0], language)
+    tokens = language.sample(200, generator(3))
+    found = ode_nelbo(
+        model, tokens, generator(4), Oracle(model, language), steps=48, exact=True, known=known.expand(200, 3)
+    )
+    sequences, p = everything(language)
+    agrees = (sequences[None, :, known] == tokens[:, None][..., known]).all(-1)
+    off = found.total + language.log_prob(tokens) - (agrees * p).sum(1).log()
+    mean, error = mean_and_error(off)
+    assert abs(mean) < 3 * error + float(found.recon.mean()) and error < 0.02 * language.entropy()
+    assert (found.count == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("mdlm", {}, "are for flows"),
+        ("ddsm", {}, "are for flows"),
+        ("dirichlet-flow", {}, "churn=0"),
+        ("fisher-flow", {}, "prior=simplex"),
+        ("fisher-flow", {"geometry": "flat"}, "prior=simplex"),
+        ("dirichlet-flow", {"churn": 0}, "no denoiser"),
+    ],
+)
+def test_where_there_is_no_such_likelihood_one_sentence_says_so(name: str, options: dict[str, Any], says: str) -> None:
+    model = ls.build(name, vocab_size=3, length=4, denoiser=None, **options)
+    with pytest.raises(UserError, match=says):
+        ode_nelbo(model, torch.zeros(2, 4, dtype=torch.long), generator(1))
+
+
+# ---- optimal transport -----------------------------------------------------------------------------------------------
+
+
+def test_an_assignment_is_the_cheapest_of_all() -> None:
+    for n in range(1, 7):
+        cost = torch.randn(n, n, generator=generator(n))
+        best = min(sum(float(cost[i, j]) for i, j in enumerate(order)) for order in itertools.permutations(range(n)))
+        found = assigned(cost)
+        assert sorted(found.tolist()) == list(range(n))
+        assert float(cost[torch.arange(n), found].sum()) == pytest.approx(best, abs=1e-5)
+    for cost in (
+        torch.rand(40, 40, generator=generator(7)),
+        torch.randint(0, 3, (40, 40), generator=generator(8)).float(),
+    ):
+        rows, columns = linear_sum_assignment(cost.numpy())
+        assert float(cost[torch.arange(40), assigned(cost)].sum()) == pytest.approx(cost.numpy()[rows, columns].sum())
+    with pytest.raises(UserError, match="square table"):
+        assigned(torch.zeros(2, 3))
+
+
+def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
+    """In training only; tokens and starts are the same as before, and together they lie nearer to each other."""
+    tokens = torch.randint(0, 5, (32, 3), generator=generator(1))
+    u, s = torch.nn.functional.one_hot(tokens, 5).float(), torch.zeros(32, 3)
+    plain, optimal = GeodesicPath(5), GeodesicPath(5, optimal=True)
+    apart, together = (path.at(u, s, Drawn(generator(2), 32)) for path in (plain, optimal))
+    order = torch.cdist(together.flatten(1), apart.flatten(1)).argmin(1)
+    assert sorted(order.tolist()) == list(range(32)) and order.tolist() != list(range(32))
+    torch.testing.assert_close(together, apart[order])
+    lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (apart, together)]
+    assert lengths[1] < 0.95 * lengths[0]
+    torch.testing.assert_close(optimal.eval().at(u, s, Drawn(generator(2), 32)), apart)
+
+
+@pytest.mark.parametrize("geometry", ["sphere", "flat"])
+def test_it_learns_with_optimal_coupling(geometry: str) -> None:
+    language = sticky(3, 4, stay=0.95)
+    torch.manual_seed(0)
+    how = {"geometry": geometry, "coupling": "optimal", "posterior_head": False, "input": "state"}
+    model = ls.build("fisher-flow", vocab_size=3, length=4, **SMALL, **how)
+    batches = (language.sample(32, generator(i)) for i in range(60))
+    losses = [p.loss for p in ls.fit(model, batches, steps=60, optim=ls.Optim(lr=5e-3, warmup=20))]
+    assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
+    drawn = ls.sample(model.eval(), n=300, steps=16, rng=generator(12))
+    assert (drawn[:, 1:] == drawn[:, :-1]).float().mean() > 0.45  # 1/3 by chance
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"coupling": "optimal"}, "posterior_head=False"),
+        ({"coupling": "optmal"}, "Did you mean 'optimal'"),
+        ({"geometry": "flt"}, "Did you mean 'flat'"),
+        ({"geometry": "flat", "prior": "sphere"}, "prior=simplex"),
+    ],
+)
+def test_a_mistake_is_met_with_one_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        ls.build("fisher-flow", vocab_size=3, length=4, denoiser=None, **options)

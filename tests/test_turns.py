@@ -1,0 +1,163 @@
+"""One position at a time: the bound is that of the language in closed form, and samples are drawn from it."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, excess, fits, generator, mean_and_error, skewed, sticky, table
+from test_spherical import sphere_model
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.noise import Drawn
+from logosphere.processes.moves import MOVES
+from logosphere.processes.turns import Turns
+from logosphere.sampling.steppers import Moved
+
+ORDERS = ["random", "left-to-right"]
+
+
+@pytest.fixture(autouse=True)
+def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of bridges are made once for all tests."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("options", [{"start": "mask"}, {"start": "uniform"}, {"total_noise": 0.3}], ids=str)
+def test_the_bound_of_an_oracle_is_the_entropy_in_turn(options: dict[str, object], order: str) -> None:
+    language = skewed(5, 6)
+    for name in ("rdlm", "rdlm-heat"):
+        model = sphere_model(name, language, path="in-turn", order=order, **options)
+        assert model.process.kind == "bound"
+        mean, error = mean_and_error(excess(model, language, n=1000, draws=24))
+        assert abs(mean) < 3 * error + 1e-5 and error < 0.01 * language.entropy()
+
+
+def test_in_every_order_and_with_known_positions_nothing_is_left_out() -> None:
+    """As many draws as positions leave one number of turns to each: for a known order no chance is left at all."""
+    language, known = table(2, 4), torch.tensor([False, True, False, False])
+    model = sphere_model("rdlm-heat", language, path="in-turn", order="left-to-right")
+    assert float(excess(model, language, n=200, draws=4).abs().max()) < 1e-4
+    assert float(excess(model, language, n=200, draws=3, known=known).abs().max()) < 1e-4
+
+
+def test_no_network_comes_below_the_entropy() -> None:
+    language = sticky(3, 8)
+    model = sphere_model("rdlm", language, path="in-turn")
+    uniform = Oracle(model, ls.languages.independent(torch.full((3,), 1 / 3), 8))
+    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=uniform))
+    assert mean > 10 * error
+
+
+def test_a_lone_traveller_pays_what_the_closed_form_says() -> None:
+    """The integral over the bridge of one position, with exact evidence, is its -log p: what the path in turn rests on.
+
+    One position, so that moving together and in turn are the same: both bounds of a wrong model p are -Σ q log p.
+    """
+    truth = ls.languages.independent(torch.tensor([0.5, 0.3, 0.15, 0.05]).double(), 1)
+    believed = ls.languages.independent(torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), 1)
+    figures = {}
+    for path in ("together", "in-turn"):
+        model = sphere_model("rdlm-heat", truth, path=path)
+        found = excess(model, truth, n=4000, draws=64, denoiser=Oracle(model, believed))
+        figures[path] = mean_and_error(found)
+    (moved, error), (closed, _) = figures["together"], figures["in-turn"]
+    assert closed > 0.5 and error < 0.02
+    assert abs(moved - closed) < 3 * error + 0.003
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_samples_of_an_oracle_are_the_language(order: str) -> None:
+    language = table()
+    model = sphere_model("rdlm-heat", language, path="in-turn", order=order)
+    drawn = ls.sample(model, n=4000, steps=4, rng=generator(5), denoiser=Oracle(model, language))
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > CHANCE
+
+
+def test_infilling_reproduces_what_is_likely_given_the_known() -> None:
+    language = table()
+    model = sphere_model("rdlm-heat", language, path="in-turn")
+    known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
+    drawn = ls.sample(
+        model, n=3000, steps=2, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
+    )
+    assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
+    given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
+    seen = torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4)
+    assert fits(seen, given / given.sum() * 3000) > CHANCE
+
+
+def test_digits_of_a_token_take_their_turn_together() -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=5, length=4, path="in-turn", base=3, **SMALL)
+    free = torch.ones(50, 8, dtype=torch.bool)
+    waiting, _ = Turns(together=2).waiting(torch.rand(50, 1), free, Drawn(generator(1), 50))
+    assert (waiting[:, ::2] == waiting[:, 1::2]).all()
+    drawn = ls.sample(model, n=200, steps=3, rng=generator(2))
+    assert drawn.shape == (200, 4) and set(drawn.flatten().tolist()) == set(range(5))  # no digits that spell nothing
+    found = model.eval().nelbo(drawn, generator(3), draws=4).total / 4
+    assert abs(float(found.mean()) - math.log(5)) < 0.5  # that of a new network, which knows nothing
+
+
+def test_steps_share_out_the_turns_evenly() -> None:
+    free = torch.ones(3, 10, dtype=torch.bool)
+    free[1, :4] = False
+    rows = ls.sampling.plan.uniform_grid(4)[:, None].expand(-1, 10)
+    clocks = Turns().clocks(rows, free, Drawn(generator(1), 3))
+    assert [(clocks[i, 0] == 0).sum().item() for i in range(5)] == [0, 2, 5, 7, 10]
+    assert [((clocks[i, 1] == 0) & free[1]).sum().item() for i in range(5)] == [0, 1, 3, 4, 6]
+
+
+def test_positions_may_still_move_together() -> None:
+    """A model that is asked in turn by default walks the bridges of all positions when a mover is named."""
+    language = sticky(3, 4)
+    in_turn = sphere_model("rdlm-heat", language, path="in-turn")
+    together = sphere_model("rdlm-heat", language, path="together")
+    settings = {"n": 16, "steps": 8, "stepper": Moved(MOVES["bridge"])}
+    texts = [ls.sample(m, rng=generator(3), denoiser=Oracle(m, language), **settings) for m in (in_turn, together)]
+    assert torch.equal(*texts)
+    assert ls.generate(in_turn, n=4, steps=64, denoiser=Oracle(in_turn, language)).nfe == 4  # never more than positions
+
+
+def test_a_network_taught_both_ways_learns_both() -> None:
+    torch.manual_seed(0)
+    language = sticky(3, 6)
+    model = ls.build("rdlm-heat", vocab_size=3, length=6, path="in-turn", **SMALL)
+    batches = (language.sample(64, generator(step)) for step in range(150))
+    for _ in ls.fit(model, batches, steps=150, optim=ls.Optim(lr=3e-3, warmup=10)):
+        pass
+    fresh = language.sample(400, generator(10**6))
+    in_turn = model.eval().nelbo(fresh, generator(1), draws=6).total.mean()
+    model.process.turns = None
+    together = model.nelbo(fresh, generator(1), draws=6).total.mean()
+    both = model.train().nelbo(fresh, generator(1), draws=6).total.mean()  # as in training, some of each
+    assert language.entropy() < both < 1.2 * max(in_turn, together)
+    unigram = 6 * torch.tensor(3.0).log()
+    assert language.entropy() < in_turn < 0.8 * unigram and language.entropy() < together < 0.8 * unigram
+
+
+def test_impossible_turns_are_refused() -> None:
+    cases = [
+        ({"path": "sideways"}, "not a choice for path"),
+        ({"path": "in-turn", "timesteps": 8}, "path=together"),
+        ({"path": "in-turn", "start": "step:0.35"}, "path=together"),
+        ({"taught_in_turn": 1.0}, "below 1"),
+        ({"taught_in_turn": 0.5, "loss": "drift"}, "cross-entropy"),
+    ]
+    for options, sentence in cases:
+        with pytest.raises(UserError, match=sentence):
+            ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, **options)
+
+
+def test_a_model_on_disk_may_take_the_other_path(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL)
+    model.save(tmp_path / "model")
+    assert ls.load(tmp_path / "model").process.turns is not None
+    together = ls.load(tmp_path / "model", {"path": "together"})
+    assert together.process.turns is None and torch.equal(*(next(m.parameters()) for m in (model, together)))
+    with pytest.raises(UserError, match="no option 'pth'"):
+        ls.load(tmp_path / "model", {"pth": "together"})
