@@ -93,6 +93,18 @@ def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
     assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
 
 
+@pytest.mark.parametrize("system", ["udlm", "gidd", "sedd-uniform", "genmd4", "d3pm-gaussian"])
+@pytest.mark.parametrize("name", ["ancestral", "analytic", "tau-leaping", "tau-leaping-pc", "self-correcting"])
+def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> None:
+    model, steps = network(system, LANGUAGE), 8
+    if system in ("genmd4", "d3pm-gaussian") and name not in ("ancestral", "analytic"):
+        with pytest.raises(UserError, match="use ancestral here|udlm or gidd"):
+            ls.sampler(name, model)
+        return
+    drawn = generate(model, 16, steps, generator(1), sampler=ls.sampler(name, model))
+    assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
+
+
 def law_of(system: System, language: Language, n: int = N, steps: int = 128, **how) -> float:
     model = system.model(language)
     rng = torch.Generator().manual_seed(32)
