@@ -5,8 +5,8 @@ step_overhead.py; and the bound at equal standard error. Ours draws X_t from a t
 clock, and reads the token off at the end. The published protocol (Jo and Hwang 2025) draws independent times in its
 geometric clock and reaches X_t by 500 steps of the geodesic random walk in all d dimensions, to 1 - 10⁻⁴ of its time;
 near its end a network that is not sharp has an integrand that grows without bound, so it is also stopped where ours
-stops (s*), which leaves it without its last, wildest part. All ask the same denoiser about the same sequences. Seconds at equal
-standard error are variance × seconds of a draw.
+stops (s*), which leaves it without its last, wildest part. All ask the same denoiser about the same sequences. Seconds
+at equal standard error are variance × seconds of a draw.
 """
 
 import argparse
