@@ -162,6 +162,17 @@ def network(name: str, language: Language, seed: int = 0, **options: Any) -> Mod
     return model
 
 
+def measured(name: str, language: Language, **options: object) -> Model:
+    """A model without a network whose clock has looked at the language once."""
+    size: dict[str, object] = {"vocab_size": language.vocab_size, "length": language.length}
+    model = ls.build(name, denoiser=None, **(size | options))
+    model.process.train()
+    model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
+    model.process.settle()
+    model.process.eval()
+    return model
+
+
 def scramble(model: torch.nn.Module) -> None:
     """Replace weights that start at zero, so that nothing is hidden by them."""
     for weight in model.parameters():

@@ -71,6 +71,18 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
     assert result["nfe"] == (12 if system == "ar" else 4) and result["seconds"] > 0
 
 
+def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[str]) -> None:
+    train("--system", "rdlm-heat")
+    found = []
+    for options in ([], ["--options", "path=together"]):
+        capsys.readouterr()
+        assert main(["evaluate", "run", "--sequences", "8", "--json", *options]) == 0
+        found.append(said(capsys)["bits"])
+    assert found[0] != found[1]
+    assert sorted(path.stem.partition("-path")[1] for path in Path("run/eval").glob("*.json")) == ["", "-path"]
+    assert main(["evaluate", "run", "--options", "pth=together"]) != 0
+
+
 @pytest.mark.parametrize("sampler", ["cached", "first-hitting", "llada", "entropy-bounded", "star"])
 def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     train()

@@ -15,6 +15,7 @@ from laws import (
     excess,
     generator,
     mean_and_error,
+    measured,
     network,
     same_law,
     skewed,
@@ -22,7 +23,6 @@ from laws import (
     table,
 )
 from scipy import stats
-from test_spherical import sphere_model as measured
 from torch import Tensor
 
 import logosphere as ls

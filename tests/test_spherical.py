@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
+from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, measured, skewed, sticky, table
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -23,14 +23,8 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 def sphere_model(name: str, language: Language, **options: object) -> Model:
-    """A model without a network whose clock has looked at the language once; positions move together unless told."""
-    size: dict[str, object] = {"vocab_size": language.vocab_size, "length": language.length, "path": "together"}
-    model = ls.build(name, denoiser=None, **(size | options))
-    model.process.train()
-    model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    model.process.settle()
-    model.process.eval()
-    return model
+    """A measured model whose positions move together unless told otherwise."""
+    return measured(name, language, **({"path": "together"} | options))
 
 
 @pytest.mark.parametrize("options", [{}, {"start": "uniform"}, {"total_noise": 0.3}, {"total_noise": 0.01}], ids=str)

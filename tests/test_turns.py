@@ -150,3 +150,14 @@ def test_impossible_turns_are_refused() -> None:
     for options, sentence in cases:
         with pytest.raises(UserError, match=sentence):
             ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, **options)
+
+
+def test_a_model_on_disk_may_take_the_other_path(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL)
+    model.save(tmp_path / "model")
+    assert ls.load(tmp_path / "model").process.turns is not None
+    together = ls.load(tmp_path / "model", {"path": "together"})
+    assert together.process.turns is None and torch.equal(*(next(m.parameters()) for m in (model, together)))
+    with pytest.raises(UserError, match="no option 'pth'"):
+        ls.load(tmp_path / "model", {"pth": "together"})

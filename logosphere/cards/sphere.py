@@ -18,7 +18,7 @@ CARDS = [
         paper="after Jo and Hwang 2025, arXiv:2502.11564",
         family="continuous",
         kind="bound",
-        difference="as rdlm, with true Brownian bridges (heat kernel): exact beliefs, bound tight for any noise",
+        difference="as rdlm, with Brownian bridges: exact beliefs; bounded and written one position at a time",
         builder="logosphere.recipes.spherical:rdlm_heat",
     ),
 ]
