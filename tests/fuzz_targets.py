@@ -170,9 +170,8 @@ def _indexes(place: Path, tokens: Path) -> Target:
             rows = open_tokens(folder)
             assert len(rows["train"]) > 0
 
-    return Target(
-        "indexes", read, [(folder / META).read_bytes()], [b'"shards": [', b'"tokens": ', b'"sha256": '], tokens
-    )
+    words = [b'"shards": [', b'"tokens": ', b'"sha256": ']
+    return Target("indexes", read, [(folder / META).read_bytes()], words, guarded=tokens)
 
 
 def _prompts() -> Target:
