@@ -92,8 +92,6 @@ SMALL = {
     "--validations 1 --validation-sequences 4",
     "evaluate": "--sequences 4 --draws 1",
     "sample": "--steps 3 -n 1",
-    "compare": "--steps 2 --samples.samples 2 --samples.sampling-steps 2 --samples.temperatures --measure.sequences 4 "
-    "--measure.draws 1",
 }
 
 

@@ -19,11 +19,13 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
+import logosphere as ls
 from logosphere.cli import main
 from logosphere.studio.app import static_files, studio
-from logosphere.studio.jobs import Busy, Desk, Job
-from logosphere.studio.shelf import Book, shelf, thinned
-from logosphere.studio.wishes import Wish
+from logosphere.studio.jobs import KEPT, MOST_VIEWERS, Busy, Desk, Job
+from logosphere.studio.shelf import Book, leaflets, shelf, thinned
+from logosphere.studio.wishes import Wish, fixed
+from logosphere.studio.work import writing
 
 TOKEN, HOST = "secret", "127.0.0.1:8000"
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
@@ -51,11 +53,12 @@ def events(client: TestClient, **wish: Any) -> list[tuple[str, Any]]:
     answer = client.post(f"/{TOKEN}/generate", json=wish)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    read = []
-    for part in answer.text.strip().split("\n\n"):
-        name, data = part.split("\n")
-        read.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return read
+    return read(answer.text)
+
+
+def read(stream: str) -> list[tuple[str, Any]]:
+    parts = [part.split("\n") for part in stream.strip().split("\n\n")]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
 
 
 def test_the_page_and_its_parts_are_served_with_a_strict_policy(client: TestClient) -> None:
@@ -156,6 +159,13 @@ def test_what_a_model_cannot_do_is_said_in_the_stream(client: TestClient, wish: 
     assert name == "failed" and says in content["sentence"]
 
 
+def test_a_job_keeps_only_so_much(books: list[Book], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logosphere.studio.wishes.MOST_SHOWN", 100)
+    with pytest.raises(ls.UserError, match="fewer texts or steps"):
+        fixed(Wish(system=0, steps=7), books[0].model, books[0].tokenizer)
+    assert fixed(Wish(system=0, steps=6), books[0].model, books[0].tokenizer) is None
+
+
 @pytest.mark.parametrize(
     "path, headers",
     [
@@ -190,24 +200,114 @@ def test_only_short_json_is_read(client: TestClient) -> None:
 def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(books: list[Book]) -> None:
     async def left_early() -> None:
         desk = Desk(most=1)
-        job = desk.take(books[0], Wish(system=0, steps=1024))
-        async for name, _ in job.listen():
-            if name == "moment":
+        job = desk.take(writing(books[0], Wish(system=0, steps=1024)))
+        async for event in job.listen():
+            if event.name == "moment":
                 break
         with pytest.raises(Busy, match="being written"):
-            desk.take(books[0], Wish(system=0))
+            desk.take(writing(books[0], Wish(system=0)))
         desk.leave(job)
         started = time.monotonic()
         await asyncio.to_thread(job.join, 20)
         assert not job.is_alive() and time.monotonic() - started < 10
-        told = [job.events.get_nowait() for _ in range(job.events.qsize())]
-        assert not any(event is None or event[0] == "done" for event in told)
-        again = desk.take(books[0], Wish(system=0, steps=2))
-        assert [name async for name, _ in again.listen()][-1] == "done"
+        await asyncio.sleep(0)
+        assert not any(event.name == "done" for event in job.events)
+        with pytest.raises(ls.UserError, match="no longer there"):
+            desk.join(job.number)
+        again = desk.take(writing(books[0], Wish(system=0, steps=2)))
+        assert [event.name async for event in again.listen()][-1] == "done"
         desk.leave(again)
         assert desk.running == 0
 
     asyncio.run(left_early())
+
+
+def test_fifty_viewers_hear_every_moment_of_one_text(books: list[Book]) -> None:
+    """Some from the beginning, some later, some slowly; one that leaves takes nothing from the others."""
+
+    async def watched() -> None:
+        desk = Desk()
+        job = desk.take(writing(books[0], Wish(system=0, steps=40, n=2)))
+
+        async def viewer(number: int) -> list[bytes]:
+            await asyncio.sleep(0.002 * number)
+            heard = []
+            async for event in desk.join(job.number).listen():
+                heard.append(event.line)
+                if number % 10 == 0:
+                    await asyncio.sleep(0.001)  # a slow reader
+                if number == 7 and event.name == "moment":
+                    break
+            desk.leave(job)
+            return heard
+
+        everything = await asyncio.gather(*(viewer(number) for number in range(50)))
+        said = [event.line for event in job.events]
+        assert len(said) == 42 and all(heard == said for i, heard in enumerate(everything) if i != 7)
+        assert said[: len(everything[7])] == everything[7] and len(everything[7]) < 42
+        desk.leave(job)
+        assert (
+            desk.running == 0 and job.viewers == 0 and desk.join(job.number) is job
+        )  # finished texts can be seen again
+        desk.leave(job)
+        for _ in range(KEPT):
+            later = desk.take(lambda job: None)
+            await asyncio.to_thread(later.join)
+            await asyncio.sleep(0)
+            desk.leave(later)
+        with pytest.raises(ls.UserError, match="no longer there"):
+            desk.join(job.number)
+
+    asyncio.run(watched())
+
+
+def test_there_are_only_so_many_viewers(books: list[Book]) -> None:
+    async def crowded() -> None:
+        desk = Desk()
+        job = desk.take(writing(books[0], Wish(system=0, steps=2)))
+        job.viewers = MOST_VIEWERS
+        with pytest.raises(Busy, match="watching"):
+            desk.join(job.number)
+
+    asyncio.run(crowded())
+
+
+def test_a_text_can_be_watched_from_another_page(client: TestClient) -> None:
+    told = events(client, system=1, steps=3, n=1)
+    answer = client.get(f"/{TOKEN}/watch/{told[0][1]['job']}")
+    assert answer.status_code == 200 and read(answer.text) == told and told[0][1]["system"] == 1
+    assert client.get(f"/{TOKEN}/watch/99").status_code == 400
+
+
+def test_the_bound_is_followed_over_time(client: TestClient) -> None:
+    told = read(client.post(f"/{TOKEN}/time/1").text)
+    assert [name for name, _ in told] == ["slice"] * 12 + ["done"]
+    assert told[0][1]["low"] == 0 and told[11][1]["high"] == 1
+    assert told[12][1]["bits"] == pytest.approx(sum(content["bits"] for _, content in told[:12]) / 12)
+    assert told[12][1]["kind"] == "bound" and told[12][1]["sequences"] == 32
+    assert read(client.post(f"/{TOKEN}/time/2").text)[0][0] == "failed"  # the likelihood of ar is exact
+    assert client.post(f"/{TOKEN}/time/9").status_code == 404
+
+
+def test_reports_are_framed_without_an_origin(
+    books: list[Book], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert leaflets([]) == []
+    for end in ("html", "md", "json"):
+        (tmp_path / f"out.{end}").write_text("<!doctype html>a report")
+    (tmp_path / "diary.html").write_text("not a report")
+    reports = leaflets([])
+    assert [report.name for report in reports] == ["out.html"] and leaflets(["out.html"]) == reports
+    with pytest.raises(ls.UserError, match="no report"):
+        leaflets(["diary.html"])
+    with TestClient(studio(books, TOKEN, 8000, reports=reports), base_url=f"http://{HOST}") as client:
+        assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
+        answer = client.get(f"/{TOKEN}/reports/0")
+        policy = answer.headers["content-security-policy"]
+        assert "a report" in answer.text and "sandbox allow-scripts;" in policy and "frame-ancestors 'self'" in policy
+        assert "default-src 'none'" in policy and answer.headers.get_list("content-security-policy") == [policy]
+        assert client.get(f"/{TOKEN}/reports/1").status_code == 404
 
 
 def test_too_many_jobs_are_told_to_wait(books: list[Book]) -> None:
@@ -250,7 +350,7 @@ def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:
     desk = Desk()
     taken: list[Job] = []
     take = desk.take
-    desk.take = lambda book, wish: taken.append(take(book, wish)) or taken[-1]
+    desk.take = lambda work: taken.append(take(work)) or taken[-1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         server = uvicorn.Server(uvicorn.Config(studio(books, TOKEN, port, desk), log_level="error", ws="none"))
@@ -264,6 +364,6 @@ def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:
         end = time.monotonic() + 20
         while desk.running and time.monotonic() < end:
             time.sleep(0.02)
-        assert taken[0].stop.is_set() and not taken[0].is_alive() and desk.running == 0
+        assert taken[0].stopping and not taken[0].is_alive() and desk.running == 0
         server.should_exit = True
         thread.join(20)

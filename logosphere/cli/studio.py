@@ -21,6 +21,8 @@ class Arguments:
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Folders of runs, or box:NAME; without any, all of runs/ and the models in the box."""
+    report: tuple[str, ...] = ()
+    """Comparison reports to open beside them; without any, those of `logosphere compare` here and in runs/."""
     port: int = 0
     """Port on this machine; 0 takes a free one."""
     open: bool = False
@@ -37,9 +39,9 @@ def run(words: list[str]) -> int:
     import uvicorn
 
     from logosphere.studio.app import studio
-    from logosphere.studio.shelf import shelf
+    from logosphere.studio.shelf import leaflets, shelf
 
-    books, token = shelf(arguments.runs), secrets.token_urlsafe(18)
+    books, reports, token = shelf(arguments.runs), leaflets(arguments.report), secrets.token_urlsafe(18)
     threading.Thread(target=books[0].open, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
         port = listener.getsockname()[1]
@@ -50,7 +52,10 @@ def run(words: list[str]) -> int:
 
             webbrowser.open(address)
         settings = uvicorn.Config(
-            studio(books, token, port), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            studio(books, token, port, reports=reports),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
         uvicorn.Server(settings).run([listener])
     return 0

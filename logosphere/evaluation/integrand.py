@@ -37,9 +37,18 @@ class Slice:
 
 
 def integrand(
-    model: Model, batches: Callable[[], Sequence[Batch]], *, slices: int, seed: int = 0, units_per_token: float = 1.0
+    model: Model,
+    batches: Callable[[], Sequence[Batch]],
+    *,
+    slices: int,
+    seed: int = 0,
+    units_per_token: float = 1.0,
+    watch: Callable[[Slice], None] = lambda slice: None,
 ) -> list[Slice]:
-    """The bound as an integral over the quantile w of time, slice by slice; nothing for exact likelihoods."""
+    """The bound as an integral over the quantile w of time, slice by slice; nothing for exact likelihoods.
+
+    `watch` is told of every slice as soon as it is known.
+    """
     if model.process.kind == "exact":
         return []
     found, was_training = [], model.training
@@ -58,6 +67,7 @@ def integrand(
                 counts.append(bound.count.cpu())
             value, error = ratio(torch.cat(totals), torch.cat(counts))
             found.append(Slice(low, high, scale * value, scale * error))
+            watch(found[-1])
     finally:
         model.train(was_training)
     return found

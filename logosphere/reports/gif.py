@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PAPER, FAINT, PLAIN, FRESH = "#10131a", "#5b6475", "#e8ebf2", "#ffd166"
 """The colours of the drawing in reports/condensing.py."""
 SIZE, WIDTH, HEIGHT, MARGIN = 18, 11, 26, 16
-SECONDS, HOLD, MOST_FRAMES = 6.0, 3.0, 96
+SECONDS, HOLD, MOST_FRAMES, SHADES = 6.0, 3.0, 96, 9
 FONTS = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf")
 """Where one of these is installed letters have one width; else Pillow's own font is set letter by letter."""
 
@@ -51,7 +51,7 @@ def _thinned(numbers: list[int]) -> set[int]:
 def _page(
     film: Film, shown: list[int], fresh: set[int], font: "ImageFont.ImageFont | ImageFont.FreeTypeFont"
 ) -> "Image.Image":
-    """One frame, in a palette of 16 colours: four of them, and the shades in between that smooth letters."""
+    """One frame."""
     from PIL import Image, ImageDraw
 
     cells = laid([film.symbols[symbol] if symbol >= 0 else "·" for symbol in shown])
@@ -62,7 +62,22 @@ def _page(
         colour = FAINT if shown[place] < 0 else FRESH if place in fresh else PLAIN
         for i, letter in enumerate(letters):
             pen.text((MARGIN + (column + i) * WIDTH, MARGIN + row * HEIGHT), letter, fill=colour, font=font)
-    return page.quantize(16)
+    return page.quantize(palette=_palette(), dither=Image.Dither.NONE)
+
+
+def _palette() -> "Image.Image":
+    """The colours of letters, and shades of each on the paper that smooth them: a palette chosen by how much of each
+    there is would lose the few bright letters."""
+    from PIL import Image, ImageColor
+
+    paper = ImageColor.getrgb(PAPER)
+    values = list[int]()
+    for colour in (FAINT, PLAIN, FRESH):
+        for share in range(SHADES + 1):
+            values += [a + (b - a) * share // SHADES for a, b in zip(paper, ImageColor.getrgb(colour), strict=True)]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(values)
+    return palette
 
 
 def _font() -> "ImageFont.ImageFont | ImageFont.FreeTypeFont":

@@ -1,7 +1,7 @@
-"""The web application: a page, the list of models, their curves, and texts as a stream of events."""
+"""The web application: a page, the list of models, their curves, reports, and jobs as streams of events."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -14,15 +14,19 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from logosphere.errors import UserError
-from logosphere.reports.page import part
+from logosphere.reports.page import POLICY, part
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.studio.guard import Guard
-from logosphere.studio.jobs import Busy, Desk, Event, Job
-from logosphere.studio.shelf import Book
+from logosphere.studio.jobs import Busy, Desk, Event, Job, Work
+from logosphere.studio.shelf import Book, Leaflet
 from logosphere.studio.wishes import MOST_STEPS, MOST_TEXTS, Wish
+from logosphere.studio.work import spending, writing
 
 MOST_BYTES = 1 << 20
 """A request may not be longer."""
+
+FRAMED = {"content-security-policy": f"{POLICY}; sandbox allow-scripts; frame-ancestors 'self'"}
+"""A report is shown in a frame of the page. It may run its player and has no origin: nothing here listens to it."""
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -35,8 +39,10 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     return {name: (content, KINDS[name.split(".")[-1]]) for name, content in found.items()}
 
 
-def studio(books: Sequence[Book], token: str, port: int, desk: Desk | None = None) -> Starlette:
-    """The application, for models on a shelf, behind its guard."""
+def studio(
+    books: Sequence[Book], token: str, port: int, desk: Desk | None = None, reports: Sequence[Leaflet] = ()
+) -> Starlette:
+    """The application, for models on a shelf and reports beside them, behind its guard."""
     parts, desk = static_files(), desk or Desk()
 
     async def piece(request: Request) -> Response:
@@ -50,6 +56,7 @@ def studio(books: Sequence[Book], token: str, port: int, desk: Desk | None = Non
             {
                 "systems": [book.described() for book in books],
                 "samplers": [asdict(listing) for listing in LISTINGS],
+                "reports": [report.name for report in reports],
                 "limits": {"steps": MOST_STEPS, "n": MOST_TEXTS},
             }
         )
@@ -58,22 +65,46 @@ def studio(books: Sequence[Book], token: str, port: int, desk: Desk | None = Non
         number = request.path_params["number"]
         return JSONResponse(books[number].curves()) if number < len(books) else _sorry("There is no such model.", 404)
 
-    async def write(request: Request) -> Response:
+    async def report(request: Request) -> Response:
+        number = request.path_params["number"]
+        if number >= len(reports):
+            return _sorry("There is no such report.", 404)
+        return Response(reports[number].read(), media_type="text/html", headers=FRAMED)
+
+    def begun(take: Callable[[], Job]) -> Response:
         try:
-            wish = Wish.read(await _content(request), len(books))
-            job = desk.take(books[wish.system], wish)
+            return Written(desk, take())
         except UserError as problem:
             return _sorry(str(problem), 400)
         except Busy as problem:
             return _sorry(str(problem), 429)
-        return Written(desk, job)
+
+    def taken(work: Work) -> Response:
+        return begun(lambda: desk.take(work))
+
+    async def write(request: Request) -> Response:
+        try:
+            wish = Wish.read(await _content(request), len(books))
+        except UserError as problem:
+            return _sorry(str(problem), 400)
+        return taken(writing(books[wish.system], wish))
+
+    async def spend(request: Request) -> Response:
+        number = request.path_params["number"]
+        return taken(spending(books[number])) if number < len(books) else _sorry("There is no such model.", 404)
+
+    async def watch(request: Request) -> Response:
+        return begun(lambda: desk.join(request.path_params["number"]))
 
     routes = [
         Route(f"/{token}/", piece),
         Route(f"/{token}/static/{{name}}", piece),
         Route(f"/{token}/systems", systems),
         Route(f"/{token}/curves/{{number:int}}", curves),
+        Route(f"/{token}/reports/{{number:int}}", report),
+        Route(f"/{token}/time/{{number:int}}", spend, methods=["POST"]),
         Route(f"/{token}/generate", write, methods=["POST"]),
+        Route(f"/{token}/watch/{{number:int}}", watch),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, token=token, port=port)])
 
@@ -108,8 +139,8 @@ async def _content(request: Request) -> Any:
 
 
 async def _stream(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    async for name, content in events:
-        yield f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
+    async for event in events:
+        yield event.line
 
 
 def _sorry(sentence: str, status: int) -> Response:

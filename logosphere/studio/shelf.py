@@ -7,16 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from logosphere.box import PREFIX, boxes
+from logosphere.box import PREFIX, RECORD, boxes
+from logosphere.data.batches import sequences
+from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
+from logosphere.runs.packing import read_record, rows
 from logosphere.runs.train import device_of
+from logosphere.types import Batch
 from logosphere.weights import WEIGHTS
 
 MOST_POINTS = 400
 """Points of a training curve that are sent."""
+MOST_LETTERS = 64
+"""Tokens that fit around the picture of the sphere."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +48,25 @@ class Book:
         with self.turn:
             _ = self.model
 
+    def held_out(self, most: int) -> Batch:
+        """Text that the model was not trained on: of its corpus, or of its record if it came in a box."""
+        if (self.folder.path / RECORD).exists():
+            tokens = rows(read_record(self.folder.path).text, self.tokenizer, self.model.length)
+            return Batch.of(tokens[:most])
+        corpus = open_corpus(self.folder.recipe.data, self.tokenizer)
+        return next(iter(sequences(corpus.valid, self.model.length, most, most)))
+
     def described(self) -> dict[str, Any]:
         """What the page shows in its list; the model is not opened for it."""
         spec, losses = self.folder.content["model"], [line for line in self.folder.metrics() if "val/bpc" in line]
-        last = losses[-1] if losses else {}
+        last, size = losses[-1] if losses else {}, spec["vocab_size"]
         return {
             "name": self.name,
             "system": spec["system"],
             "length": spec["length"],
-            "vocabulary": spec["vocab_size"],
+            "vocabulary": size,
             "tokenizer": self.tokenizer.fingerprint,
+            "alphabet": [self.tokenizer.symbol(token) for token in range(size)] if size <= MOST_LETTERS else [],
             "bits": last.get("val/bpc"),
             "kind": last.get("val/kind"),
         }
@@ -66,6 +81,34 @@ class Book:
 
 
 CURVES = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Leaflet:
+    """A comparison report: a page that needs nothing but itself."""
+
+    name: str
+    path: Path
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+def leaflets(named: Sequence[str]) -> list[Leaflet]:
+    """The reports named; without any, those that `logosphere compare` has left here and in runs/, the newest first."""
+    for name in named:
+        if not _is_report(Path(name)):
+            raise UserError(f"{name} is no report; make one with: logosphere compare --report out.html")
+    found = [Path(name) for name in named]
+    if not named:
+        found = [path for folder in (".", "runs") for path in Path(folder).glob("*.html") if _is_report(path)]
+        found.sort(key=lambda path: -path.stat().st_mtime)
+    return [Leaflet(str(path), path) for path in found]
+
+
+def _is_report(page: Path) -> bool:
+    """Was it written by reports/writing.py, which puts the same as Markdown and JSON beside it?"""
+    return page.suffix == ".html" and all(page.with_suffix(end).is_file() for end in (".html", ".md", ".json"))
 
 
 def thinned(points: list[list[float]], most: int = MOST_POINTS) -> list[list[float]]:

@@ -14,6 +14,8 @@ from logosphere.sampling.catalogue import listing
 from logosphere.types import Positions, Tokens
 
 MOST_STEPS, MOST_TEXTS, MOST_PROMPT, MOST_TOKENS = 1024, 8, 4000, 16384
+MOST_SHOWN = 1 << 22
+"""Tokens over all steps, which a job keeps for its viewers."""
 SEEDS = 2**31
 FIELDS = {"system", "n", "steps", "prompt", "locks", "sampler", "temperature", "top_p", "seed"}
 
@@ -104,6 +106,8 @@ def fixed(wish: Wish, model: Model, tokenizer: Tokenizer) -> Fixed | None:
     """The known positions of a wish, or None if there are none."""
     if wish.n * model.length > MOST_TOKENS:
         raise UserError(f"The studio writes at most {MOST_TOKENS} tokens at once; ask for fewer texts.")
+    if wish.n * model.length * wish.steps > MOST_SHOWN:
+        raise UserError(f"The studio shows at most {MOST_SHOWN} tokens over all steps; ask for fewer texts or steps.")
     known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
     if wish.prompt:
         given = prompt(wish.prompt, tokenizer, model.length)

@@ -1,5 +1,5 @@
-import { asked, wished } from "./stream.js";
-import { curves, disc } from "./pictures.js";
+import { asked, spent, watched, wished } from "./stream.js";
+import { curves, disc, overTime } from "./pictures.js";
 
 // One model: what was chosen for it, what it has written so far, and which of its positions are held.
 export class Pane {
@@ -17,8 +17,12 @@ export class Pane {
     this.texts.addEventListener("keydown", event => event.target.matches(".token") && this.key(event));
     for (const name of ["command", "python"])
       find(name).addEventListener("click", () => navigator.clipboard.writeText(this.begun[name]).then(() => studio.say("Copied.")));
-    this.copies = [find("command"), find("python")];
-    this.details = this.root.querySelector("details");
+    find("link").addEventListener("click", () => navigator.clipboard.writeText(`${location.href.split("#")[0]}#watch=${this.begun.job}`)
+      .then(() => studio.say("Copied: whoever opens this address on this machine sees the same text being written.")));
+    this.copies = [find("command"), find("python"), find("link")];
+    this.details = find("training");
+    this.bound = find("bound");
+    this.bound.addEventListener("toggle", () => this.bound.open ? this.follow() : this.following?.abort());
     this.details.addEventListener("toggle", () => this.details.open && this.draw());
     setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.draw(), 5000);
     this.choose();
@@ -34,7 +38,21 @@ export class Pane {
     this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.hidden = true;
     this.copies.forEach(button => { button.disabled = true; });
     this.lay(1, Math.min(length, 256));
+    this.following?.abort(); this.bound.open = false;
     if (this.details.open) this.draw();
+  }
+
+  // The bound over time, slice by slice as it is measured.
+  async follow() {
+    const control = this.following = new AbortController(), place = this.root.querySelector(".spent"), slices = [];
+    place.textContent = "Measuring …";
+    try {
+      for await (const [name, content] of spent(+this.system.value, control.signal)) {
+        if (name === "slice") slices.push(content);
+        else if (name === "failed") throw new Error(content.sentence);
+        overTime(place, slices, name === "done" ? content : null);
+      }
+    } catch (problem) { if (problem.name !== "AbortError") place.textContent = problem.message; }
   }
 
   async draw() {
@@ -60,8 +78,15 @@ export class Pane {
   async write(wish, signal) {
     const locks = [...this.locks].map(([at, lock]) => lock.token === undefined ? { at, text: lock.text } : { at, token: lock.token });
     const whole = { ...wish, system: +this.system.value, sampler: this.sampler.value, locks };
-    for await (const [name, content] of wished(whole, signal)) {
+    await this.hear(wished(whole, signal));
+  }
+
+  watch(job, signal) { return this.hear(watched(job, signal)); }
+
+  async hear(events) {
+    for await (const [name, content] of events) {
       if (name === "begun") {
+        if (+this.system.value !== content.system) { this.system.value = content.system; this.choose(); }
         this.begun = content; this.moments = []; this.shown = -1; this.known = new Set(content.known);
         if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.lay(content.n, content.length);
         this.copies.forEach(button => { button.disabled = false; });
@@ -86,7 +111,7 @@ export class Pane {
       const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k];
       moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i]));
     });
-    disc(this.canvas, this.moments, at, 0);
+    disc(this.canvas, this.moments, at, 0, this.about.alphabet);
   }
 
   mark(place, token, i, fresh, sure) {

@@ -1,8 +1,10 @@
-// A wish is sent once; what comes back are server-sent events, until the text is written or the signal stops it.
-export async function* wished(wish, signal) {
-  const answer = await fetch("generate", {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(wish), signal,
-  });
+// A job is asked for or joined once; what comes back are server-sent events, until it is done or the signal stops it.
+export const wished = (wish, signal) => told("generate", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(wish), signal });
+export const watched = (job, signal) => told(`watch/${job}`, { signal });
+export const spent = (system, signal) => told(`time/${system}`, { method: "POST", signal });
+
+async function* told(path, request) {
+  const answer = await fetch(path, request);
   if (!answer.ok) throw new Error(await sentence(answer));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

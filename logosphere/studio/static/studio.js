@@ -19,7 +19,7 @@ const studio = {
   locked() {
     const count = Math.max(0, ...[...this.held.values()].map(locks => locks.size));
     $("free").hidden = count === 0;
-    if (count) this.say(`${count} ${count === 1 ? "position is" : "positions are"} held. Write again to write the rest around them.`);
+    if (count) this.say(`${count === 1 ? "1 position is" : `${count} positions are`} held. Write again to write the rest around ${count === 1 ? "it" : "them"}.`);
     this.show();
   },
 
@@ -35,22 +35,29 @@ const studio = {
     $("pair").setAttribute("aria-pressed", String(this.panes.length > 1));
   },
 
-  async write() {
+  write() {
+    const wish = { prompt: $("prompt").value };
+    for (const name of FIELDS) wish[name] = $(name).valueAsNumber;
+    return this.run("Writing …", signal => this.panes.map(pane => pane.write(wish, signal)));
+  },
+
+  // Follow a text that is being written elsewhere.
+  watch(job) { return this.run("Watching …", signal => [this.panes[0].watch(job, signal)]); },
+
+  async run(sentence, begin) {
     this.stop(); this.pause();
     const control = new AbortController();
     this.running = control;
-    const wish = { prompt: $("prompt").value };
-    for (const name of FIELDS) wish[name] = $(name).valueAsNumber;
     $("stop").hidden = false;
     $("time").value = 1;
-    this.say("Writing …");
-    const ends = await Promise.allSettled(this.panes.map(pane => pane.write(wish, control.signal)));
+    this.say(sentence);
+    const ends = await Promise.allSettled(begin(control.signal));
     if (this.running !== control) return;
     this.running = null;
     $("stop").hidden = true;
     const problem = ends.find(end => end.status === "rejected" && end.reason.name !== "AbortError");
     if (problem) this.say(problem.reason.message, true);
-    else if ($("word").textContent === "Writing …") this.say("");
+    else if ($("word").textContent === sentence) this.say("");
     this.show();
   },
 
@@ -102,9 +109,16 @@ $("play").addEventListener("click", () => studio.play());
 $("time").addEventListener("input", () => { studio.pause(); studio.show(); });
 $("theme").addEventListener("click", () => studio.show()); // pictures are drawn in the colours of the theme
 
+$("report").addEventListener("change", () => { $("sheet").src = `reports/${$("report").value}`; });
+$("reports").addEventListener("toggle", () => { if ($("reports").open && !$("sheet").src) $("sheet").src = `reports/${$("report").value}`; });
+
 try {
-  const { systems, samplers, limits } = await asked("systems");
+  const { systems, samplers, reports, limits } = await asked("systems");
   Object.assign(studio, { systems, samplers });
   $("steps").max = limits.steps; $("n").max = limits.n;
+  $("reports").hidden = !reports.length;
+  $("report").append(...reports.map((name, i) => new Option(name, i)));
   studio.add();
+  const job = /^#watch=(\d+)$/.exec(location.hash);
+  if (job) studio.watch(job[1]);
 } catch (problem) { studio.say(problem.message, true); }

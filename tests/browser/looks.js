@@ -1,0 +1,44 @@
+// What makes a page hard to read, measured on the page as it is drawn.
+
+const seen = selector => [...document.querySelectorAll(selector)].filter(element => element.checkVisibility());
+const named = element => String(element.id || element.getAttribute("class") || element.tagName);
+
+// What reaches beyond the window.
+const beyond = () => seen("body *").filter(e => !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1).map(named);
+
+// What a finger cannot hit.
+const tiny = () => seen("button, select, input:not([type=range])").filter(e => e.getBoundingClientRect().height < 32).map(named);
+
+// The share of the picture of the sphere that is not blank.
+function inked() {
+  const canvas = document.querySelector("canvas.disc");
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let drawn = 0;
+  for (let i = 3; i < data.length; i += 4) drawn += data[i] > 0;
+  return drawn / (data.length / 4);
+}
+
+// Words whose contrast with what is behind them is below the 4.5 that WCAG AA asks for.
+function faint() {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const mixed = colours => {
+    for (const colour of ["white", ...colours]) { pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1); }
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v / 255);
+  };
+  const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
+  const found = new Set();
+  for (const element of seen("h1, p, label, button, input, select, output, summary, li, .token, .curves text")) {
+    const words = (element.matches("input, select") ? element.value : element.textContent).trim();
+    if (!words || element.matches(":disabled, .hidden, input[type=range]")) continue;
+    const under = [];
+    for (let at = element; at; at = at.parentElement) under.unshift(getComputedStyle(at).backgroundColor);
+    const style = getComputedStyle(element), ink = element.closest("svg") ? style.fill : style.color;
+    const [front, back] = [light(mixed([...under, ink])), light(mixed(under))];
+    const ratio = Math.max(front, back) / Math.min(front, back);
+    if (ratio < 4.5) found.add(`${words.slice(0, 30)} (${named(element)}): ${ratio.toFixed(2)}`);
+  }
+  return [...found];
+}
