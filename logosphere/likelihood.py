@@ -63,6 +63,7 @@ def bounds(
     model.eval()
     try:
         for batch in batches:
+            model.check_vocabulary(batch.tokens)
             rows = len(batch)
             sharing = team if rows >= team.size else ALONE  # nobody may be without a row
             part = batch.part(sharing.share(rows)).to(model.device)

@@ -134,8 +134,14 @@ class Model(nn.Module):
     def _check_tokens(self, tokens: Tokens) -> None:
         if tokens.shape[1] != self.length:
             raise UserError(f"This model reads sequences of {self.length} tokens, not {tokens.shape[1]}.")
+        self.check_vocabulary(tokens)
+
+    def check_vocabulary(self, tokens: Tokens) -> None:
+        """Refuse tokens that are none, the mask among them."""
         if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
-            raise UserError(f"Tokens must be numbers from 0 to {self.vocab_size - 1}.")
+            raise UserError(
+                f"Tokens must be numbers from 0 to {self.vocab_size - 1}; masks belong to noise, not to data."
+            )
 
 
 def told(predict: Predict, condition: Condition) -> Predict:

@@ -21,6 +21,8 @@ _BY_NAME = {card.name: card for card in CARDS}
 
 FRESH: Any = object()
 """Stands for 'a new network' in `build`, because None means 'no network'."""
+MOST = 1 << 24
+"""Tokens of a vocabulary, and positions; more is a slip of the pen or a damaged file."""
 
 
 def systems() -> list[str]:
@@ -47,6 +49,8 @@ def build(name: str, *, vocab_size: int, length: int, denoiser: "Denoiser | None
         raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
     if length < 1:
         raise UserError(f"The length must be at least 1, not {length}.")
+    if max(vocab_size, length) > MOST:
+        raise UserError(f"A model has at most {MOST:,} tokens and {MOST:,} positions, not {max(vocab_size, length):,}.")
     builder, known = _builder(name), _options(name)
     for option in options:
         if option not in known:

@@ -138,3 +138,15 @@ def test_tokens_that_do_not_fit_are_refused(tokens: list) -> None:
         model.nelbo(torch.tensor(tokens), torch.Generator())
     with pytest.raises(ls.UserError, match="between 0"):
         model.corrupt(torch.zeros(1, 3).long(), torch.tensor(1.5), torch.Generator())
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "gidd", "genmd4"])
+def test_a_mask_in_the_data_is_refused_in_training_and_evaluation(name: str) -> None:
+    import torch
+
+    model = ls.build(name, vocab_size=3, length=2, width=8, depth=1, heads=1)
+    masked = torch.tensor([[0, 3]])
+    with pytest.raises(ls.UserError, match="masks belong to noise"):
+        list(ls.fit(model, [masked], steps=1))
+    with pytest.raises(ls.UserError, match="masks belong to noise"):
+        ls.evaluate(model, [masked])

@@ -179,6 +179,9 @@ SELF = {
     "cdcd": {},
     "plaid": {"self_conditioning": 0.25},
     "gaussian-ce": {"self_conditioning": 0.5},
+    "bfn": {"self_conditioning": 0.5},
+    "fisher-flow": {"self_conditioning": 0.5, "input": "state"},
+    "rdlm": {"self_conditioning": 0.5},
 }
 
 

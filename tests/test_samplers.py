@@ -179,7 +179,7 @@ def test_self_correction_changes_one_token_at_a_time(name: str) -> None:
     frames: list[Frame] = []
     model = ls.build(name, vocab_size=2, length=8, denoiser=None)
     way = ls.sampler("self-correcting", model)
-    walk = generate(model, 40, 20, generator(2), Spoken([0.001] * 8), sampler=way, watch=frames.append)
+    walk = generate(model, 400, 20, generator(2), Spoken([0.001] * 8), sampler=way, watch=frames.append)
     wrong = torch.stack([frame.z.ne(1).sum(1) for frame in frames])
     assert torch.equal(wrong[9:-1], (wrong[8] - torch.arange(1, 11)[:, None]).clamp_min(0)) and wrong[8].max() > 0
     assert walk.nfe == 20

@@ -135,7 +135,7 @@ def test_an_ordered_sampler_takes_the_surest_first() -> None:
 
         def forward(self, z, t, context, where=None):
             out = torch.zeros(*z.shape, 5)
-            out[:, ::2, 3] = 9.0
+            out[:, ::2, 3] = 30.0
             return out if where is None else out[where]
 
     for stepper in ORDERS.values():

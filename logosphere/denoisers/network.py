@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from logosphere.errors import UserError
 
+WIDEST, DEEPEST, LARGEST = 1 << 17, 1 << 10, 1 << 24
+"""Beyond these a size is a slip of the pen or a damaged file, and building such a network would never end."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -34,6 +37,8 @@ class Network:
     def __post_init__(self) -> None:
         if min(self.width, self.depth, self.heads) < 1:
             raise UserError("The width, depth and number of heads of a network must be at least 1.")
+        if self.width > WIDEST or self.depth > DEEPEST or max(self.labels, self.source, self.source_length) > LARGEST:
+            raise UserError(f"A network has at most {WIDEST:,} features, {DEEPEST:,} blocks and {LARGEST:,} labels.")
         if self.width % (2 * self.heads):
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:

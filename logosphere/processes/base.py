@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
+from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.shapes import Float
 from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, PredictInParts, State, Times, Tokens
@@ -59,6 +60,8 @@ class Process(nn.Module, ABC):
     branch: int | None = None
     by_rows: bool = False
     """Are `nats` and `loss` functions of single rows of logits and nothing else? Then they may be taken in parts."""
+    guides_steps: bool = False
+    """Is guidance a matter of the law of a step, not of the prediction? It is where tokens turn into other tokens."""
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
@@ -102,6 +105,10 @@ class Process(nn.Module, ABC):
     @abstractmethod
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
+
+    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+        """log p(z_s = k | z_t) of the N positions of `out`, for every state k, where states can be counted."""
+        raise UserError("A step can be guided state by state in discrete diffusion only, such as mdlm or udlm.")
 
     def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:
         """log q(z_t | u) of each sequence, where the path learns."""
@@ -178,8 +185,12 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     )
 
 
-LARGEST = 1 << 24
-"""Logits made at a time, where they can be made in parts: 64 MiB of float32; with 32 MiB more memory was held."""
+LARGEST = 9 << 20
+"""Logits made at a time, where they can be made in parts: 36 MiB of float32.
+
+A few arrays of this size are alive at once, so small is good; but blocks of up to 32 MiB may be kept by glibc's malloc
+when they are freed (its largest mmap threshold), while larger ones are always given back.
+"""
 
 
 def _costs(

@@ -64,6 +64,7 @@ class Interpolating(Process):
         self._check()
         self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
         self.mask, self.most_steps, self.needs_time = self.codec.mask, timesteps, law.spreads
+        self.guides_steps = law.spreads
         self.first = 0.0 if timesteps is None else 1.5 / timesteps  # halfway from the first time to the second
 
     def _check(self) -> None:
@@ -117,6 +118,8 @@ class Interpolating(Process):
             t, weight = (step + 1) / self.timesteps, inverse / self.timesteps
         elif self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
+        elif self.training and self.weighting is not None:
+            t, weight = w, torch.ones_like(w)  # tamed weights need no times crowded where there is no noise
         else:
             t, weight = self.schedule.drawn(w)
         block = u.shape[1] // w.shape[1]
@@ -236,9 +239,12 @@ class Interpolating(Process):
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
+    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+        return self._log_step(self.context(out, z, t), z, t, s)
+
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         if self.law.spreads:
-            moved = categorical(self._log_step(self.context(out, z, t), z, t, s), noise.uniform(*z.shape))
+            moved = categorical(self.log_step(out, z, t, s), noise.uniform(*z.shape))
             return torch.where(s < t, moved, z)
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))

@@ -56,6 +56,7 @@ class Ordinal(Process):
 
     kind: Kind = "bound"
     needs_time = True
+    guides_steps = True
     products: Tensor
     """Q̄_0 … Q̄_T."""
     weights: Tensor
@@ -149,7 +150,8 @@ class Ordinal(Process):
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
+    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+        return self._log_step(self._context(out, z, t)[None], z, self._place(t), self._place(s))[0]
+
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        late, early = self._place(t), self._place(s)
-        moved = categorical(self._log_step(self._context(out, z, t)[None], z, late, early)[0], noise.uniform(*z.shape))
-        return torch.where(s < t, moved, z)
+        return torch.where(s < t, categorical(self.log_step(out, z, t, s), noise.uniform(*z.shape)), z)

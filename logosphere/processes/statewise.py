@@ -83,8 +83,18 @@ class Statewise(Process):
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         return torch.zeros(u.shape, device=u.device)
 
+    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+        """p_k (1 - (s/t)^{w_k}) for tokens, and Σ_k p_k (s/t)^{w_k} for the mask; a token stays what it is."""
+        p, stays = out.softmax(-1), self._stays(t, s)[:, None] ** self.powers.detach().to(out.dtype)
+        law = torch.cat([p * (1 - stays), (p * stays).sum(-1, keepdim=True)], -1)
+        return torch.where((z == self.mask)[:, None], law, F.one_hot(z, self.mask + 1).to(law.dtype)).log()
+
+    @staticmethod
+    def _stays(t: Tensor, s: Tensor) -> Tensor:
+        return s / t.clamp_min(torch.finfo(t.dtype).tiny)
+
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """Which token it is, and then whether it has appeared by s: with probability 1 - (s/t)^{w_k}."""
         drawn = categorical(out, noise.uniform(*z.shape))
-        stays = noise.uniform(*z.shape) < (s / t.clamp_min(torch.finfo(t.dtype).tiny)) ** self.powers.detach()[drawn]
+        stays = noise.uniform(*z.shape) < self._stays(t, s) ** self.powers.detach()[drawn]
         return torch.where((z == self.mask) & ~stays & (s < t), drawn, z)

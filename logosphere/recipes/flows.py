@@ -3,8 +3,10 @@
 import torch
 
 from logosphere.codecs.simplex import SimplexCodec
+from logosphere.codecs.vertices import Coordinates
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
+from logosphere.denoisers.selfconditioned import SelfConditioned
 from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
@@ -38,17 +40,19 @@ def bfn(
     input: str = "belief",
     loss: str = "cross-entropy",
     clock: str = "information",
+    self_conditioning: float | int = 0.0,
 ) -> Model:
     """A Bayesian flow network; posterior_head=False with loss=bound and clock=even is the published one.
 
     accuracy      β₁, what all messages tell together; by default chosen for the size of the vocabulary
     timesteps     so many messages, and their exact bound; none: infinitely many
+    self_conditioning  the probability with which training shows the network its own estimate (so for all flows)
     """
     _check(input=input, loss=loss, clock=clock)
     _positive(accuracy=accuracy, timesteps=timesteps)
     path = BeliefPath(vocab_size, accuracy or clear_accuracy(vocab_size), chain=timesteps is not None)
     process = Flow(SimplexCodec(vocab_size, width=path.width), path, _clock(clock, timesteps or CELLS), loss=loss)  # type: ignore[arg-type]
-    return _model(process, length, network, posterior_head, input)
+    return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
 PRIORS = {"sphere": 0.5, "simplex": 1.0}
@@ -72,6 +76,7 @@ def fisher_flow(
     input: str = "belief",
     loss: str = "cross-entropy",
     clock: str = "information",
+    self_conditioning: float | int = 0.0,
 ) -> Model:
     """Flow matching along geodesics; posterior_head=False, input=state, loss=velocity, clock=even is the published one.
 
@@ -101,7 +106,7 @@ def fisher_flow(
     codec = SimplexCodec(vocab_size, rooted=geometry == "sphere")
     minimised = "squared-error" if loss == "velocity" else "cross-entropy"
     process = Flow(codec, path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
-    return _model(process, length, network, posterior_head, input)
+    return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
 def dirichlet_flow(
@@ -115,6 +120,7 @@ def dirichlet_flow(
     input: str = "belief",
     loss: str = "cross-entropy",
     clock: str = "information",
+    self_conditioning: float | int = 0.0,
 ) -> Model:
     """Dirichlet flow matching; posterior_head=False, input=state, churn=0, clock=exponential is the published one.
 
@@ -138,7 +144,7 @@ def dirichlet_flow(
     path = DirichletPath(vocab_size, last, churn=float(churn))
     paced = _clock(clock, CELLS) if clock != "exponential" else _exponential(last, CELLS)
     process = Flow(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
-    return _model(process, length, network, posterior_head, input)
+    return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
 CONSTRUCTIONS: dict[str, type[WrightFisherPath] | type[StickPath]] = {"shares": WrightFisherPath, "sticks": StickPath}
@@ -157,6 +163,7 @@ def ddsm(
     input: str = "belief",
     loss: str = "cross-entropy",
     clock: str = "information",
+    self_conditioning: float | int = 0.0,
 ) -> Model:
     """Dirichlet diffusion; construction=sticks, posterior_head=False, input=state, loss=bound is nearest to the paper.
 
@@ -176,7 +183,7 @@ def ddsm(
     last = concentration or clear_count(vocab_size)
     path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
     process = Flow(SimplexCodec(vocab_size), path, _clock(clock, CELLS), loss=loss)  # type: ignore[arg-type]
-    return _model(process, length, network, posterior_head, input)
+    return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
 def _exponential(last: float, cells: int) -> Clock:
@@ -204,11 +211,18 @@ def _clock(name: str, cells: int) -> Clock:
     return Clock(even, None if name == "information" else even)
 
 
-def _model(process: Flow, length: int, network: Network | None, posterior_head: bool, input: str) -> Model:
+def _model(
+    process: Flow, length: int, network: Network | None, posterior_head: bool, input: str, self_conditioning: float
+) -> Model:
+    """`self_conditioning` is the probability with which training shows the network its own estimate; 0: never."""
     denoiser: Denoiser | None = None
     if network is not None:
         # Tokens depend on states through their likelihoods alone: to a network that reads those, time says nothing.
         denoiser = FullTransformer(process.codec, length, network, reads_time=input == "state")
+        if self_conditioning:
+            tokens = process.codec.vocab_size
+            denoiser.stem = Coordinates(2 * tokens, network.width)
+            denoiser = SelfConditioned(denoiser, tokens, tokens, probability=float(self_conditioning))
         if input == "belief":
             denoiser = Believing(denoiser, process)
         if posterior_head:

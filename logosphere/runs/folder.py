@@ -148,11 +148,13 @@ class RunFolder:
         """All lines that are whole; a run killed while writing may leave half a line at the end."""
         path = self.path / "metrics.jsonl"
         read: list[dict[str, Any]] = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
-                read.append(json.loads(line))
-            except ValueError:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(content, dict) and isinstance(content.get("step", 0), int):
+                read.append(content)
         return read
 
     def forget_after(self, step: int) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.denoisers.conditioner import check_guidable
-from logosphere.denoisers.wrappers import Counting, Guided, Remembering, Selective, Sharpened, Tally
+from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Keyed, Noise
 from logosphere.parallel.team import ALONE, Team
 from logosphere.processes.base import Process
+from logosphere.sampling.guidance import Edits, Guides
 from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.samplers import Sampler, sampler_of
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, ancestral, as_stepper
@@ -70,15 +71,22 @@ def walk(
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         now = noise.during(step)
 
-        def ask(z: State, t: Times, where: Positions, row: Tensor = t_row, now: Noise = now) -> Logits:
+        def ask(
+            z: State,
+            t: Times,
+            where: Positions,
+            of: Predict | None = None,
+            row: Float[Tensor, "#B M"] = t_row,
+            now: Noise = now,
+        ) -> Logits:
             nonlocal sure
             seen, seen_t = z, t
             if renoise_known:
                 seen_t = torch.where(free, t, row)
                 seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, now))
             with torch.no_grad():
-                out = predict(seen, seen_t, context=z, where=where)
-            if sure is not None:
+                out = (predict if of is None else of)(seen, seen_t, context=z, where=where)
+            if sure is not None and of is None:
                 tells = out.shape[-1] == codec.choices
                 sure = sure.masked_scatter(where, out.float().softmax(-1).amax(-1)) if tells else None
             return out
@@ -119,12 +127,14 @@ def generate(
     renoise_known: bool = False,
     condition: Condition | None = None,
     guidance: float = 1.0,
+    guide: Edits | None = None,
     watch: Callable[[Frame], object] | None = None,
     team: Team = ALONE,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
-    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it).
+    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it); with
+    a `guide`, for what a classifier of noisy states asks for.
 
     Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
     own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame. The processes of
@@ -144,13 +154,18 @@ def generate(
     filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
     if move.unfiltered and filtered:
         raise UserError("This sampler judges tokens by the model's own probabilities; use it without filters.")
-    move = GreedyEnd(move) if greedy_end else move
     device = model.device
     rng = torch.Generator(device).manual_seed(0) if rng is None else rng
+    if guide is not None:
+        guide.check(model.process, n)
+    if greedy_end and guidance != 1 and model.process.guides_steps:
+        raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
     given = _given(model, n, known, tokens, device).part(team.share(n))
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     if condition is not None:
         condition = condition.each(lambda field: field[team.share(n)])
+    if guide is not None:
+        guide = guide.part(team.share(n))
     tally = Tally()
     plan = model_plan(
         model,
@@ -163,7 +178,10 @@ def generate(
     try:
         model.eval(), network.eval()
         # Two memories would confuse each other: what is cached, or asked about in part, has no session.
-        predict = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
+        told, untold = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
+        guides = Guides(guidance, untold, temperature, None if guide is None else guide.counted(tally))
+        predict, move = guides.applied(model.process, told, move)
+        move = GreedyEnd(move) if greedy_end else move
         if move.adaptive:
             predict = Selective(predict)
         if filtered:
@@ -204,17 +222,21 @@ def sample(
     min_p: float = 0.0,
     condition: Condition | None = None,
     guidance: float = 1.0,
+    guide: Edits | None = None,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
+        guide=guide,
     )  # fmt: skip
     return drawn.tokens
 
 
-def _asked(network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool) -> Denoiser:
-    """The denoiser of a run: told its condition, guided by it, and counted."""
+def _asked(
+    network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool
+) -> tuple[Denoiser, Denoiser | None]:
+    """The denoiser of a run, told its condition and counted; and, to be guided by, the one without it."""
 
     def counted(denoiser: Denoiser) -> Denoiser:
         return Counting(denoiser.session() if session else denoiser, tally)
@@ -222,13 +244,13 @@ def _asked(network: Denoiser, condition: Condition | None, guidance: float, tall
     if condition is None:
         if guidance != 1:
             raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
-        return counted(network)
+        return counted(network), None
     told = network.given(condition)
     if guidance == 1:
-        return counted(told)
+        return counted(told), None
     check_guidable(network)
     without = network.given(condition.withheld(torch.ones_like(condition.given)))
-    return Guided(counted(told), counted(without), guidance)
+    return counted(told), counted(without)
 
 
 def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int = 1) -> Plan:

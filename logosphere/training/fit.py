@@ -103,6 +103,7 @@ class Training:
         """One step of the optimiser, when the share `done` of the training lies behind; `batch` is our part of it."""
         started = time.perf_counter()
         self.model.train()
+        self.model.check_vocabulary(batch.tokens)
         batch = self._withheld(batch).to(self.model.device)
         count = int(self.team.total(int(batch.free.sum()))[0])
         lr = self.optim.rate(self.step, done)

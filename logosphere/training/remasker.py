@@ -5,14 +5,12 @@ z_t ~ q(z_t | x) at a random time; one step straight to s = 0 writes x̂; the la
     loss = -Σ_i log p(label_i | x̂),     over all positions that were not given.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from logosphere.denoisers.remasker import Remasker
 from logosphere.denoisers.transformer import FullTransformer
@@ -21,6 +19,8 @@ from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn
+from logosphere.shapes import Float
+from logosphere.training.beside import taught
 from logosphere.training.optim import Optim
 from logosphere.types import Batch, Positions, Tokens
 
@@ -49,32 +49,20 @@ def train_remasker(
     remasker = model.remasker
     if not isinstance(remasker, Remasker) or model.denoiser is None:
         raise UserError("This model has no remasker; build the system g-star, or use with_remasker(model).")
-    optim = Optim(lr=1e-3, warmup=20) if optim is None else optim
     _inherit(remasker, model)
-    parameters = [p.requires_grad_(True) for p in remasker.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
     rng = torch.Generator(model.device).manual_seed(seed)
-    model.eval()
-    done = 0
-    for step, given in enumerate(islice(batches, steps)):
-        started = time.perf_counter()
-        batch = (Batch.of(given) if isinstance(given, Tensor) else given).to(model.device)
+    wrong = 0.0
+
+    def loss(batch: Batch) -> Float[Tensor, ""]:
+        nonlocal wrong
         written = rewritten(model, batch, rng)
-        wrong, free = (written != batch.tokens).float(), batch.free
-        remasker.train()
-        loss = F.binary_cross_entropy_with_logits(remasker(written)[free], wrong[free])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, optim.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = optim.rate(step, step / steps)
-        optimizer.step()
-        remasker.eval()
-        done = step + 1
-        yield Judged(done, loss.item(), wrong[free].mean().item(), time.perf_counter() - started)
-    remasker.requires_grad_(False)
-    if done < steps:
-        raise UserError(f"The data ended after {done} batches, but training needs {steps}.")
+        missed = (written != batch.tokens).float()[batch.free]
+        wrong = missed.mean().item()
+        return F.binary_cross_entropy_with_logits(remasker(written)[batch.free], missed)
+
+    optim = Optim(lr=1e-3, warmup=20) if optim is None else optim
+    for done in taught(remasker, model, batches, loss, steps=steps, optim=optim):
+        yield Judged(done.step, done.loss, wrong, done.seconds)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Steppers: how one step of the walk moves the positions. What each is and whether it draws from the model:
 docs/samplers.md."""
 
-from logosphere.sampling.steppers.ancestral import FirstHitting, ancestral, backward_step, first_hitting
-from logosphere.sampling.steppers.base import Ask, Rule, Ruled, Stepper, as_stepper
+from logosphere.sampling.steppers.ancestral import Ancestral, FirstHitting, ancestral, first_hitting
+from logosphere.sampling.steppers.base import Ask, Rule, Ruled, Stepper, Tilt, as_stepper
 from logosphere.sampling.steppers.correcting import SelfCorrecting
 from logosphere.sampling.steppers.jumps import Leaping
 from logosphere.sampling.steppers.ordered import (
@@ -22,6 +22,7 @@ from logosphere.sampling.steppers.windows import GreedyEnd, Windowed
 
 __all__ = [
     "Above",
+    "Ancestral",
     "Ask",
     "Cap",
     "Doubtful",
@@ -37,11 +38,11 @@ __all__ = [
     "Ruled",
     "SelfCorrecting",
     "Stepper",
+    "Tilt",
     "Windowed",
     "WithinEntropy",
     "ancestral",
     "as_stepper",
-    "backward_step",
     "entropy_order",
     "first_hitting",
     "forward_backward",

@@ -6,20 +6,39 @@ import torch
 
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
-from logosphere.sampling.steppers.base import Ask, Ruled, Stepper, masked
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, masked
+from logosphere.types import State, Times
 
 
-def backward_step(process: Process, out: Logits, z: State, t: Times, s: Times, where: Positions, noise: Noise) -> State:
-    """Draw z_s from the process's own backward step; right for every process."""
-    z = z.clone()
-    z[where] = process.step(out, z[where], t[where], s[where], noise.at(where))
-    return z
+@dataclass(frozen=True)
+class Ancestral(Stepper):
+    """Draw z_s from the process's own backward step, right for every process; or from laws tilted by guidance.
+
+    For discrete processes this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
+    score s_y = q(y | x̂)/q(z | x̂) of a predicted token, (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂).
+    """
+
+    tilts: tuple[Tilt, ...] = ()
+
+    def tilted(self, tilt: Tilt) -> Stepper:
+        return Ancestral((*self.tilts, tilt))
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        where = process.wanted(z, t > s)
+        if not where.any():
+            return z
+        out, moved = ask(z, t, where), z.clone()
+        if not self.tilts:
+            moved[where] = process.step(out, z[where], t[where], s[where], noise.at(where))
+            return moved
+        law = process.log_step(out, z[where], t[where], s[where])
+        for tilt in self.tilts:
+            law = tilt(process, ask, law, z, t, s, where)
+        moved[where] = categorical(law, noise.at(where).uniform(len(law)))
+        return moved
 
 
-ancestral = Ruled(backward_step)
-"""For discrete processes this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
-score s_y = q(y | x̂)/q(z | x̂) of a predicted token, (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂)."""
+ancestral = Ancestral()
 
 
 @dataclass(frozen=True)

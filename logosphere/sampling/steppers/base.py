@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,10 +14,22 @@ from logosphere.processes.base import Process
 from logosphere.processes.interpolating import Interpolating
 from logosphere.schedules import Schedule
 from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, Positions, Predict, State, Times
 
-Ask = Callable[[State, Times, Positions], Logits]
-"""(states, times, positions wanted) -> their predictions, packed as [N, V]: one evaluation of the network."""
+
+@runtime_checkable
+class Ask(Protocol):
+    """(states, times, positions wanted) -> their predictions, packed as [N, V]: one evaluation of the network.
+
+    `of` asks another network than the walk's own, in the same way.
+    """
+
+    def __call__(self, z: State, t: Times, where: Positions, of: Predict | None = None) -> Logits: ...
+
+
+Tilt = Callable[[Process, Ask, Float[Tensor, "N K"], State, Times, Times, Positions], Float[Tensor, "N K"]]
+"""(process, ask, log p(z_s | z_t) of the positions `where`, z, t, s, where) -> another law in its place, up to a
+constant: how guidance enters a step (sampling/guidance.py)."""
 
 Rule = Callable[[Process, Logits, State, Times, Times, Positions, Noise], State]
 """The simple case: (process, prediction packed for `where`, z, t, s, where, noise) -> z_s. One look, one move."""
@@ -45,6 +58,10 @@ class Stepper(ABC):
     def steps(self, length: int, steps: int) -> int:
         """Steps the plan must have when `steps` were asked for."""
         return steps
+
+    def tilted(self, tilt: Tilt) -> "Stepper":
+        """The same stepper with other laws of its steps."""
+        raise UserError("This sampler cannot be guided step by step; use the ancestral sampler.")
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
         """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""

@@ -37,7 +37,8 @@ class Downstream(Stepper):
         if not where.any():
             return z
         out, ahead = ask(z, t, where), z.clone()
-        ahead[where] = flow.step(out, z[where], t[where], s[where], noise)  # where s = 0 this reads the token off
+        # Where s = 0 this reads the token off.
+        ahead[where] = flow.step(out, z[where], t[where], s[where], noise.at(where))
         again = where & (s > 0)
         if not again.any():
             return ahead

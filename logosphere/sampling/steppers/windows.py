@@ -8,9 +8,9 @@ from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers.ancestral import ancestral
-from logosphere.sampling.steppers.base import Ask, Stepper, moving
+from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, moving
 from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, Positions, Predict, State, Times
 
 ROUNDING = 1e-6
 """Times are float32."""
@@ -35,6 +35,9 @@ class Windowed(Stepper):
     def check(self, process: Process) -> None:
         self.inside.check(process)
         self.outside.check(process)
+
+    def tilted(self, tilt: Tilt) -> Stepper:
+        return Windowed(self.inside.tilted(tilt), self.first, self.last, self.outside.tilted(tilt))
 
     @property
     def asked(self) -> int:
@@ -87,8 +90,8 @@ class GreedyEnd(Stepper):
 def _likeliest(ask: Ask) -> Ask:
     """All doubt taken from a prediction."""
 
-    def answer(z: State, t: Times, where: Positions) -> Logits:
-        out = ask(z, t, where)
+    def answer(z: State, t: Times, where: Positions, of: Predict | None = None) -> Logits:
+        out = ask(z, t, where, of)
         return out.new_full(out.shape, -float("inf")).scatter(-1, out.argmax(-1, keepdim=True), 0.0)
 
     return answer

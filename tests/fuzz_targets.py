@@ -1,0 +1,237 @@
+"""What is fuzzed: every kind of file that Logosphere reads, texts that it is given, and its command line."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import yaml
+from fuzzing import Target
+from test_runs import RECIPE
+
+import logosphere as ls
+from logosphere.cli import main
+from logosphere.data.corpora import open_corpus
+from logosphere.data.gaps import parse_gaps, prompt
+from logosphere.data.tokenfile import META, DamagedCache, open_tokens
+from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
+from logosphere.errors import UserError
+from logosphere.evaluation.report import Report
+from logosphere.recipes.recipe import Recipe, read_recipe_file, recipe_from
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import start, train
+from logosphere.weights import read_tensors
+
+TEXT = "the cat sat on the mat and the dog sat on the log\n" * 40
+
+
+def targets(place: Path) -> list[Target]:
+    """All of them, in a folder of their own, with one small run to read from."""
+    (place / "text.txt").write_text(TEXT)
+    corpus = open_corpus(str(place / "text.txt"), "characters")
+    run = start(replace(RECIPE, steps=2, validations=1, data=str(place / "text.txt")), corpus, place / "run")
+    list(train(run, corpus))
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        main(["evaluate", str(run.path), "--sequences", "2"])
+    return [
+        _recipes(place, run),
+        *_weights(place, run),
+        _models(place, run),
+        _plain(place, run),
+        *_corpora(place),
+        _indexes(place, corpus.folder or place),
+        _prompts(),
+        _words(place, run),
+    ]
+
+
+def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    """Reads what it is given from a file, which must still hold it afterwards."""
+
+    def run(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            read(path)
+        finally:
+            assert path.read_bytes() == content, "the input was changed"
+
+    return run
+
+
+def _recipes(place: Path, run: RunFolder) -> Target:
+    def read(path: Path) -> None:
+        read_recipe_file(path).system_options()
+
+    small = {"length": 8, "network": {"width": 16}, "optim": {"lr": 0.1}, "options": ["timesteps=5", "start=mask"]}
+    seeds = [yaml.safe_dump(small).encode(), json.dumps(asdict(RECIPE)).encode()]
+    words = [f"{name}: ".encode() for name in Recipe.__dataclass_fields__] + [b"&a ", b"*a", b"!!python/name:os.system"]
+    return Target("recipes", _file(place / "recipe.yaml", read), seeds, words, guarded=run.path)
+
+
+def _weights(place: Path, run: RunFolder) -> list[Target]:
+    """Headers with the weights behind them, and a whole checkpoint that is resumed from."""
+    checkpoint = next(run.state.glob("step-*"))
+    words = [b'"dtype":"F64"', b'"shape":[', b'"data_offsets":[0,', b"__metadata__", b"9" * 19, b"BF16"]
+    seeds = [(checkpoint / name).read_bytes() for name in ("optimizer.safetensors",)]
+    copy = place / "resumed"
+    shutil.copytree(run.path, copy)
+    corpus = open_corpus(str(place / "text.txt"), "characters")
+    broken = next((copy / "state").glob("step-*")) / "model.safetensors"
+    sound = broken.read_bytes()
+
+    def resume(content: bytes) -> None:
+        """All but the header as it was: flips there are found by fewer checks."""
+        size = min(len(sound), 8 + int.from_bytes(sound[:8], "little"))
+        broken.unlink()  # the file has another name at the top of the folder, where it must not change
+        broken.write_bytes(content + sound[size:])
+        next(train(RunFolder(copy), corpus))
+
+    header = sound[: 8 + int.from_bytes(sound[:8], "little")]
+    return [
+        Target("tensors", _file(place / "any.safetensors", read_tensors), seeds, words, guarded=run.path),
+        Target("resuming", resume, [header], words, guarded=run.path),
+    ]
+
+
+def _models(place: Path, run: RunFolder) -> Target:
+    folder = place / "model"
+    shutil.copytree(run.path, folder)
+
+    def read(content: bytes) -> None:
+        (folder / "recipe.json").write_bytes(content)
+        model = ls.load(folder)
+        recipe_from(RunFolder(folder).content["recipe"], "here")
+        ls.sample(model, n=1, steps=2)
+
+    words = [name.encode() for name in ls.systems()] + [b'"options": {', b'"width": ', b'"block": ']
+    return Target("models", read, [(folder / "recipe.json").read_bytes()], words, guarded=run.path)
+
+
+def _plain(place: Path, run: RunFolder) -> Target:
+    """Small files of a run, told apart by the first byte of the input."""
+    folder, corpus = place / "plain", open_corpus(str(place / "text.txt"), "characters")
+    shutil.copytree(run.path, folder)
+    checkpoint = next((folder / "state").glob("step-*"))
+
+    def resume(path: Path) -> None:
+        next(train(RunFolder(folder), corpus))
+
+    readers: list[tuple[Path, Callable[[Path], object]]] = [
+        (checkpoint / "state.json", resume),
+        (folder / "state" / "latest.json", resume),
+        (folder / "metrics.jsonl", lambda path: RunFolder(folder).metrics()),
+        (folder / "tokenizer.json", load_tokenizer),
+        (next((folder / "eval").glob("*.json")), Report.load),
+    ]
+    sound = [path.read_bytes() for path, _ in readers]
+
+    def read(content: bytes) -> None:
+        which = (content[0] if content else 0) % len(readers)
+        path, reader = readers[which]
+        path.write_bytes(content[1:])
+        try:
+            reader(path)
+        finally:
+            path.write_bytes(sound[which])
+
+    seeds = [bytes([number]) + content for number, content in enumerate(sound)]
+    return Target(
+        "run files", read, seeds, [b'"step": ', b'"kind": ', b'"position": {}', b'"characters"'], guarded=run.path
+    )
+
+
+def _corpora(place: Path) -> list[Target]:
+    line = json.dumps({"text": "Grüße aus dem Wald, sagte der Igel. " * 3}) + "\n"
+    pairs = "source\ttarget\n" + "".join(f"wer{number} ist da\tich bin {number}\n" for number in range(9))
+    cache = place / "cache"
+
+    def opened(prefix: str) -> Callable[[Path], object]:
+        return lambda path: open_corpus(f"{prefix}{path}", "byte", cache=cache)
+
+    return [
+        Target("text", _file(place / "a.txt", opened("")), [("Grüße aus dem Wald. " * 9).encode()], [b"\xef\xbb\xbf"]),
+        Target("json lines", _file(place / "a.jsonl", opened("")), [line.encode() * 4], [b'{"text": "', b"\\ud800"]),
+        Target("pairs", _file(place / "a.tsv", opened("pairs:")), [pairs.encode()], [b"\t", b"\r\n", b"\t\t"]),
+    ]
+
+
+def _indexes(place: Path, tokens: Path) -> Target:
+    folder = place / "tokens"
+    shutil.copytree(tokens, folder)
+
+    def read(content: bytes) -> None:
+        (folder / META).write_bytes(content)
+        with contextlib.suppress(DamagedCache):  # which is built anew
+            rows = open_tokens(folder)
+            assert len(rows["train"]) > 0
+
+    return Target(
+        "indexes", read, [(folder / META).read_bytes()], [b'"shards": [', b'"tokens": ', b'"sha256": '], tokens
+    )
+
+
+def _prompts() -> Target:
+    def read(content: bytes) -> None:
+        text, length = content[1:].decode("utf-8", "surrogateescape"), (content[0] if content else 0) % 24 + 1
+        for tokenizer in (text8(), Bytes()):
+            for reader in (prompt, parse_gaps):
+                with contextlib.suppress(UserError):
+                    reader(text, tokenizer, length)
+
+    seeds = [b"\x08the cat", b"\x14the [....] of [3]", b"\x10a[2]b[1]"]
+    return Target("prompts", read, seeds, [b"[....]", b"[12]", b"[999999]", b"[", b"]", b"[0]"])
+
+
+def _words(place: Path, run: RunFolder) -> Target:
+    """Words parted by zero bytes; what would train for long is asked for no steps, and numbers stay small."""
+    work, poison = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
+    work.mkdir()
+    never = ("studio", "bench", "remask", "pack")
+
+    def read(content: bytes) -> None:
+        words = [word.decode("utf-8", "surrogateescape") for word in content.split(b"\x00")]
+        words = [re.sub(r"[0-9]{3,}", "99", word) for word in words]
+        first = words[0]
+        words += [poison[first]] if first in poison else ["--nonsense"] if first in never else []
+        said, here = io.StringIO(), os.getcwd()
+        os.chdir(work)
+        try:
+            with contextlib.redirect_stderr(said):
+                code = main(words)
+        finally:
+            os.chdir(here)
+        assert code in (0, 1, 2), code
+        assert "Traceback" not in said.getvalue() and "should not happen" not in said.getvalue(), said.getvalue()[-500:]
+        if code and not said.getvalue().strip() and len(words) > 1:
+            raise AssertionError("failed without a word")
+
+    folder = str(run.path).encode()
+    seeds = [
+        b"sample\x00" + folder + b"\x00-n\x001\x00--steps\x002",
+        b"sample\x00" + folder + b"\x00--infill\x00the [..] of\x00--steps\x002\x00--json",
+        b"show\x00" + folder, b"systems", b"samplers", b"data\x00list",
+        b"launch\x00slurm\x00--nodes\x002\x00--\x00text8\x00--out\x00a",
+        b"train\x00demo\x00--dry-run\x00--json",
+    ]  # fmt: skip
+    options = [
+        "-n",
+        "--json",
+        "--seed",
+        "--nproc=1",
+        "--temperature",
+        "--top-p",
+        "--sampler",
+        "--length",
+        "--grid",
+        "nan",
+    ]
+    options += ["--weights", "--label", "--source", "--guidance", "--data", "--optim.lr", "--network.width", "--batch"]
+    words = [
+        b"\x00" + word.encode() + b"\x00" for word in [*options, "", "-1", "0", "text8", "lines:", "stream:", "hf:"]
+    ]
+    return Target("command line", read, seeds, words, b"\x00", run.state)

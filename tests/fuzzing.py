@@ -1,0 +1,360 @@
+"""Coverage-guided fuzzing: python tests/fuzzing.py --cases 2000.
+
+Inputs are mutations of sound ones. An input that goes from line to line of the package as none has gone before is kept
+and mutated further, so mutations add up and come past check after check. Every case must end soon, with a result or a
+sentence (UserError); nothing else may be raised, nothing may be run or fetched, and no file may change.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import logosphere
+
+PACKAGE = str(Path(logosphere.__file__).parent)
+PATIENCE = 20
+"""Seconds after which a case hangs: processor time, for machines are shared."""
+LARGEST = 1 << 16
+"""Bytes of an input."""
+
+Run = Callable[[bytes], object]
+
+
+class Forbidden(BaseException):
+    """Something was about to be run or fetched; no handler of the package may take it for a problem of its own."""
+
+
+class Hangs(BaseException):
+    """A case has taken too long."""
+
+
+# ---- what is reached ----------------------------------------------------------------------------------------------
+
+
+class Reached:
+    """The steps from line to line that were taken inside a folder."""
+
+    def __init__(self, folder: str = PACKAGE):
+        self.folder = folder
+        self.steps: set[tuple[CodeType, int, int]] = set()
+        self._last: dict[FrameType, int] = {}
+
+    def _enter(self, frame: FrameType, event: str, given: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(self.folder):
+            return None
+        self._last[frame] = 0
+        return self._follow
+
+    def _follow(self, frame: FrameType, event: str, given: Any) -> Any:
+        if event == "line":
+            self.steps.add((frame.f_code, self._last.get(frame, 0), frame.f_lineno))
+            self._last[frame] = frame.f_lineno
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self._follow
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """settrace rather than sys.monitoring, which Python 3.11 lacks; frames outside of the folder cost nothing."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+            self._last.clear()
+
+
+# ---- mutations ----------------------------------------------------------------------------------------------------
+
+NUMBERS = [b"0", b"-1", b"1", b"2", b"3.5", b"1e9", b"-1e999", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b"1" * 30]
+VALUES = [
+    0,
+    -1,
+    1,
+    7,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e300,
+    float("nan"),
+    None,
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"": 0},
+]
+BYTES = [b"\x00", b"\xff" * 8, bytes(8), (1 << 40).to_bytes(8, "little"), b"\xf0\x9f\x98\x80", b"\xed\xa0\x80", b"\n"]
+
+
+@dataclass
+class Mutator:
+    """Changes inputs; `words` are worth putting in."""
+
+    chance: random.Random
+    words: list[bytes]
+    separator: bytes = b""
+    """Parts a list of words, for targets that read one."""
+
+    def __call__(self, content: bytes, others: list[bytes]) -> bytes:
+        for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
+            way = self.chance.choice((self._once, self._once, self._restructured, self._reworded))
+            content = way(content, others)
+        return content[:LARGEST]
+
+    def _reworded(self, content: bytes, others: list[bytes]) -> bytes:
+        """A word more, less or other."""
+        if not self.separator:
+            return self._once(content, others)
+        words = content.split(self.separator)
+        place = self.chance.randrange(len(words) + 1)
+        new = [self.chance.choice([*self.words, *NUMBERS, *self.chance.choice(others).split(self.separator)])]
+        return self.separator.join(
+            words[:place] + new * self.chance.choice((0, 1, 1)) + words[place + self.chance.randrange(2) :]
+        )
+
+    def _restructured(self, content: bytes, others: list[bytes]) -> bytes:
+        """JSON that stays JSON: another value somewhere, or none, or one under another name."""
+        start = 1 if content[:1] < b" " else 0
+        try:
+            whole = json.loads(content[start:])
+        except (ValueError, RecursionError):
+            return self._once(content, others)
+        inner: list[Any] = [whole]
+        for value in inner:
+            inner += [
+                part
+                for part in (value.values() if isinstance(value, dict) else value)
+                if part and isinstance(part, dict | list)
+            ]
+        holder = self.chance.choice(inner)
+        keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+        key, other = self.chance.choice(keys), self.chance.choice(keys)
+        kind = self.chance.randrange(4)
+        if kind == 0:
+            holder.pop(key)
+        elif kind == 1:
+            holder[key] = holder[other]
+        else:
+            holder[key] = self.chance.choice(VALUES)
+        return content[:start] + json.dumps(whole).encode()
+
+    def _once(self, content: bytes, others: list[bytes]) -> bytes:
+        chance = self.chance
+        start = chance.randrange(len(content) + 1)
+        end = min(len(content), start + chance.choice((1, 1, 2, 4, 8, 40)))
+        kind = chance.randrange(9)
+        if kind == 0 and content:
+            flipped = bytearray(content)
+            flipped[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            return bytes(flipped)
+        if kind == 1:
+            return content[:start]
+        if kind == 2:
+            return content[:start] + content[end:]
+        if kind == 3:
+            return content[:end] + content[start:]  # twice
+        if kind == 4:
+            return content[:start] + chance.choice(self.words + BYTES) + content[start:]
+        if kind == 5:
+            return content[:start] + chance.choice(self.words + BYTES) + content[end:]
+        if kind == 6:
+            other = chance.choice(others)
+            place = chance.randrange(len(other) + 1)
+            return content[:start] + other[place:]
+        if kind == 7:
+            return self._renumbered(content)
+        return content[:start] + bytes([chance.randrange(256)]) + content[end:]
+
+    def _renumbered(self, content: bytes) -> bytes:
+        """Another number, or what is no number, in the place of one."""
+        digits = [place for place, byte in enumerate(content) if 48 <= byte <= 57]
+        if not digits:
+            return content
+        start = self.chance.choice(digits)
+        end = start
+        while end < len(content) and 48 <= content[end] <= 57:
+            end += 1
+        return content[:start] + self.chance.choice(NUMBERS) + content[end:]
+
+
+# ---- one target ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Target:
+    """Something that reads input, sound inputs for it, and words that mean something to it."""
+
+    name: str
+    run: Run
+    seeds: list[bytes]
+    words: list[bytes] = field(default_factory=list)
+    separator: bytes = b""
+    guarded: Path | None = None
+    """A folder whose files must stay as they are."""
+
+
+@dataclass
+class Findings:
+    """What came of fuzzing a target."""
+
+    cases: int = 0
+    refused: int = 0
+    kept: int = 0
+    """Inputs that reached something new."""
+    steps: int = 0
+    """Steps from line to line that were reached."""
+    slowest: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def fuzz(target: Target, cases: int, seed: int, folder: str = PACKAGE, *, guided: bool = True) -> Findings:
+    """So many cases; the first are the seeds themselves, which must be accepted."""
+    found, reached, chance = Findings(), Reached(folder), random.Random(f"{seed} {target.name}")
+    queue, mutate = list(target.seeds), Mutator(chance, target.words, target.separator)
+    before = _files(target.guarded)
+    while found.cases < cases:
+        first = found.cases < len(target.seeds)
+        # What was found last is mutated most: it stands where nobody has been.
+        place = found.cases if first else max(chance.randrange(len(queue)), chance.randrange(len(queue)))
+        content = queue[place] if first else mutate(queue[place], queue)
+        known, started = len(reached.steps), time.process_time()
+        problem, refused = _met(target.run, content, reached)
+        found.slowest = max(found.slowest, time.process_time() - started)
+        found.cases, found.refused = found.cases + 1, found.refused + refused
+        if first and refused:
+            problem = "a sound input was refused"
+        if (after := _files(target.guarded)) != before:
+            problem, before = f"files changed: {sorted(set(before.items()) ^ set(after.items()))[:2]}", after
+        if problem:
+            found.problems.append(f"{target.name}: {problem} with {content[:300]!r}")
+        if guided and not first and len(reached.steps) > known and not problem:
+            queue.append(content)
+            found.kept += 1
+    found.steps = len(reached.steps)
+    return found
+
+
+def _met(run: Run, content: bytes, reached: Reached) -> tuple[str, bool]:
+    """What is wrong, if anything, and whether the input was refused with a sentence."""
+    try:
+        with watchdog(PATIENCE), sealed_off(), reached.watching():
+            run(content)
+    except logosphere.UserError as problem:
+        sentence = str(problem)
+        return ("" if sentence.strip() and "Traceback" not in sentence else f"no sentence: {sentence!r}"), True
+    except MemoryError:
+        return "", True  # the command line has a sentence for this
+    except RuntimeError as problem:
+        if "can't allocate memory" in str(problem):
+            return "", True
+        return repr(problem), False
+    except BaseException as problem:
+        return repr(problem), False
+    return "", False
+
+
+def _files(folder: Path | None) -> dict[str, int]:
+    if folder is None:
+        return {}
+    return {str(path): hash(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@contextlib.contextmanager
+def watchdog(seconds: float) -> Iterator[None]:
+    def bite(number: int, frame: FrameType | None) -> None:
+        raise Hangs(f"after {seconds} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, bite)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+RUN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "os.fork")
+FETCH = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
+_sealed = [False]
+
+
+def _audit(event: str, given: Any) -> None:
+    if _sealed[0] and event in RUN:
+        raise Forbidden(f"{event} {given!r}")
+    if _sealed[0] and event in FETCH:
+        raise OSError("there is no network here")
+
+
+@contextlib.contextmanager
+def sealed_off() -> Iterator[None]:
+    """Nothing is run, unpickled or fetched in here."""
+    if _audit not in _hooks:
+        sys.addaudithook(_audit)  # which cannot be taken back, so it looks whether it is wanted
+        _hooks.append(_audit)
+    _sealed[0] = True
+    try:
+        yield
+    finally:
+        _sealed[0] = False
+
+
+_hooks: list[Callable[[str, Any], None]] = []
+
+
+@contextlib.contextmanager
+def little_memory(room: int = 2 << 30) -> Iterator[None]:
+    """At most so many more bytes of addresses, so that a wish for terabytes fails like one for more than there is."""
+    used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def main() -> int:
+    from fuzz_targets import targets
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000, help="in all, shared out over the targets")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", default="", help="only this one")
+    chosen = parser.parse_args()
+    results, started = {}, time.process_time()
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["LOGOSPHERE_CACHE"] = str(Path(place) / "cache")
+        every = [target for target in targets(Path(place)) if chosen.target in ("", target.name)]
+        for target in every:
+            with little_memory(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                found = fuzz(target, chosen.cases // len(every), chosen.seed)
+            results[target.name] = vars(found)
+            line = f"{found.cases} cases, {found.refused} refused, {found.kept} kept, {found.steps} steps"
+            print(f"{target.name:<12} {line}, {len(found.problems)} problems", file=sys.stderr, flush=True)
+    cases = sum(result["cases"] for result in results.values())
+    print(json.dumps({"cases": cases, "cpu_seconds": round(time.process_time() - started), "targets": results}))
+    return 1 if any(result["problems"] for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

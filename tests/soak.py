@@ -1,0 +1,87 @@
+"""A long life: python tests/soak.py --minutes 60.
+
+Cycles of train, evaluate and sample, in one process, over several systems, with new folders and a corpus opened anew.
+Memory and open files are noted after each cycle: once warm, neither may grow.
+"""
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from test_runs import RECIPE
+
+from logosphere.data.batches import sequences
+from logosphere.data.corpora import open_corpus
+from logosphere.evaluation.report import evaluate
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import start, train
+from logosphere.sampling.walk import generate
+
+SYSTEMS = ("mdlm", "rdlm", "ar", "gaussian-ce", "udlm")
+
+
+def resident() -> int:
+    """Kilobytes of memory in use."""
+    gc.collect()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple[int, int]:
+    """One cycle; kilobytes and open files after it."""
+    text = place / "text.txt"
+    if not text.exists():
+        text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+    corpus = open_corpus(str(text), "characters", cache=place / "cache")
+    recipe = replace(RECIPE, system=systems[number % len(systems)], data=str(text))
+    run = start(recipe, corpus, place / "run")
+    with run.lock():
+        list(train(run, corpus))
+    model = RunFolder(run.path).model()
+    evaluate(model, sequences(corpus.test, recipe.length, 4), rng=0)
+    generate(model, n=4, steps=4)
+    shutil.rmtree(run.path)
+    return resident(), open_files()
+
+
+def flat(marks: list[tuple[int, int]], slack: int = 4096) -> list[str]:
+    """What grows from the second third of the cycles to the last, if anything."""
+    third = len(marks) // 3
+    warm, late = marks[third : 2 * third], marks[2 * third :]
+    found = []
+    if min(memory for memory, _ in late) - min(memory for memory, _ in warm) > slack:
+        found.append("memory adds up")
+    if min(files for _, files in late) > min(files for _, files in warm):
+        found.append("open files add up")
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    chosen = parser.parse_args()
+    marks, begun = [], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")  # tables are kept there too
+        while time.monotonic() - begun < 60 * chosen.minutes:
+            marks.append(cycle(Path(folder), len(marks)))
+    thirds = [marks[len(marks) * part // 3 :][: len(marks) // 3] for part in range(3)]
+    figures = {
+        "cycles": len(marks),
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "cpu_seconds": round(time.process_time()),
+        "least_kilobytes_of_each_third": [min(memory for memory, _ in part) for part in thirds],
+        "open_files": sorted({files for _, files in marks}),
+        "grows": flat(marks),
+    }
+    print(json.dumps(figures))

@@ -1,0 +1,125 @@
+"""Laws by enumeration of every state of a small language: no sampling, hence no error of it."""
+
+import numpy as np
+import pytest
+import torch
+from laws import CHANCE, System, everything, generator, same_law, skewed, sticky, table
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.data.languages import Language, Oracle
+from logosphere.model import Model
+from logosphere.schedules import SCHEDULES
+
+
+def all_states(model: Model) -> Tensor:
+    return torch.cartesian_prod(*[torch.arange(model.process.codec.states)] * model.length).view(-1, model.length)
+
+
+@torch.no_grad()
+def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
+    """The law of the tokens that ancestral sampling with the exact posterior writes in so many steps.
+
+    Positions move independently within a step, so that a row of the transition matrix is a product over positions.
+    """
+    z = all_states(model)
+    oracle, states = Oracle(model, language), model.process.codec.states
+    noise = model.process.law.marginal(torch.full((1, language.vocab_size), 1 / language.vocab_size), torch.ones(1))[0]
+    law = noise.double()[z].prod(1)
+    for t, s in model.process.grid(steps).unfold(0, 2, 1):
+        now, then = t.expand(z.shape), s.expand(z.shape)
+        where = model.process.wanted(z, now > then)
+        moves = torch.nn.functional.one_hot(z, states).double()
+        out = oracle(z, now, z, where)
+        moves[where] = model.process.log_step(out, z[where], now[where], then[where]).double().softmax(-1)
+        matrix = torch.stack([moves[:, i][:, z[:, i]] for i in range(model.length)]).prod(0)
+        law = law @ torch.where(law[:, None] > 0, matrix, 0.0)  # impossible states have no law of their own
+    written = z.max(1).values < language.vocab_size
+    assert law[~written].sum() == 0  # nothing stays hidden
+    return law[written]
+
+
+class Masks:
+    """What `law_of_walk` needs of a noise law, for a process without one: everything is hidden at t = 1."""
+
+    @staticmethod
+    def marginal(x: Tensor, t: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x), torch.ones(len(x), 1)], 1)
+
+
+def uneven(language: Language) -> Model:
+    """genmd4 with powers from 1/2 to 2."""
+    model = System("genmd4").model(language)
+    model.process.law = Masks
+    with torch.no_grad():
+        model.process.raw.copy_(torch.linspace(0.5, 2.0, language.vocab_size).expm1().log())
+    return model
+
+
+CONTINUOUS = {
+    "mdlm": System("mdlm").model, "sedd-absorb": System("sedd-absorb", {"schedule": "linear"}).model,
+    "genmd4": uneven, "udlm": System("udlm").model, "gidd": System("gidd").model,
+    "sedd-uniform": System("sedd-uniform", {"schedule": "cosine"}).model,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
+def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
+    """Few steps, so that it is not that of the language: with 6,000 draws both can be told apart."""
+    language = sticky(3, 2)
+    model = make(language)
+    drawn = ls.sample(model, 6000, 3, generator(2), Oracle(model, language))
+    assert same_law(drawn, language, law_of_walk(model, language, 3)) > CHANCE
+    assert same_law(drawn, language) < 1e-6
+
+
+@pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
+@pytest.mark.parametrize("language", [skewed(3, 2), table(2, 3)], ids=["skewed", "table"])
+def test_the_error_of_ancestral_sampling_falls_like_one_over_the_number_of_steps(make, language: Language) -> None:
+    model, (_, p) = make(language), everything(language)
+    errors = [float((law_of_walk(model, language, steps) - p).abs().sum() / 2) for steps in (16, 32, 64)]
+    assert errors[0] < 0.06
+    for coarse, fine in zip(errors, errors[1:], strict=False):
+        assert 1.7 < coarse / fine < 2.4
+
+
+SCHEDULED = {
+    "mdlm": {"exact_count": False}, "md4": {}, "sedd-absorb": {}, "udlm": {}, "sedd-uniform": {}, "gidd": {},
+    "d3pm-absorbing": {"timesteps": None, "hybrid": 0.0}, "d3pm-uniform": {"timesteps": None},
+}  # fmt: skip
+NODES, WEIGHTS = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(16))
+PANELS = torch.tensor([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0]).double()
+
+
+def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
+    """The bound as an integral over time of its mean over all texts and all their noisy states."""
+    process, width = model.process, PANELS.diff()[:, None]
+    t, slope = process.schedule.drawn((PANELS[:-1, None] + width * (NODES + 1) / 2).flatten())
+    weight = (width / 2 * WEIGHTS).flatten() * slope
+    (x, p), z = everything(language), all_states(model)
+    states = z.repeat(len(t), 1)
+    now = t.float().repeat_interleave(len(z))[:, None].expand_as(states)
+    where = process.wanted(states, now > 0)
+    out = torch.zeros(*states.shape, language.vocab_size)
+    out[where] = denoiser(states, now, states, where)
+    every = torch.eye(language.vocab_size).double().expand(len(t), -1, -1)
+    chance = process.law.marginal(every, t[:, None].expand(-1, language.vocab_size))
+    total = language.length * process.law.prior_nats()
+    for text, likely in zip(x, p, strict=True):
+        q = chance[:, text][:, torch.arange(language.length), z].prod(-1).flatten()  # of every state at every time
+        nats = torch.where(where, process.nats(out, text.expand_as(states), states, now), 0.0).double().sum(1)
+        total += float(likely * (weight.repeat_interleave(len(z)) * q * nats)[q > 0].sum())
+    return total
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_the_bound_does_not_depend_on_the_schedule(name: str) -> None:
+    """Denoisers that are wrong in the same way at the same level of noise: the oracle of another language."""
+    language, other = sticky(3, 2), skewed(3, 2)
+    bounds = []
+    for schedule in SCHEDULES:
+        model = System(name, SCHEDULED[name] | {"schedule": schedule}).model(language)
+        bounds.append(exact_bound(model, language, Oracle(model, other)))
+    assert bounds[0] > language.entropy() * 1.05
+    for other_bound in bounds[1:]:
+        assert other_bound == pytest.approx(bounds[0], rel=1e-3)

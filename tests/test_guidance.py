@@ -1,0 +1,290 @@
+"""Guidance is Bayes' rule: with exact laws it draws what was asked for, and powers are powers of the step's law."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, System, generator, network, same_law, skewed
+from torch import Tensor
+
+import logosphere as ls
+from logosphere import Condition, UserError
+from logosphere.data.languages import Oracle
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
+from logosphere.model import Model
+from logosphere.sampling.guidance import Against, Edits
+from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
+from logosphere.sampling.walk import generate
+
+V, L, N = 3, 2, 1500
+TABLE = torch.rand((2, V, V), generator=generator(8), dtype=torch.float64) ** 2 + 0.02
+BOTH = ls.languages.joint(TABLE.sum(0))
+EACH = [ls.languages.joint(part) for part in TABLE]
+UNIFORM = [
+    System("udlm"), System("sedd-uniform"), System("d3pm-uniform"), System("multinomial"), System("gidd"),
+    System("d3pm-gaussian"),
+]  # fmt: skip
+MASKED = [System("mdlm"), System("sedd-absorb"), System("genmd4")]
+
+
+class Labelled(Denoiser):
+    """The exact posterior of sequences whose label is told, or of all of them."""
+
+    def __init__(self, model: Model, condition: Condition | None = None):
+        super().__init__()
+        self.block, self.reads_time, self.model, self.condition = (
+            model.block,
+            model.process.needs_time,
+            model,
+            condition,
+        )
+
+    def given(self, condition: Condition) -> Denoiser:
+        return Labelled(self.model, condition)
+
+    def forward(self, z, t, context, where=None):
+        out = Oracle(self.model, BOTH)(z, t, context)
+        if self.condition is not None:
+            told = torch.stack([Oracle(self.model, language)(z, t, context) for language in EACH])
+            of_label = told[self.condition.labels, torch.arange(len(z))]
+            out = torch.where(self.condition.given[:, None, None], of_label, out)
+        return out if where is None else out[where]
+
+
+def exact_classifier(model: Model):
+    """log p(y | z) by enumeration, each position seen at its own time."""
+    sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
+    log_joint = TABLE.log().flatten(1)  # [2, V^L]
+
+    def classify(rows: Tensor, t: Tensor) -> Tensor:
+        said = model.process.evidence(rows.argmax(-1), t).double()
+        log_q = sum(said[:, i, sequences[:, i]] for i in range(L))
+        return (log_joint + log_q[:, None]).logsumexp(-1).log_softmax(-1)
+
+    return classify
+
+
+@pytest.mark.parametrize("system", [*UNIFORM, *MASKED], ids=str)
+@pytest.mark.parametrize("scale, law", [(1.0, EACH[1]), (0.0, BOTH)], ids=["told", "untold"])
+def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, scale: float, law) -> None:
+    model = system.model(BOTH)
+    labels = Condition.of(labels=torch.ones(N).long())
+    steps = 100 if system.name == "d3pm-gaussian" else 64
+    drawn = ls.sample(model, N, steps, generator(3), Labelled(model), condition=labels, guidance=scale)
+    assert same_law(drawn, law) > CHANCE
+
+
+def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """Σ_x p(x | z_t) q(z_s | z_t, x), rows by z_t, from matrices q(z_t | x), for a prior x of one token."""
+    K = model.process.codec.states
+    law = model.process.law
+    at = {time: law.marginal(torch.eye(K)[:V].double(), time.expand(V)) for time in (s, t)}  # [V, K]
+    kept = law.signal(t) / law.signal(s)
+    noise = law.marginal(torch.zeros(1, V).double(), t[None]) - kept * law.marginal(torch.zeros(1, V).double(), s[None])
+    jump = kept * torch.eye(K).double() + noise  # rows by z_s
+    joint = x[:, None, None] * at[s][:, None, :] * jump.T[None]  # [x, z_t, z_s]
+    return joint.sum(0) / joint.sum((0, 2))[:, None]
+
+
+@pytest.mark.parametrize("system", [System("udlm"), System("d3pm-uniform"), System("gidd"), System("mdlm")], ids=str)
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0, 3.5])
+def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, scale: float) -> None:
+    model = system.model(BOTH)
+    told, untold = torch.rand(2, V, generator=generator(4), dtype=torch.float64).softmax(1)
+    t, s = torch.tensor(0.62).double(), torch.tensor(0.31).double()
+    K = model.process.codec.states
+    z = torch.arange(K)[:, None] if model.process.guides_steps else torch.tensor([[V]])
+    wide = [field.expand(z.shape) for field in (t, s)]
+
+    def answer(x: Tensor) -> Tensor:
+        return model.process.inform(x.log().expand(len(z), -1).clone(), z[:, 0], wide[0][:, 0])
+
+    def ask(z, t, where, of=None):
+        return answer(told) if of is None else of(z, t, context=z, where=where)
+
+    tilt = Against(lambda z, t, context, where=None: answer(untold), scale)
+    law = model.process.log_step(answer(told), z[:, 0], wide[0][:, 0], wide[1][:, 0])
+    guided = tilt(model.process, ask, law, z, *wide, torch.ones_like(z).bool()).softmax(-1)
+    powers = step_laws(model, told, t, s) ** scale * step_laws(model, untold, t, s) ** (1 - scale)
+    closed = (powers / powers.sum(1, keepdim=True))[z[:, 0]]
+    torch.testing.assert_close(guided, closed.nan_to_num(0.0), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["udlm", "mdlm"])
+def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
+    """From pure noise to tokens at once: each position by itself, p(x_i | y)² / p(x_i)."""
+    model = System(name).model(BOTH)
+    labels = Condition.of(labels=torch.zeros(N).long())
+    drawn = ls.sample(model, N, 1, generator(5), Labelled(model), condition=labels, guidance=2.0)
+    one = [EACH[0].p.view(V, V).sum(1 - i) ** 2 / BOTH.p.view(V, V).sum(1 - i) for i in range(L)]
+    closed = torch.outer(*[p / p.sum() for p in one]).flatten()
+    assert same_law(drawn, BOTH, closed) > CHANCE
+
+
+def nobody(z, t, where, of=None):
+    raise AssertionError("a classifier asks no denoiser")
+
+
+@pytest.mark.parametrize("system", [System("udlm"), System("gidd"), System("mdlm"), System("genmd4")], ids=str)
+def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
+    """p(z_s^i | z_t, y) by enumeration of all texts, against the untold step times p(y | edit)."""
+    model = system.model(BOTH)
+    z = torch.cartesian_prod(*[torch.arange(model.process.codec.states)] * L)
+    t, s = torch.full(z.shape, 0.7), torch.full(z.shape, 0.4)
+    where = model.process.wanted(z, t > s)
+    labels = torch.arange(len(z)) % 2
+    told = Labelled(model, Condition.of(labels=labels))(z, t, z, where)
+    closed = model.process.log_step(told, z[where], t[where], s[where]).softmax(-1)
+    law = model.process.log_step(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
+    edits = Edits(exact_classifier(model), labels, exact=True)
+    guided = edits(model.process, nobody, law, z, t, s, where).softmax(-1)
+    torch.testing.assert_close(guided, closed, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name, how", [
+    ("udlm", {}), ("gidd", {}), ("mdlm", {}), ("genmd4", {}), ("mdlm", {"stepper": first_hitting}),
+], ids=["udlm", "gidd", "mdlm", "genmd4", "first-hitting"])  # fmt: skip
+def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
+    model, n = System(name).model(BOTH), 1000
+    edits = Edits(exact_classifier(model), torch.ones(n).long(), exact=True)
+    drawn = ls.sample(model, n, 32, generator(6), Oracle(model, BOTH), guide=edits, **how)
+    assert same_law(drawn, EACH[1]) > CHANCE
+    assert same_law(drawn, BOTH) < 1e-6
+
+
+def test_masks_may_also_be_guided_in_their_steps() -> None:
+    model, n = System("mdlm").model(BOTH), 1000
+    way = Ancestral((Edits(exact_classifier(model), torch.zeros(n).long(), exact=True),))
+    assert same_law(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=way), EACH[0]) > CHANCE
+
+
+def linear_classifier(states: int, seed: int = 9):
+    """log c_y linear in the rows; no law over labels, and none is needed."""
+    weight = torch.randn(2, L, states, generator=generator(seed))
+    return lambda rows, t: torch.einsum("blk,clk->bc", rows, weight)
+
+
+@pytest.mark.parametrize("name", ["udlm", "gidd", "mdlm"])
+@pytest.mark.parametrize("strength", [0.5, 1.0, 2.5])
+def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, strength: float) -> None:
+    model = System(name).model(BOTH)
+    K = model.process.codec.states
+    z = torch.cartesian_prod(*[torch.arange(K)] * L)
+    t, where = torch.full(z.shape, 0.7), torch.ones_like(z).bool()
+    first = Edits(linear_classifier(K), torch.arange(len(z)) % 2, strength)
+    pulls = [edits.pull(K, z, t, t / 2, where) for edits in (first, replace(first, exact=True))]
+    torch.testing.assert_close(pulls[0].log_softmax(-1), pulls[1].log_softmax(-1))
+
+
+@pytest.mark.parametrize("name", ["udlm", "mdlm"])
+def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
+    """Independent tokens and a classifier that is a product over positions: p(x | y) ∝ Π p(x_i) c(x_i)."""
+    language, n = ls.languages.independent([0.5, 0.3, 0.2], L), N
+    model = System(name).model(language)
+    wish = torch.tensor([0.0, 1.0, 2.0, 0.0])[: model.process.codec.states]
+    if name == "udlm":  # p(c | z_t) of a random token is a mean over tokens, and knows the time
+        p = language.initial.float()
+
+        def classify(rows: Tensor, t: Tensor) -> Tensor:
+            kept = model.process.law.marginal(torch.eye(V), torch.full((V,), 0.0) + t[0, 0]) * p[:, None]
+            expected = ((kept * wish.exp()[:, None]).sum(0) / kept.sum(0)).log()
+            return (rows @ expected).sum(1, keepdim=True)
+    else:
+
+        def classify(rows: Tensor, t: Tensor) -> Tensor:
+            return (rows @ wish).sum(1, keepdim=True)
+
+    guide = Edits(classify, torch.zeros(n).long())
+    drawn = ls.sample(model, n, 64, generator(7), Oracle(model, language), guide=guide)
+    sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
+    tilted = (language.log_prob(sequences) + wish[sequences].sum(1)).softmax(0)
+    assert same_law(drawn, language, tilted) > CHANCE
+
+
+def test_the_price_of_guidance_is_counted() -> None:
+    language, n, steps = skewed(V, L), 8, 5
+    for name, edits in [("udlm", V * L), ("gidd", (V + 1) * L)]:
+        model = network(name, language)
+        guide = Edits(linear_classifier(model.process.codec.states), torch.zeros(n).long())
+        assert generate(model, n, steps, generator(1), guide=guide).nfe == 2 * steps
+        assert generate(model, n, steps, generator(1), guide=replace(guide, exact=True)).nfe == (1 + edits) * steps
+    model = network("mdlm", language)
+    guide = Edits(linear_classifier(V + 1), torch.zeros(n).long())
+    assert generate(model, n, steps, generator(1), guide=guide, stepper=first_hitting).nfe == 2 * L
+    each = generate(model, n, steps, generator(1), guide=replace(guide, exact=True), stepper=first_hitting)
+    assert each.nfe == L + (V + 1) * (L + 1) * L / 2
+
+
+@pytest.mark.parametrize("name", ["ar", "mdlm", "udlm", "gidd", "genmd4", "d3pm-gaussian"])
+def test_known_tokens_stay_under_every_guidance(name: str) -> None:
+    torch.manual_seed(2)
+    model = ls.build(name, vocab_size=V, length=4, labels=2, **SMALL)
+    seen = ls.Batch.of(torch.zeros(4, 4).long(), condition=Condition.of(torch.arange(4) % 2))
+    list(ls.fit(model, [seen], steps=1, withhold=1.0))
+    known = torch.arange(4).expand(6, -1) < 2
+    tokens = torch.randint(V, (6, 4), generator=generator(2))
+    guide = Edits(lambda rows, t: rows.square().sum((1, 2))[:, None], torch.zeros(6).long())
+    drawn = ls.sample(
+        model, 6, 5, generator(3), known=known, tokens=tokens, condition=Condition.of(torch.arange(6) % 2),
+        guidance=2.0, temperature=0.8, top_k=2, guide=guide,
+    )  # fmt: skip
+    assert torch.equal(drawn[known], tokens[known]) and drawn.max() < V
+
+
+def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
+    model, sphere = network("udlm", BOTH), network("rdlm-heat", BOTH)
+    guide = Edits(linear_classifier(V), torch.zeros(2).long())
+    with pytest.raises(UserError, match="one label for each of 3"):
+        ls.sample(model, 3, 2, guide=guide)
+    with pytest.raises(UserError, match="discrete diffusion"):
+        ls.sample(sphere, 2, 2, guide=guide)
+    with pytest.raises(UserError, match="differentiable"):
+        ls.sample(model, 2, 2, guide=Edits(lambda rows, t: rows.detach().sum((1, 2))[:, None], torch.zeros(2).long()))
+    with pytest.raises(UserError, match="use the ancestral sampler"):
+        ls.sample(model, 2, 2, guide=guide, sampler=ls.sampler("tau-leaping", model))
+    with pytest.raises(UserError, match="greedy end"):
+        labelled = Labelled(System("udlm").model(BOTH))
+        told = Condition.of(labels=torch.zeros(2).long())
+        generate(labelled.model, 2, 2, None, labelled, condition=told, guidance=2.0, greedy_end=True)
+    with pytest.raises(UserError, match="discrete diffusion only"):
+        sphere.process.log_step(torch.zeros(1, V), torch.zeros(1, V + 1), torch.ones(1), torch.zeros(1))
+    with pytest.raises(UserError, match="step by step"):
+        GreedyEnd(Ancestral()).tilted(guide)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm"])
+def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
+    """The label says which token is the frequent one; samples of both together follow it when guided, and only then."""
+    language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
+    model = System(name).model(language)
+    torch.manual_seed(1)
+    classifier = ls.NoisyClassifier(model.process.codec, 4, 2, Network(width=32, depth=1, heads=2))
+
+    def batches():
+        for seed in count():
+            labels = torch.randint(2, (64,), generator=generator(seed))
+            own = torch.rand(64, 4, generator=generator(seed + 10**6)) < 0.5
+            anything = torch.randint(4, (64, 4), generator=generator(seed + 2 * 10**6))
+            yield ls.Batch.of(torch.where(own, labels[:, None], anything), condition=Condition.of(labels=labels))
+
+    told = list(ls.train_classifier(classifier, model, batches(), steps=80, optim=ls.Optim(lr=5e-3, warmup=5)))
+    assert told[0].loss > 0.65 and sum(one.loss for one in told[-20:]) / 20 < 0.58
+    share = []
+    for strength in (0.0, 3.0):
+        guide = Edits(classifier, torch.ones(n).long(), strength)
+        drawn = ls.sample(model, n, 16, generator(5), Oracle(model, language), guide=guide)
+        share.append(float((drawn == 1).float().mean() - (drawn == 0).float().mean()))
+    assert abs(share[0]) < 0.06 and share[1] > 0.12
+
+
+def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
+    model = System("mdlm").model(BOTH)
+    with pytest.raises(UserError, match="at least 2 classes"):
+        ls.NoisyClassifier(model.process.codec, L, 1)
+    with pytest.raises(UserError, match="discrete diffusion"):
+        ls.NoisyClassifier(System("rdlm-heat").model(BOTH).process.codec, L, 2)
+    with pytest.raises(UserError, match="with labels"):
+        classifier = ls.NoisyClassifier(model.process.codec, L, 2, Network(width=8, depth=1, heads=1))
+        list(ls.train_classifier(classifier, model, [ls.Batch.of(torch.zeros(2, L).long())], steps=1))
