@@ -4,8 +4,8 @@
 
 Each system is trained by the recipe `digits`, with a smaller network, and evaluated on the test split, given the
 labels. Samples are drawn with guidance by the condition (γ = 0, 1, 2, 3), and without the condition by a classifier of
-noisy states (first-order edits, γ = 1, 2, 3). A support vector machine that has seen the validation and test splits, of
-which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two samples of
+noisy states (first-order edits, γ = 1, 3, 10). A support vector machine that has seen the validation and test splits,
+of which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two samples of
 the same digit, over that of real ones.
 """
 
@@ -26,7 +26,8 @@ from logosphere.denoisers.network import Network
 from logosphere.runs.folder import RunFolder
 from logosphere.training.optim import Optim
 
-SCALES = (0.0, 1.0, 2.0, 3.0)
+SCALES, STRENGTHS = (0.0, 1.0, 2.0, 3.0), (1.0, 3.0, 10.0)
+"""γ of the condition, and of the classifier."""
 STEPS = 32
 
 
@@ -100,7 +101,7 @@ def main() -> None:
         guide = ls.Edits(classifier_of(model, corpus, given.classifier_minutes), labels)
         ways = {f"condition, γ = {scale:g}": {"condition": told, "guidance": scale} for scale in SCALES}
         ways |= {
-            f"classifier, γ = {scale:g}": {"guide": ls.Edits(guide.classifier, labels, scale)} for scale in SCALES[1:]
+            f"classifier, γ = {scale:g}": {"guide": ls.Edits(guide.classifier, labels, scale)} for scale in STRENGTHS
         }
         for name, way in ways.items():
             drawn = ls.generate(model, given.samples, STEPS, torch.Generator().manual_seed(0), **way)
