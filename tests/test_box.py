@@ -97,3 +97,16 @@ def test_the_bench_measures_systems_and_runs(boxed: Path, capsys: pytest.Capture
     assert "'mdlm'" in sentence(capsys, ["bench", "--systems", "mdml"])
     assert "--systems" in sentence(capsys, ["bench"])
     assert "at least 1" in sentence(capsys, ["bench", "--systems", "ar", "--rounds", "0"])
+
+
+def test_the_studio_opens_the_box_and_measures_it_on_its_own_text(boxed: Path) -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    from logosphere.studio.app import studio
+    from logosphere.studio.shelf import shelf
+
+    books = shelf([])  # no run in runs/
+    assert [book.name for book in books] == ["box:rdlm"]
+    with testclient.TestClient(studio(books, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
+        written = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
+        assert "event: done" in written and "logosphere sample box:rdlm" in written
+        assert '"sequences":16' in client.post("/secret/time/0").text

@@ -121,7 +121,10 @@ def test_time_can_be_scrubbed_and_two_models_stand_side_by_side(browser: "webdri
     browser.execute_script(move, 0)
     assert browser.find_element(By.ID, "when").text == "step 1 of 8"
     assert all("·" in tokens(browser, pane) for pane in (0, 1))
-    browser.execute_script(move, 1)
+    play = browser.find_element(By.ID, "play")
+    play.click()
+    until(lambda: "Pause" in play.text)
+    until(lambda: browser.find_element(By.ID, "when").text == "step 8 of 8" and "Play" in play.text)
     assert (tokens(browser, 0), tokens(browser, 1)) == ends
     shown = [canvas.is_displayed() for canvas in browser.find_elements(By.CSS_SELECTOR, "canvas.disc")]
     assert shown == [True, False]  # only the first has states on the sphere
