@@ -5,8 +5,8 @@
 Each system is trained by the recipe `digits`, with a smaller network, and evaluated on the test split, given the
 labels. Samples are drawn with guidance by the condition (γ = 0, 1, 2, 3), and without the condition by a classifier of
 noisy states (first-order edits, γ = 1, 3, 10). A support vector machine that has seen the validation and test splits,
-of which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two samples of
-the same digit, over that of real ones.
+of which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two
+samples of the same digit, over that of real ones.
 """
 
 import argparse
