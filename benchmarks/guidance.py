@@ -60,9 +60,9 @@ def run(*arguments: str) -> str:
 
 def classifier_of(model: ls.Model, corpus, minutes: float) -> ls.NoisyClassifier:
     torch.manual_seed(0)
-    made = ls.NoisyClassifier(model.process.codec, 64, 10, Network(width=64, depth=2, heads=4, shape="8x8"))
-    crops = draws(corpus.train, 64, 64, 7)
-    pace, optim = 10, Optim(lr=2e-3, warmup=20)
+    made = ls.NoisyClassifier(model.process.codec, 64, 10, Network(width=48, depth=2, heads=4, shape="8x8"))
+    crops = draws(corpus.train, 64, 16, 7)
+    pace, optim = 20, Optim(lr=1e-3, warmup=20)
     started = time.process_time()
     list(ls.train_classifier(made, model, map(crops.at, range(pace)), steps=pace, optim=optim))
     steps = max(pace, int(60 * minutes / (time.process_time() - started) * pace))

@@ -79,7 +79,7 @@ def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[
         assert main(["evaluate", "run", "--sequences", "8", "--json", *options]) == 0
         found.append(said(capsys)["bits"])
     assert found[0] != found[1]
-    assert sorted(path.stem.partition("-path")[1] for path in Path("run/eval").glob("*.json")) == ["", "-path"]
+    assert len([path for path in Path("run/eval").glob("*.json") if "-path=together" in path.name]) == 1
     assert main(["evaluate", "run", "--options", "pth=together"]) != 0
 
 

@@ -48,11 +48,11 @@ def cases() -> list[tuple[str, str]]:
         "uniform diffusion": "udlm",
         "the sphere": "rdlm",
         "Gaussian diffusion": "gaussian-ce",
-        "Gaussian diffusion of tokens": "gaussian-ce",
-        "embeddings of one length": "cdcd",
+        "Gaussian diffusion and flows": "fisher-flow",
     }
     made = [(fits.get(listing.fits, "mdlm"), listing.name) for listing in LISTINGS]
-    made += [("udlm", "tau-leaping-pc"), ("rdlm-heat", "ancestral")]
+    made = [("cdcd" if name == "renormalised" else system, name) for system, name in made]
+    made += [("udlm", "tau-leaping-pc"), ("rdlm-heat", "ancestral"), ("gaussian-ce", "heun")]
     own = [(name, ls.build(name, vocab_size=6, length=8, denoiser=None).sampler) for name in ls.systems()]
     return sorted({("g-star" if name == "g-star" else system, name) for system, name in made + own})
 

@@ -12,6 +12,7 @@ from logosphere.geometry import simplex, sphere
 from logosphere.noise import Drawn
 from logosphere.processes.dirichlet import DirichletPath, mean_speeds, speeds
 from logosphere.processes.geodesic import END, GeodesicPath
+from logosphere.processes.sticks import StickPath
 from logosphere.processes.wrightfisher import WrightFisherPath
 
 N = 5000
@@ -140,11 +141,54 @@ def test_lives_are_probabilities_and_end_faint(choices: int) -> None:
     torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
 
 
-def test_time_dilation_prefers_what_is_likely() -> None:
+@pytest.mark.parametrize("construction", ["shares", "sticks"])
+def test_time_dilation_prefers_what_is_likely(construction: str) -> None:
     language = ls.languages.independent([0.5, 0.3, 0.2], 1)
     shares = []
     for dilation in (1.0, 4.0):
-        model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, dilation=dilation)
+        model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, dilation=dilation, construction=construction)
         drawn = ls.sample(model, n=3000, steps=100, rng=generator(11), denoiser=Oracle(model, language))
         shares.append(float((drawn == 0).float().mean()))
     assert abs(shares[0] - 0.5) < 0.03 and shares[1] > shares[0] + 0.04
+
+
+# ---- sticks ----------------------------------------------------------------------------------------------------------
+
+
+def test_sticks_are_broken_off_and_put_together_again() -> None:
+    z = simplex.even(50, 2, 6, Drawn(generator(12), 50))
+    v, rest = simplex.sticks(z)
+    torch.testing.assert_close(v + rest, torch.ones_like(v))
+    torch.testing.assert_close(v[..., 2], (z[..., 2] / z[..., 2:].sum(-1)).double(), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(simplex.shares(v, rest).float(), z)
+
+
+def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
+    """Beta(1, b) stays; elsewhere the variance is h v (1 - v) and the drift ½ h ((1 - v) - b v), for small h."""
+    others, n = torch.tensor([4.0, 1.0], dtype=torch.float64), 40_000
+    v = 1 - Drawn(generator(13), n).uniform(n, 2) ** (1 / others)
+    moved, left = simplex.jacobi(v, 1 - v, others, torch.full_like(v, 0.3), Drawn(generator(14), n))
+    torch.testing.assert_close(moved + left, torch.ones_like(v))
+    for j, b in enumerate((4, 1)):
+        assert stats.kstest(moved[:, j], stats.beta(1, b).cdf).pvalue > CHANCE
+    here, h = torch.tensor([0.3, 0.8], dtype=torch.float64).expand(n, 2), 1e-3
+    step = simplex.jacobi(here, 1 - here, others, torch.full_like(here, h), Drawn(generator(15), n))[0] - here
+    torch.testing.assert_close(step.var(0) / h, (here * (1 - here))[0], rtol=0.04, atol=0.0)
+    for j, b in enumerate((4, 1)):
+        mean, error = mean_and_error(step[:, j] / h)
+        assert abs(mean - 0.5 * float(1 - here[0, j] - b * here[0, j])) < 4 * error
+
+
+@pytest.mark.parametrize("token", [0, 1, 2])
+def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None:
+    path = StickPath(3, 7)
+    u, noise = F.one_hot(torch.full((N, 1), token), 3).float(), Drawn(generator(16), N)
+    v, rest = simplex.sticks(path.at(u, torch.ones(N, 1), noise))
+    tau = float(path.times[int(0.4 * (len(path.times) - 1) + 0.5)])
+    s = torch.full((N, 1), int(0.4 * (len(path.times) - 1) + 0.5) / (len(path.times) - 1))
+    for _ in range(100):
+        v, rest = simplex.jacobi(v, rest, path.others, tau / 100 * (2 / (1 + path.others)).expand_as(v), noise)
+    wanted, _ = simplex.sticks(path.at(u, s, noise))
+    for j in (0, 1):
+        assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > CHANCE
+    assert 0 <= path.prior_nats() < 2e-4

@@ -27,6 +27,7 @@ FORMAT = "logosphere-tokens"
 VERSION = 2
 SPLITS = ("train", "valid", "test")
 FEWEST_TOKENS = 2
+DTYPES = ("uint8", "uint16", "uint32")
 META, BUSY = "meta.json", ".busy"
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 """How systems say that a folder cannot be moved to a place because something is there."""
@@ -136,9 +137,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise ValueError("another format")
         if meta["sha256"] != _seal(meta):
             raise ValueError(f"{META} has changed since it was written")
+        if meta["dtype"] not in DTYPES:
+            raise ValueError("tokens of another kind")
         width = np.dtype(meta["dtype"]).itemsize
         for split in SPLITS:
-            for path, shard in _shards(folder, meta, split):
+            shards = _shards(folder, meta, split)
+            if not shards or sum(shard.tokens for _, shard in shards) != meta["splits"][split]["tokens"]:
+                raise ValueError(f"the files of {split} do not add up")
+            for path, shard in shards:
                 if path.stat().st_size != shard.tokens * width:
                     raise ValueError(f"{path.name} has not the {shard.tokens * width} bytes it should have")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -84,7 +84,8 @@ def fisher_flow(
     prior         sphere: starts uniform on the orthant (Fisher-Flow, the default); simplex: uniform distributions
                   (statistical flow matching, and always with geometry=flat)
     coupling      independent, or optimal: training exchanges starts within a batch so that all ways together are
-                  shortest (mini-batch optimal transport); a batch cut into parts is then coupled part by part
+                  shortest (mini-batch optimal transport); a batch cut into parts is then coupled part by part, and
+                  figures are taken with independent starts all the same
     """
     _check(input=input, clock=clock)
     prior = prior or ("simplex" if geometry == "flat" else "sphere")
