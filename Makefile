@@ -28,7 +28,7 @@ fast: $(VENV)/dev.stamp  ## the suite without its slow part
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow"
 
 docs: $(VENV)/docs.stamp  ## the documentation site, in site/
-	PYTHONPATH=docs $(BIN)/zensical build --strict --config-file mkdocs.yml
+	PYTHONPATH=docs $(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 
 test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium and chromium-driver); skipped without it
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/browser

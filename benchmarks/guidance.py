@@ -4,9 +4,9 @@
 
 Each system is trained by the recipe `digits`, with a smaller network, and evaluated on the test split, given the
 labels. Samples are drawn with guidance by the condition (γ = 0, 1, 2, 3), and without the condition by a classifier of
-noisy states (first-order edits, γ = 1, 2, 3). A support vector machine that has seen the validation and test splits, of
-which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two samples of
-the same digit, over that of real ones.
+noisy states (first-order edits, γ = 1, 3, 10). A support vector machine that has seen the validation and test splits,
+of which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two
+samples of the same digit, over that of real ones.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from logosphere.denoisers.network import Network
 from logosphere.runs.folder import RunFolder
 from logosphere.training.optim import Optim
 
-SCALES = (0.0, 1.0, 2.0, 3.0)
+SCALES, STRENGTHS = (0.0, 1.0, 2.0, 3.0), (1.0, 3.0, 10.0)
+"""γ of the condition, and of the classifier."""
 STEPS = 32
 
 
@@ -62,7 +63,7 @@ def classifier_of(model: ls.Model, corpus, minutes: float) -> ls.NoisyClassifier
     torch.manual_seed(0)
     made = ls.NoisyClassifier(model.process.codec, 64, 10, Network(width=48, depth=2, heads=4, shape="8x8"))
     crops = draws(corpus.train, 64, 16, 7)
-    pace, optim = 20, Optim(lr=3e-3, warmup=20)
+    pace, optim = 20, Optim(lr=1e-3, warmup=20)
     started = time.process_time()
     list(ls.train_classifier(made, model, map(crops.at, range(pace)), steps=pace, optim=optim))
     steps = max(pace, int(60 * minutes / (time.process_time() - started) * pace))
@@ -100,7 +101,7 @@ def main() -> None:
         guide = ls.Edits(classifier_of(model, corpus, given.classifier_minutes), labels)
         ways = {f"condition, γ = {scale:g}": {"condition": told, "guidance": scale} for scale in SCALES}
         ways |= {
-            f"classifier, γ = {scale:g}": {"guide": ls.Edits(guide.classifier, labels, scale)} for scale in SCALES[1:]
+            f"classifier, γ = {scale:g}": {"guide": ls.Edits(guide.classifier, labels, scale)} for scale in STRENGTHS
         }
         for name, way in ways.items():
             drawn = ls.generate(model, given.samples, STEPS, torch.Generator().manual_seed(0), **way)

@@ -14,9 +14,10 @@ from logosphere.shapes import Float
 
 
 class NoisyClassifier(nn.Module):
-    """A few blocks over one-hot rows and times, the mean over positions, and a logit for each class.
+    """A few blocks over one-hot rows and times, and a logit for each class from the features of all positions.
 
-    It reads rows of numbers and not states, so that it has a gradient with respect to each of them.
+    It reads rows of numbers and not states, so that it has a gradient with respect to each of them. The head has
+    weights for every position: blocks only know how far apart positions are, and a mean would forget where they are.
     """
 
     def __init__(self, codec: Codec, length: int, classes: int, network: Network | None = None):
@@ -30,8 +31,8 @@ class NoisyClassifier(nn.Module):
         self.stem = nn.Linear(codec.states, network.width, bias=False)
         nn.init.normal_(self.stem.weight, std=0.2)
         self.trunk = Trunk(network, length, reads_time=True)
-        self.head = Head(network.width, classes)
+        self.head = Head(length * network.width, classes)
 
     def forward(self, rows: Float[Tensor, "B L K"], t: Float[Tensor, "B L"]) -> Float[Tensor, "B C"]:
-        logits: Tensor = self.head(self.trunk(self.stem(rows), t).mean(1))
+        logits: Tensor = self.head(self.trunk(self.stem(rows), t).flatten(1) / rows.shape[1] ** 0.5)
         return torch.log_softmax(logits, -1)

@@ -24,7 +24,7 @@ class FoldedTransformer(Conditional):
         self.head = Head(network.width, codec.digits * codec.base)
         self.conditioner = conditioner(network)
 
-    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B L D"]:
+    def features(self, z: State, t: Times, context: State, memory: Memory | None) -> Float[Tensor, "B T D"]:
         together = z[..., : self.base].unflatten(1, (-1, self.digits)).flatten(2)
         times = shared_time(t[:, :: self.digits]) if self.reads_time else None
         return self.trunk(along(self.stem(together), memory), times, memory=memory)

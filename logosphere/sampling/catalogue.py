@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
-GAUSSIAN, FLOWING = "Gaussian diffusion", "Gaussian diffusion and flows"
+GAUSSIAN = "Gaussian diffusion"
 REMASKED = "masked diffusion with a remasker"
 
 
@@ -51,7 +51,7 @@ LISTINGS = [
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
     Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
-    Listing("heun", "the probability flow, or a flow's own, second order with two looks a step", FLOWING, True),
+    Listing("heun", "the probability flow, or that of flows, second order with two looks a step", GAUSSIAN, True),
     Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
