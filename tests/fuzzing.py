@@ -205,7 +205,16 @@ _hooks: list[Callable[[str, Any], None]] = []
 @contextlib.contextmanager
 def little_memory(room: int = 2 << 30) -> Iterator[None]:
     """At most so many more bytes of addresses, so that a wish for terabytes fails like one for more than there is."""
-    used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
+    used = (
+        int(
+            next(
+                line.split()[1]
+                for line in Path("/proc/self/status").read_text().splitlines()
+                if line.startswith("VmSize")
+            )
+        )
+        << 10
+    )
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
     try:

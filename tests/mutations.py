@@ -66,6 +66,8 @@ class Mutator:
         try:
             whole = json.loads(content[start:])
         except (ValueError, RecursionError):
+            whole = None
+        if not whole or not isinstance(whole, dict | list):
             return self._once(content, others)
         inner: list[Any] = [whole]
         for value in inner:

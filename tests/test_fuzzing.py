@@ -9,6 +9,7 @@ import pytest
 from fuzz_targets import targets
 from fuzzing import Target, fuzz, little_memory
 
+import logosphere as ls
 from logosphere.errors import UserError
 
 HERE = str(Path(__file__).parent)
@@ -70,3 +71,9 @@ def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         (problem,) = fuzz(Target("reckless", reckless, [word], guarded=tmp_path), 1, seed=0).problems
         assert said in problem
+
+
+@pytest.mark.parametrize("size", [{"depth": 2**63}, {"width": 2**40}, {"labels": 2**60}, {"length": 2**31}])
+def test_absurd_sizes_are_refused_at_once(size: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="at most"):
+        ls.build("mdlm", **{"vocab_size": 5, "length": 8, **size})
