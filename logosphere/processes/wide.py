@@ -172,11 +172,10 @@ class WideSpherical(Spherical):
             return super().nats(out, u, z, t)
         node, s = self._node(t), self._s(t)
         with torch.no_grad():
-            p = out.softmax(-1)
-            own = p.gather(1, u[:, None]).squeeze(1)
+            own, squares = _shares(out, u)
             a = self.moments[0, node, 0][:, None]
             near, far = (self.bridge.pull(cosine, s).squeeze(-1).square() for cosine in (a, torch.zeros_like(a)))
-            apart = far * (p.square_().sum(-1) - own.square()) + near * (1 - own).square() * (1 - a.squeeze(-1) ** 2)
+            apart = far * (squares - own.square()) + near * (1 - own).square() * (1 - a.squeeze(-1) ** 2)
             cross_entropy = -own.clamp_min(1e-30).log()
             nats = apart * self.lengths[node] / (2 * self.bridge.total_noise)
             nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
@@ -185,6 +184,16 @@ class WideSpherical(Spherical):
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
         return 2 * F.cross_entropy(out, u, reduction="none") if self.training else super().cross_entropy(out, u)
+
+
+def _shares(out: Logits, u: Int64[Tensor, "N"]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """p_x and Σ_k p_k², without ever holding all p."""
+    own, squares = torch.empty_like(out[:, 0]), torch.empty_like(out[:, 0])
+    for first in range(0, len(out), ROWS):
+        part = slice(first, first + ROWS)
+        p = out[part].softmax(-1)
+        own[part], squares[part] = p.gather(1, u[part, None]).squeeze(1), p.square_().sum(-1)
+    return own, squares
 
 
 def _factor(W: Float[Tensor, "D K"]) -> Float[Tensor, "D D"]:
