@@ -106,8 +106,10 @@ class Process(nn.Module, ABC):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """z_s ~ p(z_s | z_t) for s <= t: z itself where s = t, a clean state where s = 0."""
 
-    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
-        """log p(z_s = k | z_t) of the N positions of `out`, for every state k, where states can be counted."""
+    def log_step(
+        self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... K"]:
+        """log p(z_s = k | z_t) of the positions of `out`, for every state k, where states can be counted."""
         raise UserError("A step can be guided state by state in discrete diffusion only, such as mdlm or udlm.")
 
     def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:

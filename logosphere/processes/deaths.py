@@ -59,7 +59,7 @@ def between(table: Float[Tensor, "n ..."], s: Float[Tensor, "..."]) -> Float[Ten
     """Rows of a table at shares from 0 to 1 of its length, linear in between."""
     place = s * (len(table) - 1)
     low = place.long().clamp(0, len(table) - 2)
-    share = (place - low).to(table).view(*s.shape, *[1] * (table.dim() - 1))
+    share = (place - low).to(table).view((*s.shape, *[1] * (table.dim() - 1)))
     return torch.lerp(table[low], table[low + 1], share)
 
 

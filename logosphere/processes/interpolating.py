@@ -118,8 +118,6 @@ class Interpolating(Process):
             t, weight = (step + 1) / self.timesteps, inverse / self.timesteps
         elif self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
-        elif self.training and self.weighting is not None:
-            t, weight = w, torch.ones_like(w)  # tamed weights need no times crowded where there is no noise
         else:
             t, weight = self.schedule.drawn(w)
         block = u.shape[1] // w.shape[1]
@@ -239,7 +237,9 @@ class Interpolating(Process):
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
-    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+    def log_step(
+        self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... K"]:
         return self._log_step(self.context(out, z, t), z, t, s)
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:

@@ -150,7 +150,9 @@ class Ordinal(Process):
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
-    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+    def log_step(
+        self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... K"]:
         return self._log_step(self._context(out, z, t)[None], z, self._place(t), self._place(s))[0]
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
