@@ -146,7 +146,7 @@ class _Packed(Noise):
         return _unit(_scramble((whole.keys[rows] ^ position)[:, None] + counter * _signed(GOLDEN)).view(shape))
 
     def quantiles(self, draws: int, clocks: int) -> Tensor:
-        raise NotImplementedError("quantiles of time belong to whole sequences")
+        return self.whole.quantiles(draws, clocks)[self.rows]  # times belong to whole sequences
 
 
 def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
