@@ -208,7 +208,7 @@ def trained(run: Path) -> Case:
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
     theirs = Believing(model.denoiser.inner, published.process)  # type: ignore[union-attr]
-    return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (40, 10))  # type: ignore[arg-type]
+    return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 
 def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:

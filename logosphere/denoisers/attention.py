@@ -70,8 +70,26 @@ class KeyValues:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
+def attend(
+    q: Float[Tensor, "B H M h"],
+    k: Float[Tensor, "B H N h"],
+    v: Float[Tensor, "B H N h"],
+    mask: Bool[Tensor, "..."] | None,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Float[Tensor, "B H M h"]:
+    """softmax(q kᵀ / √h) v by torch's own fused kernel (Vaswani et al. 2017).
+
+    On a processor always in full precision: in bfloat16 its backward pass takes three times as long there.
+    """
+    if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return attend(q.float(), k.float(), v.float(), mask, dropout, causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention by torch's own fused kernel.
+    """Multi-head self-attention.
 
     Queries and keys have a bias, and it starts such that each head looks at one neighbour. Without it a head can find
     a place only by what stands there, and a network that reads noise spends hundreds of steps to learn to look around.
@@ -113,7 +131,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        mixed = attend(q, k, v, mask, dropout, causal)
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))
 
 
@@ -133,5 +151,5 @@ class CrossAttention(nn.Module):
         B, M, D = h.shape
         q = self.query(h).view(B, M, self.heads, -1).transpose(1, 2)
         k, v = self.key_value(memory).view(B, memory.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=valid[:, None, None])
+        mixed = attend(q, k, v, valid[:, None, None])
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))
