@@ -61,7 +61,7 @@ def run(*arguments: str) -> str:
 
 def classifier_of(model: ls.Model, corpus, minutes: float) -> ls.NoisyClassifier:
     torch.manual_seed(0)
-    made = ls.NoisyClassifier(model.process.codec, 64, 10, Network(width=48, depth=2, heads=4, shape="8x8"))
+    made = ls.NoisyClassifier(model.process, 64, 10, Network(width=48, depth=2, heads=4, shape="8x8"))
     crops = draws(corpus.train, 64, 16, 7)
     pace, optim = 20, Optim(lr=1e-3, warmup=20)
     started = time.process_time()
