@@ -28,6 +28,8 @@ _LAZY = {
     "fit": "logosphere.training.fit:fit",
     "Optim": "logosphere.training.optim:Optim",
     "Edits": "logosphere.sampling.guidance:Edits",
+    "Gradients": "logosphere.sampling.guidance:Gradients",
+    "Labeller": "logosphere.sampling.labeller:Labeller",
     "NoisyClassifier": "logosphere.denoisers.classifier:NoisyClassifier",
     "train_classifier": "logosphere.training.classifier:train_classifier",
     "train_remasker": "logosphere.training.remasker:train_remasker",

@@ -20,7 +20,7 @@ from logosphere.model import Model
 from logosphere.noise import Keyed, Noise
 from logosphere.parallel.team import ALONE, Team
 from logosphere.processes.base import Process
-from logosphere.sampling.guidance import Edits, Guides
+from logosphere.sampling.guidance import Guide, Guides
 from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.samplers import Sampler, sampler_of
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, ancestral, as_stepper
@@ -127,14 +127,14 @@ def generate(
     renoise_known: bool = False,
     condition: Condition | None = None,
     guidance: float = 1.0,
-    guide: Edits | None = None,
+    guide: Guide | None = None,
     watch: Callable[[Frame], object] | None = None,
     team: Team = ALONE,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
     With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it); with
-    a `guide`, for what a classifier of noisy states asks for.
+    a `guide` (sampling/guidance.py), for what a classifier of noisy states asks for.
 
     Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
     own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame. The processes of
@@ -165,7 +165,7 @@ def generate(
     if condition is not None:
         condition = condition.each(lambda field: field[team.share(n)])
     if guide is not None:
-        guide = guide.part(team.share(n))
+        guide = guide.part(team.share(n)) if guide.strength else None
     tally = Tally()
     plan = model_plan(
         model,
@@ -222,7 +222,7 @@ def sample(
     min_p: float = 0.0,
     condition: Condition | None = None,
     guidance: float = 1.0,
-    guide: Edits | None = None,
+    guide: Guide | None = None,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
