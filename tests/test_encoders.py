@@ -14,6 +14,7 @@ from logosphere.autoencoders.readers import Frozen
 from logosphere.encoders import pretrained
 from logosphere.encoders.bert import _published, load_bert
 from logosphere.encoders.pretrained import Encoder, encoder
+from logosphere.encoders.sentences import embeddings, word_pieces
 from logosphere.encoders.states import Origin, States, cached_states
 
 CONFIG = {
@@ -70,16 +71,23 @@ def test_the_real_model_knows_what_is_alike() -> None:
         place = pretrained.minilm_folder()
     except ls.UserError:
         pytest.skip("the package with the model is not installed")
-    from tokenizers import Tokenizer
-
-    words, reader = Tokenizer.from_file(str(place / "tokenizer.json")), encoder("minilm", 6)
-    words.no_padding()
+    spell = word_pieces(str(place / "tokenizer.json"))
 
     def mean(text: str) -> torch.Tensor:
-        return reader.states(torch.tensor([words.encode(text, add_special_tokens=False).ids])).mean(1)
+        return embeddings(encoder("minilm", 6), spell, [text])
 
     cat, kitten, shares = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
     assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
+
+
+def test_texts_are_seen_the_same_alone_and_together() -> None:
+    """The vector of a text is the mean of its states, of length 1, whatever texts stand beside it."""
+    texts, counting = ["ab", "c", "", "ba", "abcab"], Counting()
+    found = embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
+    alone = [embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
+    assert torch.allclose(found, torch.cat(alone)) and not bool(found[2].any())
+    states = counting.states(torch.tensor([[7, 8]]))[0].mean(0)
+    assert torch.allclose(found[0], states / states.norm()) and torch.allclose(found[0], found[3])
 
 
 def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Latent systems: a bound that is one, two stages in one training, latents that carry what they should."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,20 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     found = reading(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
     assert found.accuracy == found.whole == 1.0 and found.nats["own"] < 0.01
     assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
+
+
+def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
+    language = table()
+    codec = Named(language)
+    codec.decode = lambda z: torch.zeros(len(z), 4, dtype=torch.long)  # type: ignore[method-assign]
+    path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
+    model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
+    tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    every = Batch.of(tokens)
+    some = replace(every, units=torch.tensor([2, 2]))
+    found = [reading(model, [batch], generator(20)) for batch in (every, some)]
+    assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.whole for one in found] == [0.0, 0.5]
+    assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
 def test_only_latent_systems_can_be_read() -> None:
