@@ -59,8 +59,9 @@ GROUPS: dict[str, dict[str, list[str]]] = {
         "cosmos, joint": ["cosmos", *FEW, "joint=True"],
     },
     "self-conditioning": {
-        f"{name}, self-conditioning {p}": [name, *few, f"self_conditioning={p}"]
-        for name, few in (("tencdm", []), ("cosmos", FEW)) for p in (0.0, 0.5, 0.95)
+        "tencdm": ["tencdm"], "cosmos": ["cosmos", *FEW],  # as they are: 0.5
+        **{f"tencdm, self-conditioning {p}": ["tencdm", f"self_conditioning={p}"] for p in (0.0, 0.95)},
+        **{f"cosmos, self-conditioning {p}": ["cosmos", *FEW, f"self_conditioning={p}"] for p in (0.0, 0.95)},
     },
 }  # fmt: skip
 ROWS = {name: options for group in GROUPS.values() for name, options in group.items()}
