@@ -12,6 +12,7 @@ from torch import Tensor
 import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.conditioner import Conditioner
 from logosphere.evaluation.latents import reading
 from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
@@ -220,6 +221,34 @@ def test_positions_cannot_be_held_fixed_and_it_is_said() -> None:
         ls.sample(model, n=1, known=known, tokens=torch.zeros(4).long())
     with pytest.raises(ls.UserError, match="no exact posterior"):
         ls.languages.oracle(model, skewed(3, 4))
+
+
+CONDITIONS = {
+    "labels": ({"labels": 3}, lambda shift: Condition.of(labels=(torch.arange(40) + shift) % 3)),
+    "source": (
+        {"source": 3, "source_length": 2},
+        lambda shift: Condition.of(source=(torch.arange(80).reshape(40, 2) + shift) % 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_labels_and_sources_reach_the_latents_and_guidance_0_hears_none(name: str, kind: str) -> None:
+    """With weights as random as any: the condition is in the way, not in what was learnt."""
+    built, given = CONDITIONS[kind]
+    model = network(name, skewed(3, 4), **small(name), **built).eval()
+    next(part for part in model.modules() if isinstance(part, Conditioner)).withheld.fill_(1)  # as training would note
+
+    def latents(shift: int, guidance: float) -> Tensor:
+        frames: list[Tensor] = []
+        ls.generate(model, 40, 4, generator(21), condition=given(shift), guidance=guidance,
+                    watch=lambda frame: frames.append(frame.z))  # fmt: skip
+        return frames[-1]
+
+    one, insisted = latents(0, 1.0), latents(0, 3.0)
+    assert bool((one != latents(1, 1.0)).flatten(1).any(1).all()) and bool((one != insisted).flatten(1).any(1).all())
+    assert torch.equal(latents(0, 0.0), latents(1, 0.0))
 
 
 def doubled(n: int, rng: torch.Generator) -> tuple[Tensor, Condition]:
