@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.attention import block_causal_mask
+from logosphere.denoisers.attention import attend, block_causal_mask
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
@@ -173,6 +173,15 @@ def test_logits_are_float32_under_autocast(kind: str) -> None:
         out = denoiser(z, t, context)
     assert out.dtype == torch.float32
     assert (out - denoiser(z, t, context)).abs().max() < 0.3
+
+
+def test_attention_on_a_processor_is_in_full_precision_whatever_the_rest_is_in() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 8, generator=generator(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(q, k, v, None)
+        assert (q @ k.mT).dtype == torch.bfloat16
+    expected = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    torch.testing.assert_close(mixed, expected, atol=1e-6, rtol=1e-6)
 
 
 @kinds
