@@ -76,6 +76,19 @@ def bound_sites(cache: Path, report: Report) -> Records:
     return _sequenced(DNA.find(cache, report), "gue_tf_0_{}.csv")
 
 
+def enhancers(cache: Path, report: Report) -> Records:
+    """Human enhancers (label 1) and other DNA (label 0), 200 bases each."""
+    archive = DNA.find(cache, report)
+    files = {"0": "ienhancer_train_nonenhancers.fa", "1": "ienhancer_train_enhancers.fa"}
+    every = [Record(row, label=label) for label, name in files.items() for row in fasta(member(archive, name).decode())]
+    return _thirds(every)
+
+
+def fasta(content: str) -> list[str]:
+    """The sequences of a FASTA file: a line with > begins one, which may stand on several lines."""
+    return [bases("".join(part.split("\n")[1:])) for part in content.replace("\r", "").split(">") if part.strip()]
+
+
 def _sequenced(archive: Path, name: str) -> Records:
     files = {"train": "train", "valid": "dev", "test": "test"}
     parts = {split: _table(archive, name.format(theirs)) for split, theirs in files.items()}
@@ -124,6 +137,7 @@ RECORDS: dict[str, Callable[[Path, Report], Records]] = {
     "smiles": smiles,
     "promoters": promoters,
     "bound-sites": bound_sites,
+    "enhancers": enhancers,
 }
 
 
