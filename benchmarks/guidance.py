@@ -1,12 +1,12 @@
 """Guidance on handwritten digits: how often the digit that was asked for is written, and how varied it stays.
 
-    python benchmarks/guidance.py --minutes 3 --out runs/guidance            # mdlm and udlm, class-conditional
+    python benchmarks/guidance.py mdlm udlm rdlm-heat diffusion-lm --minutes 3 --out runs/guidance  # class-conditional
 
 Each system is trained by the recipe `digits`, with a smaller network, and evaluated on the test split, given the
 labels. Samples are drawn with guidance by the condition (γ = 0, 1, 2, 3), and without the condition by a classifier of
-noisy states (first-order edits, γ = 1, 3, 10). A support vector machine that has seen the validation and test splits,
-of which the generators have seen nothing, says which digit each sample is. Variety is the mean distance of two
-samples of the same digit, over that of real ones.
+noisy states (γ = 1, 3, 10; first-order edits of discrete states, gradients of continuous ones). A support vector
+machine that has seen the validation and test splits, of which the generators have seen nothing, says which digit each
+sample is. Variety is the mean distance of two samples of the same digit, over that of real ones.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,10 @@ def run(*arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def classifier_of(model: ls.Model, corpus, minutes: float) -> ls.NoisyClassifier:
+def labeller_of(model: ls.Model, corpus, minutes: float) -> ls.Labeller:
     torch.manual_seed(0)
-    made = ls.NoisyClassifier(model.process.codec, 64, 10, Network(width=48, depth=2, heads=4, shape="8x8"))
+    labeller = ls.Labeller.fresh(model, corpus.labels, Network(width=48, depth=2, heads=4, shape="8x8"))
+    made = labeller.classifier
     crops = draws(corpus.train, 64, 16, 7)
     pace, optim = 20, Optim(lr=1e-3, warmup=20)
     started = time.process_time()
@@ -71,7 +73,8 @@ def classifier_of(model: ls.Model, corpus, minutes: float) -> ls.NoisyClassifier
     print(
         f"classifier: {steps} steps, {np.mean([one.loss for one in told[-20:]]):.3f} nats", file=sys.stderr, flush=True
     )
-    return made.eval()
+    made.eval()
+    return labeller
 
 
 def main() -> None:
@@ -98,11 +101,11 @@ def main() -> None:
         bound = {"bits per pixel": report["bits"], "s.e.": report["error"]}
         model = RunFolder(folder).model("ema")
         told = ls.Condition.of(labels=labels)
-        guide = ls.Edits(classifier_of(model, corpus, given.classifier_minutes), labels)
+        labeller = labeller_of(model, corpus, given.classifier_minutes)
         ways = {f"condition, γ = {scale:g}": {"condition": told, "guidance": scale} for scale in SCALES}
-        ways |= {
-            f"classifier, γ = {scale:g}": {"guide": ls.Edits(guide.classifier, labels, scale)} for scale in STRENGTHS
-        }
+        for scale in STRENGTHS:
+            guide = labeller.guide(model, "0", given.samples, scale)
+            ways[f"classifier, γ = {scale:g}"] = {"guide": replace(guide, labels=labels)}
         for name, way in ways.items():
             drawn = ls.generate(model, given.samples, STEPS, torch.Generator().manual_seed(0), **way)
             written = drawn.tokens.numpy()

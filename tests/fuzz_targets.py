@@ -193,7 +193,7 @@ def _words(place: Path, run: RunFolder) -> Target:
     """Words parted by zero bytes; what would train for long is asked for no steps, and numbers stay small."""
     work, poison = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
     work.mkdir()
-    never = ("studio", "bench", "remask", "pack")
+    never = ("studio", "bench", "remask", "classify", "pack")
 
     def read(content: bytes) -> None:
         words = [word.decode("utf-8", "surrogateescape") for word in content.split(b"\x00")]
@@ -232,7 +232,18 @@ def _words(place: Path, run: RunFolder) -> Target:
         "--grid",
         "nan",
     ]
-    options += ["--weights", "--label", "--source", "--guidance", "--data", "--optim.lr", "--network.width", "--batch"]
+    options += [
+        "--weights",
+        "--label",
+        "--source",
+        "--guidance",
+        "--classifier",
+        "--strength",
+        "--data",
+        "--optim.lr",
+        "--network.width",
+        "--batch",
+    ]
     words = [
         b"\x00" + word.encode() + b"\x00" for word in [*options, "", "-1", "0", "text8", "lines:", "stream:", "hf:"]
     ]

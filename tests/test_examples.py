@@ -200,6 +200,18 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
     assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
 
 
+def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    lines = {}
+    for name, letter in {"first10k_lines": "a", "smallGPT": "b"}.items():
+        lines[f"x/tinystories_{name}.txt"] = "".join(f"{letter * i}\n\n<|endoftext|>\n" for i in range(1, 41)).encode()
+    packed(tmp_path / "tinystories.tar.xz", lines)
+    corpus = open_corpus("tinystories")
+    assert [len(part) for part in (corpus.train, corpus.valid, corpus.test)] == [72, 4, 4]
+    written = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
+    assert written == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
+
+
 def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
     packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}

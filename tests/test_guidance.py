@@ -14,9 +14,9 @@ from logosphere.data.languages import Oracle
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.model import Model
+from logosphere.sampling.generate import generate
 from logosphere.sampling.guidance import Against, Edits
 from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
-from logosphere.sampling.walk import generate
 
 V, L, N = 3, 2, 1500
 TABLE = torch.rand((2, V, V), generator=generator(8), dtype=torch.float64) ** 2 + 0.02
@@ -260,7 +260,7 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
     language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
     model = System(name).model(language)
     torch.manual_seed(1)
-    classifier = ls.NoisyClassifier(model.process.codec, 4, 2, Network(width=32, depth=1, heads=2))
+    classifier = ls.NoisyClassifier(model.process, 4, 2, Network(width=32, depth=1, heads=2))
 
     def batches():
         for seed in count():
@@ -282,9 +282,7 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
 def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
     model = System("mdlm").model(BOTH)
     with pytest.raises(UserError, match="at least 2 classes"):
-        ls.NoisyClassifier(model.process.codec, L, 1)
-    with pytest.raises(UserError, match="discrete diffusion"):
-        ls.NoisyClassifier(System("rdlm-heat").model(BOTH).process.codec, L, 2)
+        ls.NoisyClassifier(model.process, L, 1)
     with pytest.raises(UserError, match="with labels"):
-        classifier = ls.NoisyClassifier(model.process.codec, L, 2, Network(width=8, depth=1, heads=1))
+        classifier = ls.NoisyClassifier(model.process, L, 2, Network(width=8, depth=1, heads=1))
         list(ls.train_classifier(classifier, model, [ls.Batch.of(torch.zeros(2, L).long())], steps=1))

@@ -16,6 +16,7 @@ COMMANDS = {
     "studio": "watch, steer and compare models in the browser",
     "show": "draw the training curves of a run in the terminal",
     "remask": "teach a g-star model which of its tokens are wrong",
+    "classify": "teach a classifier of noisy texts, to guide a model by",
     "compare": "train systems alike, rank them on the same sequences, write one report",
     "bench": "measure the speed and memory of training and sampling",
     "pack": "make a small folder of a run that a package can carry",

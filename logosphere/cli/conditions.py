@@ -1,11 +1,15 @@
 """What a user wants text to be written for: a label or a source, by the words of the command line."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logosphere.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
+    from logosphere.sampling.guidance import Guide
     from logosphere.types import Condition
 
 
@@ -32,3 +36,34 @@ def _number(label: str, folder: "RunFolder") -> int:
     if label not in names:
         raise UserError(f"There is no label '{label}'.{nearest(label, names)}")
     return names.index(label)
+
+
+@dataclass(frozen=True)
+class ByClassifier:
+    """Guidance by a classifier that `logosphere classify` has taught."""
+
+    classifier: Path | None = None
+    """Folder of a classifier (`logosphere classify`) to steer towards --label, whatever the model has learnt."""
+    strength: float | None = None
+    """How strongly to follow the classifier: 1 is Bayes' rule, more is stronger and less varied; 0 is not at all."""
+    exact_edits: bool = False
+    """Ask the classifier about every token at every position, rather than for one gradient; slow."""
+
+    def check(self, label: str) -> None:
+        """Refuse options that need one another."""
+        if self.classifier is None and (self.strength is not None or self.exact_edits):
+            raise UserError("--strength and --exact-edits belong to a classifier; name its folder with --classifier.")
+        if self.classifier is not None and not label:
+            raise UserError("Say which label the classifier should steer towards, with --label.")
+        if self.strength is not None and not 0 <= self.strength < float("inf"):
+            raise UserError(f"The strength of a classifier must be at least 0, not {self.strength}.")
+
+    def guide(self, folder: "RunFolder", model: "Model", label: str, n: int) -> "Guide | None":
+        """The guide of n texts, or None when there is no classifier."""
+        if self.classifier is None:
+            return None
+        from logosphere.sampling.labeller import Labeller
+
+        labeller = Labeller.load(self.classifier, model, folder.tokenizer.fingerprint)
+        strength = 1.0 if self.strength is None else self.strength
+        return labeller.guide(model, label, n, strength, exact=self.exact_edits)

@@ -1,13 +1,13 @@
 """logosphere sample"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from logosphere.cli.condensing import Condensing, check_suffix, save
-from logosphere.cli.conditions import condition_of
+from logosphere.cli.conditions import ByClassifier, condition_of
 from logosphere.cli.console import messages, parse, print_json, say
 from logosphere.data.gaps import Given, parse_gaps, prompt
 from logosphere.errors import UserError
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from logosphere.model import Model
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
+    from logosphere.sampling.generate import Generation
     from logosphere.sampling.trajectory import Recorder
-    from logosphere.sampling.walk import Frame, Generation
+    from logosphere.sampling.walk import Frame
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class Arguments:
     infill: str = ""
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
     label: str = ""
-    """Write for this label, where the model has learnt labels."""
+    """Write for this label, where the model or a --classifier has learnt labels."""
     source: str = ""
     """Write from this source text, where the model has learnt pairs."""
     guidance: float = 1.0
     """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
+    by: Annotated[ByClassifier, tyro.conf.arg(name="")] = field(default_factory=ByClassifier)
     save: Path | None = None
     """Also save how the text condenses: a page that plays it (.html), a drawing (.svg), a .gif, or numbers (.json)."""
     image: Path | None = None
@@ -82,6 +84,7 @@ def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "sample")
     if arguments.prompt and arguments.infill:
         raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+    arguments.by.check(arguments.label)
     if arguments.sampler != "auto":
         listing(arguments.sampler)
     if arguments.save is not None:
@@ -151,11 +154,11 @@ def _draw(
     import torch
 
     from logosphere.data.special import Ended
+    from logosphere.sampling.generate import generate
     from logosphere.sampling.lengths import of_length
     from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.samplers import sampler
     from logosphere.sampling.sliding import slide
-    from logosphere.sampling.walk import generate
 
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
     denoiser, slides, tokenizer = None, arguments.length, folder.tokenizer
@@ -179,6 +182,8 @@ def _draw(
 
     rng = torch.Generator(model.device).manual_seed(arguments.seed)
     way = sampler(model.sampler if arguments.sampler == "auto" else arguments.sampler, model)
+    guide = arguments.by.guide(folder, model, arguments.label, arguments.n)
+    told = "" if guide is not None else arguments.label  # a classifier steers in the place of what the model has learnt
 
     def write(known: torch.Tensor | None, tokens: torch.Tensor | None) -> "Generation":
         return generate(
@@ -196,8 +201,9 @@ def _draw(
             top_k=arguments.top_k,
             min_p=arguments.min_p,
             greedy_end=arguments.greedy_end,
-            condition=condition_of(folder, arguments.label, arguments.source, arguments.n),
+            condition=condition_of(folder, told, arguments.source, arguments.n),
             guidance=arguments.guidance,
+            guide=guide,
             renoise_known=renoise,
             watch=None if recorder is None else watch,
             team=team,

@@ -6,8 +6,11 @@ tokens a prediction to a power belongs to no step, and the laws are those of the
 
 By a classifier p(y | z_t) of noisy states (Schiff et al. 2024, D-CBG; Nisonoff et al. 2024): p(·) p(y | edit)^γ, where
 an edit puts one state in the place of another and leaves the rest. Again on predictions for masks, on steps otherwise.
+Continuous states have no edits: there the gradient of a classifier moves what the network expects (Gradients).
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,6 +20,8 @@ from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.denoisers.base import Denoiser, Wrapper
+from logosphere.denoisers.classifier import path_of_states
+from logosphere.denoisers.steered import Steered, SteeredState
 from logosphere.denoisers.wrappers import Guided, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
@@ -28,7 +33,9 @@ FAINT = -100.0
 """Log-probabilities below this count as this, where one is divided by another."""
 
 Classifier = Callable[[Float[Tensor, "B L K"], Float[Tensor, "B L"]], Float[Tensor, "B C"]]
-"""(states as one-hot rows, times) -> log p(y | z_t) of every class y; differentiable in the first, for `Edits`."""
+"""(states as one-hot rows, times) -> log p(y | z_t) of every class y; differentiable in the first."""
+Reader = Callable[[Float[Tensor, "B M K"]], Float[Tensor, "B C"]]
+"""What the network expects, the law of tokens or clean states -> log p(y | it) of every class y; differentiable."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,40 @@ class Against:
         return torch.where(law.isneginf(), law, mixed)  # what the condition rules out stays out, whatever the scale
 
 
+class Guide(ABC):
+    """Guidance by a classifier towards `labels`, one for each sequence; of strength 0 it is none at all."""
+
+    labels: Int64[Tensor, "B"]
+    strength: float
+
+    @abstractmethod
+    def fits(self, process: Process) -> None:
+        """Refuse a process that cannot be guided so."""
+
+    @abstractmethod
+    def counted(self, tally: Tally) -> "Guide":
+        """The same with its evaluations counted; one with its gradient counts as one."""
+
+    @abstractmethod
+    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Guide":
+        """The same for some of the sequences."""
+
+    @abstractmethod
+    def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
+        """Predictions, or steps, that are guided."""
+
+    def check(self, process: Process, n: int) -> None:
+        """Refuse what cannot be done."""
+        self.fits(process)
+        if not 0 <= self.strength < math.inf:
+            raise UserError(f"The strength of guidance must be at least 0, not {self.strength}.")
+        if self.labels.shape != (n,):
+            raise UserError(f"A guide needs one label for each of {n} sequences, not {self.labels.numel()}.")
+
+
 @dataclass(frozen=True)
-class Edits:
-    """Guidance towards `labels`, one for each sequence, by a classifier of noisy states.
+class Edits(Guide):
+    """Guidance by edits, for discrete states.
 
     With `exact` the classifier is asked about every edit, K times for each position; the edited position then has the
     time of the state that is put in, so that p(z_s | z_t) p(y | z_s, other z_t) is Bayes' rule. Otherwise about none:
@@ -105,8 +143,6 @@ class Edits:
         return answer.gather(-1, self.labels.to(answer.device)[sequence][:, None]).squeeze(-1)
 
     def counted(self, tally: Tally) -> "Edits":
-        """The same with its evaluations counted; one with its gradient counts as one."""
-
         def asked(rows: Float[Tensor, "N L K"], t: Float[Tensor, "N L"]) -> Float[Tensor, "N C"]:
             tally.sequences += len(rows)
             return self.classifier(rows, t)
@@ -114,15 +150,50 @@ class Edits:
         return replace(self, classifier=asked)
 
     def part(self, rows: slice | Bool[Tensor, "B"]) -> "Edits":
-        """The same for some of the sequences."""
         return replace(self, labels=self.labels[rows])
 
-    def check(self, process: Process, n: int) -> None:
-        """Refuse a process without edits, and labels that are not one for each sequence."""
+    def fits(self, process: Process) -> None:
         if not isinstance(process.codec, TokenCodec):
-            raise UserError("Guidance by edits needs discrete diffusion such as mdlm or udlm; use Steered here.")
-        if self.labels.shape != (n,):
-            raise UserError(f"Guidance by edits needs one label for each of {n} sequences, not {self.labels.numel()}.")
+            raise UserError("Guidance by edits needs discrete diffusion such as mdlm or udlm; use Gradients here.")
+
+    def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
+        return (predict, move.tilted(self)) if process.guides_steps else (Edited(predict, self), move)
+
+
+@dataclass(frozen=True)
+class Gradients(Guide):
+    """Guidance by gradients, for continuous states: of log p(y | x̂) where x̂ is what the network expects of z.
+
+    Laws of tokens are tilted, p'(x) ∝ p(x) exp(γ ∂ log p(y | p)/∂p), which are first-order edits of them (Steered);
+    clean states are moved by γ (σ²/α) ∇_z log p(y | x̂(z)), the score of z given y (SteeredState).
+    """
+
+    classifier: Reader
+    labels: Int64[Tensor, "B"]
+    strength: float = 1.0
+
+    def counted(self, tally: Tally) -> "Gradients":
+        def asked(rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B C"]:
+            tally.sequences += len(rows)
+            return self.classifier(rows)
+
+        return replace(self, classifier=asked)
+
+    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Gradients":
+        return replace(self, labels=self.labels[rows])
+
+    def fits(self, process: Process) -> None:
+        if isinstance(process.codec, TokenCodec):
+            raise UserError("Guidance by gradients needs continuous states; use Edits for discrete diffusion.")
+
+    def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
+        def judge(rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B"]:
+            return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
+
+        path = path_of_states(process)
+        if path is None:
+            return Steered(predict, judge, self.strength), move
+        return SteeredState(predict, path, judge, self.strength), move
 
 
 class Edited(Wrapper):
@@ -157,7 +228,7 @@ class Guides:
     untold: Denoiser | None
     """The network without the condition; None where the condition is not to be guided by."""
     temperature: float
-    edits: Edits | None
+    guide: Guide | None
 
     def applied(self, process: Process, told: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
         """Predictions, or steps, that are guided: which of both, the process knows."""
@@ -166,8 +237,4 @@ class Guides:
             move = move.tilted(Against(Sharpened(self.untold, self.temperature), self.scale))
         elif self.untold is not None:
             predict = Guided(told, self.untold, self.scale)
-        if self.edits is not None and process.guides_steps:
-            move = move.tilted(self.edits)
-        elif self.edits is not None:
-            predict = Edited(predict, self.edits)
-        return predict, move
+        return (predict, move) if self.guide is None else self.guide.applied(process, predict, move)

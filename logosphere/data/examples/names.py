@@ -3,6 +3,7 @@
 DESCRIPTIONS: dict[str, str] = {
     "e2e": "descriptions of restaurants, each from its meaning",
     "captions": "what people wrote below pictures, one sentence each",
+    "tinystories": "paragraphs of stories for small children",
     "smiles": "the small molecules of QM9 as SMILES",
     "promoters": "human core promoters and other DNA, 70 bases, labelled",
     "bound-sites": "sites that a transcription factor binds and others, 101 bases, labelled",

@@ -24,6 +24,7 @@ E2E = Packed(
 )
 CAPTIONS = Packed(files=("captions.tar.xz",), home="the COCO captions of the LeakGAN repository")
 STORIES = Packed(files=("tinystories.tar.xz",), home="https://huggingface.co/datasets/roneneldan/TinyStories")
+STORY_END = "<|endoftext|>"
 MOLECULES = Packed(files=("molecules.tar.xz",), home="the QM9 and ZINC sets as SMILES")
 PUZZLES = Packed(files=("music_sudoku.tar.xz",), home="the JSB chorales and the sudokus with 17 clues")
 DNA = Packed(files=("dna.tar.xz",), home="the GUE benchmark of DNABERT-2")
@@ -45,6 +46,19 @@ def captions(cache: Path, report: Report) -> Records:
     archive = CAPTIONS.find(cache, report)
     train = _lines(archive, "image_coco_train.txt")
     return {**_held_out(train), "test": _lines(archive, "image_coco_test.txt")}
+
+
+def tinystories(cache: Path, report: Report) -> Records:
+    """Paragraphs of stories for small children; neighbours stay in one split, so that hardly any story is torn."""
+    archive = STORIES.find(cache, report)
+    splits: Records = {"train": [], "valid": [], "test": []}
+    for name in ("tinystories_first10k_lines.txt", "tinystories_smallGPT.txt"):
+        paragraphs = [row for row in _lines(archive, name) if row.text != STORY_END]
+        part = len(paragraphs) // 20
+        cuts = {"train": slice(0, -2 * part), "valid": slice(-2 * part, -part), "test": slice(-part, None)}
+        for split, cut in cuts.items():
+            splits[split] += paragraphs[cut]
+    return splits
 
 
 def smiles(cache: Path, report: Report) -> Records:
@@ -119,6 +133,7 @@ def _sung(song: Iterable[list[int]]) -> Numbers:
 RECORDS: dict[str, Callable[[Path, Report], Records]] = {
     "e2e": e2e,
     "captions": captions,
+    "tinystories": tinystories,
     "smiles": smiles,
     "promoters": promoters,
     "bound-sites": bound_sites,

@@ -1,0 +1,239 @@
+"""Classifiers that are taught, kept, and steer: by edits of discrete states, by gradients of continuous ones."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from laws import SMALL, System, generator
+
+import logosphere as ls
+from logosphere import UserError
+from logosphere.cli import main
+from logosphere.data.languages import Oracle
+from logosphere.denoisers.network import Network
+from logosphere.sampling.guidance import Edits, Gradients
+from logosphere.sampling.labeller import Labeller
+from logosphere.training.classifier import _on_the_way, measure_classifier
+
+V, L, N = 4, 4, 300
+LANGUAGE = ls.languages.independent([0.25] * V, L)
+TINY = Network(width=32, depth=1, heads=2)
+
+
+def labelled(count: int, first: int = 0) -> Iterator[ls.Batch]:
+    """The label, zero or one, is a token that is frequent."""
+    for seed in range(first, first + count):
+        labels = torch.randint(2, (64,), generator=generator(seed))
+        own = torch.rand(64, L, generator=generator(seed + 10**6)) < 0.5
+        anything = torch.randint(V, (64, L), generator=generator(seed + 2 * 10**6))
+        tokens = torch.where(own, labels[:, None], anything)
+        yield ls.Batch.of(tokens, condition=ls.Condition.of(labels=labels))
+
+
+def exact(name: str) -> ls.Model:
+    """A model with the exact posterior of all texts together, zeros and ones."""
+    model = System(name).model(LANGUAGE)
+    model.denoiser = Oracle(model, LANGUAGE)
+    return model
+
+
+def untaught(model: ls.Model, network: Network = TINY) -> Labeller:
+    torch.manual_seed(1)
+    return Labeller.fresh(model, ["zero", "one"], network)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "genmd4", "ar", "rdlm-heat", "bfn", "diffusion-lm"])
+def test_a_classifier_is_taught_and_steers(name: str) -> None:
+    """Without it as many ones as zeros are written; the stronger it is, the more ones."""
+    model = exact(name)
+    labeller = untaught(model)
+    list(ls.train_classifier(labeller.classifier, model, labelled(80), steps=80, optim=ls.Optim(lr=5e-3, warmup=5)))
+    nats, right = measure_classifier(labeller.classifier, model, labelled(8, first=500))
+    assert nats < 0.65 and right > 0.55
+    plain = ls.generate(model, N, 16, generator(5))
+    more = []
+    for strength in (0.0, 1.0, 10.0):
+        drawn = ls.generate(model, N, 16, generator(5), guide=labeller.guide(model, "one", N, strength))
+        more.append(float((drawn.tokens == 1).float().mean() - (drawn.tokens == 0).float().mean()))
+        if strength == 0:  # not asked at all
+            assert torch.equal(drawn.tokens, plain.tokens) and drawn.nfe == plain.nfe
+        else:
+            assert drawn.nfe == 2 * plain.nfe
+    assert abs(more[0]) < 0.08 and more[1] > more[0] + 0.03 and more[2] > more[1] + 0.1
+
+
+def test_latents_are_steered_too() -> None:
+    torch.manual_seed(0)
+    model = ls.build("ld4lg", vocab_size=V, length=L, **SMALL).eval()
+    labeller = untaught(model)
+    list(ls.train_classifier(labeller.classifier, model, labelled(2), steps=2))
+    torch.nn.init.normal_(labeller.classifier.head.weight)
+    ends: list[torch.Tensor] = []  # latents: a decoder that has learnt nothing writes one text for all of them
+    for strength in (None, 0.0, 1.0):
+        guide = None if strength is None else labeller.guide(model, "one", 8, strength)
+        frames: list[ls.Frame] = []
+        ls.generate(model, 8, 4, generator(1), guide=guide, watch=frames.append)
+        ends.append(frames[-1].z)
+    assert torch.equal(ends[0], ends[1]) and not torch.allclose(ends[0], ends[2], atol=1e-3)
+
+
+def test_models_of_blocks_are_classified_as_they_are_written() -> None:
+    """Block after block: what is written is clean, what is not begun is noise, and one block is between."""
+    model = ls.build("bd3lm", vocab_size=V, length=8, block=2, denoiser=None)
+    z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
+    blocks = t[:, ::2]
+    assert torch.equal(t[:, 1::2], blocks) and bool((blocks[:, 1:] >= blocks[:, :-1]).all())
+    assert int(((blocks > 0) & (blocks < 1)).sum(1).max()) == 1
+    assert bool((z[t == 1] == V).all()) and bool((z[t == 0] == 0).all())
+    assert abs(float(t.mean()) - 0.5) < 0.01
+
+
+def test_labels_differ_between_sequences_and_processes_share_them() -> None:
+    for name, kind in [("mdlm", Edits), ("rdlm-heat", Gradients)]:
+        model = exact(name)
+        labeller = untaught(model)
+        list(ls.train_classifier(labeller.classifier, model, labelled(60), steps=60, optim=ls.Optim(lr=5e-3, warmup=5)))
+        labels = torch.arange(N) % 2
+        drawn = ls.sample(model, N, 16, generator(5), guide=kind(labeller.classifier, labels, 10.0))
+        ones = (drawn == 1).float().mean(1)
+        assert float(ones[labels == 1].mean() - ones[labels == 0].mean()) > 0.15
+
+
+@pytest.mark.parametrize("name", ["mdlm", "diffusion-lm"])
+def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=V, length=L, **SMALL).eval()
+    labeller = untaught(model)
+    list(ls.train_classifier(labeller.classifier, model, labelled(3), steps=3))
+    labeller.save(tmp_path, model, "abc")
+    assert {path.name for path in tmp_path.iterdir()} == {"classifier.json", "classifier.safetensors"}
+    again = Labeller.load(tmp_path, model, "abc")
+    assert again.labels == ("zero", "one")
+    texts = [ls.sample(model, 8, 8, generator(1), guide=one.guide(model, "one", 8, 20.0)) for one in (labeller, again)]
+    assert torch.equal(*texts)
+    larger = ls.build(name, vocab_size=V, length=L, **SMALL | {"width": 32})
+    Labeller.load(tmp_path, larger)  # the size of the network is no part of the noise
+
+
+def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
+    model = ls.build("mdlm", vocab_size=V, length=L, **SMALL)
+    untaught(model).save(tmp_path, model, "abc")
+    strangers = {
+        "system = mdlm": ls.build("udlm", vocab_size=V, length=L, **SMALL),
+        "vocabulary = 4": ls.build("mdlm", vocab_size=V + 1, length=L, **SMALL),
+        "length = 4": ls.build("mdlm", vocab_size=V, length=L + 1, **SMALL),
+        "options": ls.build("mdlm", vocab_size=V, length=L, schedule="cosine", **SMALL),
+    }
+    for says, stranger in strangers.items():
+        with pytest.raises(UserError, match=says):
+            Labeller.load(tmp_path, stranger)
+    with pytest.raises(UserError, match="other tokens"):
+        Labeller.load(tmp_path, model, "xyz")
+    with pytest.raises(UserError, match="no classifier"):
+        Labeller.load(tmp_path / "nowhere", model)
+    about = json.loads((tmp_path / "classifier.json").read_text())
+    for part, wrong, says in [("labels", [1, 2], "name its labels"), ("network", {"size": 3}, "describes no network"),
+                              ("noise", None, "does not describe")]:  # fmt: skip
+        damaged = about | {"classifier": about["classifier"] | {part: wrong}}
+        (tmp_path / "classifier.json").write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match=says):
+            Labeller.load(tmp_path, model)
+
+
+def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
+    mdlm, sphere = exact("mdlm"), exact("rdlm-heat")
+    both = untaught(mdlm), untaught(sphere)
+    with pytest.raises(UserError, match="no label 'two'.*Did you mean|no label 'two'.*Choose"):
+        both[0].guide(mdlm, "two", 2)
+    with pytest.raises(UserError, match="one by one"):
+        both[1].guide(sphere, "one", 2, exact=True)
+    with pytest.raises(UserError, match="at least 0"):
+        ls.sample(mdlm, 2, 2, guide=both[0].guide(mdlm, "one", 2, -1.0))
+    with pytest.raises(UserError, match="at least 0"):
+        ls.sample(sphere, 2, 2, guide=both[1].guide(sphere, "one", 2, float("nan")))
+    with pytest.raises(UserError, match="continuous"):
+        ls.sample(mdlm, 2, 2, guide=Gradients(both[0].classifier, torch.zeros(2).long()))
+    with pytest.raises(UserError, match="made by build"):
+        mdlm.spec = None
+        both[0].save("nowhere", mdlm)
+    with pytest.raises(UserError, match="build the model with one"):
+        sphere.denoiser = None
+        list(ls.train_classifier(both[1].classifier, sphere, labelled(1), steps=1))
+
+
+# ---- the command line ------------------------------------------------------------------------------------------
+
+SIZE = ["--network.width", "32", "--network.depth", "1", "--network.heads", "2", "--validations", "1",
+        "--validation-sequences", "4"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ham is written with a, spam with b; and a model of both that was told no labels."""
+    place = tmp_path_factory.mktemp("mail")
+    rng = generator(0)
+    rows = []
+    for number in range(400):
+        label = number % 2
+        letters = torch.where(torch.rand(8, generator=rng) < 0.6, label, torch.randint(4, (8,), generator=rng))
+        rows.append({"text": "".join("abcd"[i] for i in letters), "label": ("ham", "spam")[label]})
+    (place / "mail.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (place / "mail.txt").write_text("\n".join(row["text"] for row in rows))
+    for system in ("udlm", "plaid"):
+        words = ["--system", system, "--data", f"lines:{place / 'mail.txt'}", "--length", "8", "--steps", "60"]
+        assert main(["train", *words, "--ema", "0.9", "--optim.lr", "1e-2", *SIZE, "--out", str(place / system)]) == 0
+    return place
+
+
+@pytest.mark.parametrize("system", ["udlm", "plaid"])
+def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = str(mail / system), ["--data", f"labelled:{mail / 'mail.jsonl'}"]
+    words = ["--steps", "80", "--width", "32", "--depth", "1", "--heads", "2", "--lr", "5e-3", "--json"]
+    capsys.readouterr()
+    assert main(["classify", run, *data, *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["labels"] == ["ham", "spam"] and told["valid_loss"] < 0.68
+    assert main(["classify", run, *data, "--steps", "1", "--out", str(mail / "other")]) == 0
+    assert "knowing nothing" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
+    sample = ["sample", run, "-n", "100", "--steps", "12", "--json"]
+    found = []
+    for more in ([], ["--strength", "0"], ["--strength", "8"]):
+        by = ["--classifier", str(mail / system / "classifier"), "--label", "spam"] if more else []
+        assert main([*sample, *by, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    texts = [[one["text"] for one in result["samples"]] for result in found]
+    assert texts[0] == texts[1] and found[0]["nfe"] == found[1]["nfe"] and found[2]["nfe"] == 2 * found[0]["nfe"]
+    share = [sum(text.count("b") - text.count("a") for text in part) / 800 for part in texts]
+    assert share[2] > share[1] + 0.15
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["classify", "udlm"], "no labels"),
+        (["classify", "udlm", "--steps", "0"], "at least 1"),
+        (["classify", "udlm", "--data", "digits"], "other tokens"),
+        (["sample", "udlm", "--classifier", "nowhere", "--label", "spam"], "no classifier in nowhere"),
+        (["sample", "udlm", "--classifier", "nowhere"], "which label"),
+        (["sample", "udlm", "--strength", "2"], "belong to a classifier"),
+        (["sample", "udlm", "--exact-edits"], "belong to a classifier"),
+        (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--strength", "-1"], "at least 0"),
+        (["sample", "udlm", "--classifier", "kept", "--label", "span"], "Did you mean 'spam'"),
+        (["sample", "plaid", "--classifier", "kept", "--label", "spam"], "system = udlm"),
+        (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--sampler", "tau-leaping"], "ancestral"),
+    ],
+)
+def test_mistakes_are_met_with_a_sentence(
+    words: list[str], says: str, mail: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(mail)
+    if "kept" in words and not Path("kept").exists():
+        data = ["--data", "labelled:mail.jsonl", "--steps", "1", "--batch", "4"]
+        assert main(["classify", "udlm", *data, "--out", "kept"]) == 0
+    if "digits" in words:
+        pytest.importorskip("sklearn")
+    capsys.readouterr()
+    assert main(words) == 1
+    assert says in capsys.readouterr().err
