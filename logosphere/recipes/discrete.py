@@ -156,7 +156,8 @@ def d3pm_gaussian(
     """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
 
     The paper takes 1000 steps; its β are scaled here to as many steps as there are. With head="logistic" the network
-    answers with a place and a width, as the paper's does for images, and not with a logit for each value.
+    answers with a place and a width, as the paper's does for images, and not with a logit for each value. Either way it
+    says what the others say of a value; what the value seen says is added (D3PM, eq. 4, where p̃ is summed against q).
     """
     if head not in ("softmax", "logistic"):
         raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
@@ -165,7 +166,7 @@ def d3pm_gaussian(
     if network is not None and head == "logistic":
         inner = _transformer(process, length, model.block, network, reads_time=True)
         inner.head = Head(network.width, 2)
-        model.denoiser = Logistic(inner, vocab_size)
+        model.denoiser = Informed(Logistic(inner, vocab_size), process)
     return model
 
 
