@@ -52,7 +52,8 @@ class Arguments:
     watch: bool = False
     """Show the text condensing; tokens are coloured by how sure the network is."""
     length: int | None = None
-    """Tokens of each text; more than the model's length are written window by window."""
+    """Tokens of each text. Models of separate texts, which end, write texts of just this length; others as many tokens,
+    more than their own length window by window."""
     overlap: int | None = None
     """Tokens that windows share; half of the model's length unless set."""
     sampler: str = "auto"
@@ -152,12 +153,19 @@ def _draw(
 ) -> "Generation":
     import torch
 
+    from logosphere.data.special import Ended
     from logosphere.sampling.generate import generate
+    from logosphere.sampling.lengths import of_length
     from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.samplers import sampler
     from logosphere.sampling.sliding import slide
 
-    renoise = given is not None and folder.approximates(model)
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
+    denoiser, slides, tokenizer = None, arguments.length, folder.tokenizer
+    if arguments.length is not None and isinstance(tokenizer, Ended):
+        wanted = of_length(model, tokenizer.end, arguments.length, known, tokens)
+        denoiser, known, tokens, slides = wanted.denoiser, wanted.known, wanted.tokens, None
+    renoise = known is not None and bool(known.any()) and folder.approximates(model)
     if renoise:
         say(
             "This model was trained without known positions, so the text around them is approximate; "
@@ -183,6 +191,7 @@ def _draw(
             n=arguments.n,
             steps=arguments.steps,
             rng=rng,
+            denoiser=denoiser,
             known=known,
             tokens=tokens,
             sampler=way,
@@ -200,12 +209,11 @@ def _draw(
             team=team,
         )
 
-    known, tokens = (None, None) if given is None else (given.known, given.tokens)
     try:
-        if arguments.length is None:
+        if slides is None:
             return write(known, tokens)
         overlap = model.length // 2 if arguments.overlap is None else arguments.overlap
-        return slide(write, window=model.length, length=arguments.length, overlap=overlap, known=known, tokens=tokens)
+        return slide(write, window=model.length, length=slides, overlap=overlap, known=known, tokens=tokens)
     finally:
         if shown is not None:
             shown.close()
