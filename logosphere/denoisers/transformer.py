@@ -43,14 +43,14 @@ def shared_time(t: Times) -> Float[Tensor, "B M"]:
 class FullTransformer(Conditional):
     """Every position sees every noisy state."""
 
-    def __init__(self, codec: Codec, length: int, network: Network, *, reads_time: bool):
+    def __init__(self, codec: Codec, length: int, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
         self.block, self.reads_time = length, reads_time
         self.stem = codec.stem(network.width)
         self.trunk = (
-            ConvolutionTrunk(network, reads_time=reads_time)
+            ConvolutionTrunk(network, reads_time=reads_time, own=own)
             if network.body == "convolution"
-            else Trunk(network, length, reads_time=reads_time)
+            else Trunk(network, length, reads_time=reads_time, own=own)
         )
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
@@ -127,13 +127,13 @@ class BlockTransformer(Conditional):
     mask: Tensor
     positions: Tensor
 
-    def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
+    def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
         check_attends(network)
         check_block(length, block)
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(network, length, reads_time=reads_time)
+        self.trunk = Trunk(network, length, reads_time=reads_time, own=own)
         self.head = Head(network.width, codec.choices)
         self.register_buffer("mask", block_causal_mask(length, block), persistent=False)
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
