@@ -1,14 +1,16 @@
 """How flows on the simplex fare as the number of tokens grows: the toy of Stark et al. 2024 and Davis et al. 2024.
 
-    python benchmarks/flows_toy.py --updates 300
+    python benchmarks/flows_toy.py --updates 300 --seeds 3
 
 The target is a sequence of four independent tokens of one random law; every flow trains the same small network for the
 same number of updates. Then KL(drawn || target) of tokens is estimated from samples and corrected for their finite
-number (Miller and Madow), beside the same for draws from the target itself. The networks are those of the papers,
-without the posterior head: with it, independent tokens would be solved almost before training.
+number (Miller and Madow), beside the same for draws from the target itself. Weights, data and draws change with the
+seed, the target does not; rows are means over seeds with their standard errors below. The networks are those of the
+papers, without the posterior head: with it, independent tokens would be solved almost before training.
 """
 
 import argparse
+import statistics
 import sys
 import time
 
@@ -41,9 +43,9 @@ def drawn_from(law: torch.Tensor, count: int, rng: torch.Generator) -> torch.Ten
     return torch.multinomial(law, count * LENGTH, replacement=True, generator=rng).view(count, LENGTH)
 
 
-def trained(name: str, law: torch.Tensor, updates: int) -> ls.Model:
-    rng = torch.Generator().manual_seed(1)
-    torch.manual_seed(0)
+def trained(name: str, law: torch.Tensor, updates: int, seed: int) -> ls.Model:
+    rng = torch.Generator().manual_seed(1000 + seed)
+    torch.manual_seed(seed)
     system = "fisher-flow" if name == "linear flow" else name.split(",")[0]
     model = ls.build(system, vocab_size=len(law), length=LENGTH, **NETWORK, **FLOWS[name])
     batches = (drawn_from(law, BATCH, rng) for _ in range(updates))
@@ -52,29 +54,35 @@ def trained(name: str, law: torch.Tensor, updates: int) -> ls.Model:
     return model.eval()
 
 
+def kl(name: str, law: torch.Tensor, updates: int, seed: int) -> float:
+    rng = torch.Generator().manual_seed(seed)
+    if name == "target":
+        return divergence(drawn_from(law, SAMPLES, rng), law)
+    return divergence(ls.sample(trained(name, law, updates, seed), n=SAMPLES, steps=STEPS, rng=rng), law)
+
+
 def main() -> None:
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     read.add_argument("--updates", type=int, default=300, help="updates of each training")
     read.add_argument("--tokens", type=int, nargs="+", default=[4, 20, 40, 80, 160])
     read.add_argument("--flows", nargs="+", choices=FLOWS, default=list(FLOWS), metavar="FLOW")
+    read.add_argument("--seeds", type=int, default=1)
     given = read.parse_args()
-    rows: dict[str, dict[str, float]] = {name: {} for name in ["target", *given.flows]}
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in ["target", *given.flows]}
     for choices in given.tokens:
-        rng = torch.Generator().manual_seed(choices)
-        law = torch.randn(choices, generator=rng).double().softmax(0)
-        rows["target"][f"K = {choices}"] = divergence(drawn_from(law, SAMPLES, rng), law)
-        for name in given.flows:
-            started = time.process_time()
-            model = trained(name, law, given.updates)
-            seconds = time.process_time() - started
-            drawn = ls.sample(model, n=SAMPLES, steps=STEPS, rng=torch.Generator().manual_seed(2))
-            rows[name][f"K = {choices}"] = divergence(drawn, law)
-            print(
-                f"{name}, K = {choices}: {rows[name][f'K = {choices}']:.4f} ({seconds:.1f} CPU s)",
-                file=sys.stderr,
-                flush=True,
-            )
-    present(f"KL(drawn || target) in nats, {given.updates} updates, {STEPS} steps", rows)
+        law = torch.randn(choices, generator=torch.Generator().manual_seed(choices)).double().softmax(0)
+        for name in found:
+            started, column = time.process_time(), f"K = {choices}"
+            found[name][column] = [kl(name, law, given.updates, seed) for seed in range(given.seeds)]
+            spent = time.process_time() - started
+            print(f"{name}, {column}: {found[name][column]} ({spent:.1f} CPU s)", file=sys.stderr, flush=True)
+    title = f"KL(drawn || target) in nats, {given.updates} updates, {STEPS} steps, {given.seeds} seeds"
+    present(title, {name: {K: statistics.fmean(seeds) for K, seeds in row.items()} for name, row in found.items()})
+    if given.seeds > 1:
+        spread = {name: {K: statistics.stdev(seeds) for K, seeds in row.items()} for name, row in found.items()}
+        present("standard error over seeds", {
+            name: {K: s / given.seeds**0.5 for K, s in row.items()} for name, row in spread.items()
+        })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,72 +1,106 @@
 """Latent systems beside ar and mdlm: same text, tokenizer, network and processor time. And what a step of theirs costs.
 
-    python benchmarks/latent.py cost                                              # CPU seconds of a training step
-    python benchmarks/latent.py rows --data e2e --minutes 3 --out runs/latent     # all rows, or name some
-    python benchmarks/latent.py rows --data captions --minutes 3 --out runs/latent "cosmos" "cosmos, no match"
+    python benchmarks/latent.py cost                                                  # CPU seconds of a training step
+    python benchmarks/latent.py rows systems --data e2e --seeds 2 --split test        # a group of rows, or some by name
+    python benchmarks/latent.py table systems --data e2e --split test                 # the rows that are there
 
-A row is trained once and kept in its folder. For each: the likelihood; how well latents are read back, and what the
-decoder says without them; what a judge (ar, trained on the validation split) makes of samples, and their entropy; on
-E2E the share of slots that samples mention.
+Groups: systems; pretrained (frozen MiniLM); layers (MiniLM's layer × d of tan-d); smoothing (cosmos without its parts);
+self-conditioning. The minutes of a row are shared by both of its stages. A row is trained once for each seed, goes on
+where it was stopped, and is measured once for each split: the validation split to choose by, the test split for
+what is published. What is measured: latent_figures.py.
 """
 
 import argparse
 import json
-import math
-import os
-import subprocess
+import statistics
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import harness
 import torch
+from latent_figures import Bench
 
 import logosphere as ls
-from logosphere.data.batches import draws, sequences
 from logosphere.data.corpora import Corpus
-from logosphere.evaluation.checkers import slot_accuracy
-from logosphere.evaluation.latents import reading
+from logosphere.data.examples.collection import Examples
+from logosphere.denoisers.network import Network
+from logosphere.encoders.pretrained import MiniLM, minilm_folder
+from logosphere.encoders.vocabulary import part_of
+from logosphere.recipes.recipe import Recipe
+from logosphere.runs.folder import RunFolder
+from logosphere.runs.train import Advanced, start, train
 from logosphere.training.fit import Training
-from logosphere.types import NO_TOKEN, Batch
+from logosphere.types import SIGN, Batch
 
 SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
-ROWS: dict[str, list[str]] = {
-    "ar": ["ar"],
-    "mdlm": ["mdlm"],
-    "ld4lg": ["ld4lg", "latents=8"],
-    "planner": ["planner", "latents=8"],
-    "tencdm": ["tencdm"],
-    "cosmos": ["cosmos", "latents=8"],
-    "cosmos, joint": ["cosmos", "latents=8", "joint=True"],
-    "cosmos, blurred": ["cosmos", "latents=8", "blurred=0.0"],
-    "cosmos, no smoothing": ["cosmos", "latents=8", *(f"{part}=0.0" for part in SMOOTHING[1:])],
-    **{f"cosmos, no {part}": ["cosmos", "latents=8", f"{part}=0.0"] for part in SMOOTHING},
-    **{f"tencdm, tan {d}": ["tencdm", f"tan={d}.0"] for d in (1, 3, 5)},
-    **{f"tencdm, self-conditioning {p}": ["tencdm", f"self_conditioning={p}"] for p in (0.0, 0.95)},
-}
-NETWORK = ["--batch", "32", "--network.width", "128", "--network.depth", "4", "--network.heads", "4"]
-LENGTH = {"e2e": "64", "captions": "32"}
-SEQUENCES, DRAWS, SAMPLES, JUDGE_STEPS = 256, 4, 128, 200
+FEW = ["latents=8"]
+MINILM = ["encoder=minilm", "layer=4"]
+
+GROUPS: dict[str, dict[str, list[str]]] = {
+    "systems": {
+        "ar": ["ar"], "mdlm": ["mdlm"], "ld4lg": ["ld4lg", *FEW], "planner": ["planner", *FEW], "tencdm": ["tencdm"],
+        "cosmos": ["cosmos", *FEW],
+    },
+    "pretrained": {
+        "ld4lg, minilm": ["ld4lg", *FEW, *MINILM], "tencdm, minilm": ["tencdm", *MINILM],
+        "cosmos, minilm": ["cosmos", *FEW, *MINILM],
+    },
+    "layers": {
+        f"tencdm, minilm layer {layer}, tan {d}": ["tencdm", "encoder=minilm", f"layer={layer}", f"tan={d}.0"]
+        for layer in (0, 2, 4, 6) for d in (1, 3, 5, 9)
+    },
+    "smoothing": {
+        "cosmos": ["cosmos", *FEW],
+        **{f"cosmos, no {part}": ["cosmos", *FEW, f"{part}=0.0"] for part in SMOOTHING},
+        "cosmos, none of them": ["cosmos", *FEW, *(f"{part}=0.0" for part in SMOOTHING[1:])],
+        "cosmos, blurred": ["cosmos", *FEW, "blurred=0.0"],
+        "cosmos, joint": ["cosmos", *FEW, "joint=True"],
+    },
+    "self-conditioning": {
+        "tencdm": ["tencdm"], "cosmos": ["cosmos", *FEW],  # as they are: 0.5
+        **{f"tencdm, self-conditioning {p}": ["tencdm", f"self_conditioning={p}"] for p in (0.0, 0.95)},
+        **{f"cosmos, self-conditioning {p}": ["cosmos", *FEW, f"self_conditioning={p}"] for p in (0.0, 0.95)},
+    },
+}  # fmt: skip
+ROWS = {name: options for group in GROUPS.values() for name, options in group.items()}
+LENGTH = {"e2e": 64, "tinystories": 64, "captions": 24}
+PIECES = 1000
+"""Captions are spelt by the commonest word pieces of MiniLM, so that all rows have its tokenizer; the rest by bpe."""
+BPE = "bpe:512"
 
 
 def main() -> None:
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("what", choices=("cost", "rows"))
-    read.add_argument("names", nargs="*", help="rows to make; all when none is named")
+    read.add_argument("what", choices=("cost", "rows", "table"))
+    read.add_argument("names", nargs="*", help="groups or rows; systems when none is named")
     read.add_argument("--data", choices=tuple(LENGTH), default="captions")
-    read.add_argument("--minutes", type=float, default=3.0, help="processor time of each training")
+    read.add_argument("--split", choices=("valid", "test"), default="valid", help="text that is measured on")
+    read.add_argument("--seeds", type=int, default=1, help="trainings of each row")
+    read.add_argument("--minutes", type=float, default=3.0, help="processor time of each training, of both stages")
+    read.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     read.add_argument("--out", type=Path, default=Path("runs/latent"))
     given = read.parse_intermixed_args()
-    if unknown := set(given.names) - set(ROWS):
-        sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
     if given.what == "cost":
         harness.present("CPU seconds of a training step, 32 sequences of 64 tokens out of 1,000", cost())
         return
-    out = given.out / given.data
-    for name in given.names or ROWS:
-        row = made(name, out, given.data, given.minutes)
-        shown = {figure: value if isinstance(value, str) else round(value, 4) for figure, value in row.items()}
-        print(f"{name:32} {json.dumps(shown)}", flush=True)
+    names = chosen(given.names or ["systems"])
+    rows = Rows(given.out / given.data, given.data, given.split, given.minutes, given.precision)
+    if given.what == "rows":
+        rows.real()
+        for seed in range(given.seeds):
+            for name in names:
+                print(f"{name:36} seed {seed}  {_short(rows.made(name, seed))}", flush=True)
+    rows.table(names)
+
+
+def chosen(wanted: list[str]) -> list[str]:
+    """The rows of groups and names, each once."""
+    if unknown := set(wanted) - GROUPS.keys() - ROWS.keys():
+        sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are the groups {', '.join(GROUPS)}.")
+    return list(dict.fromkeys(row for name in wanted for row in GROUPS.get(name, [name])))
 
 
 # ---- what a step costs ----------------------------------------------------------------------------------------------
@@ -92,70 +126,122 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
+Row = dict[str, float | str]
 
-def made(name: str, out: Path, data: str, minutes: float) -> dict[str, float | str]:
-    """The figures of a row, made unless they are there."""
-    folder = out / name.replace(", ", "--").replace(" ", "-")
-    path = folder / "figures.json"
-    if not path.exists():
+
+@dataclass
+class Rows:
+    """Rows of one corpus in a folder: trained, measured, and shown."""
+
+    out: Path
+    data: str
+    split: str
+    minutes: float
+    precision: str
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Opened once for all rows: its tokenizer is made anew each time."""
+        return ls.open_corpus(self.data, str(self._part) if self.data == "captions" else BPE)
+
+    @cached_property
+    def _part(self) -> Path:
+        """The tokenizer of captions, as a file beside the rows; `pieces.json` has the encoder's numbers."""
+        path = self.out / "pieces" / "tokenizer.json"
+        if not path.exists():
+            plain = ls.open_corpus(self.data, "characters")
+            assert isinstance(plain.train, Examples)
+            texts = [plain.tokenizer.decode(row) for row in plain.train.sequences]
+            part = part_of(minilm_folder() / "tokenizer.json", texts, PIECES)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name("pieces.json").write_text(json.dumps([*part.pieces, MiniLM.SEP]))  # the last is the end
+            path.write_text(part.tokenizer)
+        return path
+
+    @cached_property
+    def bench(self) -> Bench:
+        return Bench(self.corpus, self.split, LENGTH[self.data], self.out / "judge")
+
+    def made(self, name: str, seed: int) -> Row:
+        """The figures of a row, made unless they are there."""
+        path = self._figures(name, seed)
+        if not path.exists():
+            run = self._trained(name, path.parent, seed)
+            steps = [line for line in run.metrics() if "train/loss" in line]
+            figures = self.bench.figures(run.model(), pretrained="encoder=minilm" in ROWS[name])
+            path.write_text(json.dumps({"steps": len(steps)} | figures, indent=1))
+        return json.loads(path.read_text())
+
+    def real(self) -> Row:
+        """The same measures of real text."""
+        path = self.out / f"real-{self.split}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self.bench.real_text(), indent=1))
+        return json.loads(path.read_text())
+
+    def _figures(self, name: str, seed: int) -> Path:
+        folder = name.replace(", ", "--").replace(" ", "-")
+        return self.out / f"{folder}--seed-{seed}" / f"figures-{self.split}.json"
+
+    def _trained(self, name: str, folder: Path, seed: int) -> RunFolder:
         system, *options = ROWS[name]
-        _train(system, options, data, minutes, folder)
-        path.write_text(json.dumps(figures(folder, out / "judge", data), indent=1))
-    return json.loads(path.read_text())
+        if "encoder=minilm" in options:
+            if self.data != "captions":
+                sys.exit("Rows on MiniLM are for --data captions, whose tokenizer is a part of MiniLM's.")
+            pieces = self._part.with_name("pieces.json").read_text()
+            options.append(f"pieces={pieces}")
+        recipe = Recipe(
+            system=system, options=tuple(options), data=self.data, length=LENGTH[self.data], batch=32, steps=None,
+            cpu_minutes=self.minutes, ema=0.998, precision=self.precision, seed=seed,
+            validations=1, validation_sequences=32,
+            network=Network(width=128, depth=4, heads=4), optim=ls.Optim(lr=2e-3, warmup=50),
+        )  # fmt: skip
+        run = RunFolder(folder) if folder.exists() else start(recipe, self.corpus, folder)
+        for event in train(run, self.corpus):
+            if isinstance(event, Advanced) and sys.stderr.isatty():
+                print(f"\r{name} {event.done:.0%} ", end="", file=sys.stderr)
+        return run
+
+    def table(self, names: list[str]) -> None:
+        """Means over seeds, and in brackets their range: first what models say of text, then the text they write."""
+        found = {name: [self._figures(name, seed) for seed in range(MOST_SEEDS)] for name in names}
+        made = {
+            name: [json.loads(path.read_text()) for path in paths if path.exists()] for name, paths in found.items()
+        }
+        _print(f"{self.data}, {self.split} split", made, lambda column: column in OF_TEXT)
+        _print("samples", made | {"real text": [self.real()]}, lambda column: column not in (*OF_TEXT, *HIDDEN))
 
 
-def _train(system: str, options: list[str], data: str, minutes: float, folder: Path) -> None:
-    chosen = ["--options", *options] if options else []
-    command = [
-        sys.executable, "-m", "logosphere", "train", "e2e", "--data", data, "--length", LENGTH[data], *NETWORK,
-        "--system", system, *chosen, "--cpu-minutes", str(minutes), "--validations", "2", "--out", str(folder),
-    ]  # fmt: skip
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+MOST_SEEDS = 100
+OF_TEXT = ("steps", "bits", "recon", "diffusion", "accuracy", "whole", *(
+    f"nats, {whose}" for whose in ("own", "shuffled", "mean", "random")
+))  # fmt: skip
+HIDDEN = ("kind", "texts", "error")
 
 
-def figures(folder: Path, judge_folder: Path, data: str) -> dict[str, float | str]:
-    model, corpus = ls.load(folder), ls.open_corpus(data, "bpe:512")
-    length = model.length
-    held_out = list(sequences(corpus.test, length, 32, SEQUENCES))
-    report = ls.evaluate(model, held_out, draws=DRAWS, rng=0)
-    row: dict[str, float | str] = {"kind": report.kind, "bits": report.bits, "error": report.error}
-    row |= {"recon": report.recon, "diffusion": report.diffusion}
-    if ls.system(model.spec.system).family == "latent":
-        found = asdict(reading(model, held_out, torch.Generator().manual_seed(0)))
-        nats = found.pop("nats")
-        row |= found | {f"nats, {name} latents": value for name, value in nats.items()}
-    given = next(iter(sequences(corpus.test, length, SAMPLES, SAMPLES)))
-    drawn = ls.generate(model, len(given), 64, torch.Generator().manual_seed(1), condition=given.condition)
-    row |= {"nfe": drawn.nfe, "seconds": drawn.seconds}
-    judge = judged(judge_folder, corpus, length)
-    for whose, tokens in (("samples", drawn.tokens), ("real text", given.tokens)):
-        nats = judge.nelbo(tokens, torch.Generator().manual_seed(0)).total / length
-        row |= {f"judge, {whose}": float(nats.mean()) / math.log(2), f"entropy, {whose}": entropy(tokens)}
-        if data == "e2e":
-            meanings = [
-                corpus.tokenizer.decode(source[source != NO_TOKEN]) for source in given.condition.source.numpy()
-            ]
-            texts = [corpus.tokenizer.decode(text) for text in tokens.numpy()]
-            row[f"slots, {whose}"] = slot_accuracy(meanings, texts)
-    return row
+def _print(title: str, made: dict[str, list[Row]], wanted: Callable[[str], bool]) -> None:
+    columns = list(dict.fromkeys(column for rows in made.values() for row in rows[:1] for column in row))
+    columns = [column for column in columns if wanted(column)]
+    print(f"\n{title}\n\n| row | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
+    for name, rows in made.items():
+        if rows:
+            cells = [_cell([row[column] for row in rows if column in row], rows[0], column) for column in columns]
+            print(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |", flush=True)
 
 
-def entropy(tokens: torch.Tensor) -> float:
-    """Bits per token of the tokens that samples use, all samples together: low where they are all alike."""
-    share = torch.bincount(tokens.flatten()).double() / tokens.numel()
-    return float(torch.special.entr(share).sum()) / math.log(2)
+def _cell(values: list[float], row: Row, column: str) -> str:
+    if not values:
+        return "—"
+    mark = f"{SIGN[row['kind']]} " if column == "bits" else ""
+    digits = 0 if column == "steps" else 2 if max(values) > 3 else 3
+    spread = f" ({min(values):.{digits}f}–{max(values):.{digits}f})" if len(values) > 1 else ""
+    return f"{mark}{statistics.mean(values):.{digits}f}{spread}"
 
 
-def judged(folder: Path, corpus: Corpus, length: int) -> ls.Model:
-    """An autoregressive model that has seen the validation split alone."""
-    if not (folder / "recipe.json").exists():
-        torch.manual_seed(0)
-        model = ls.build("ar", vocab_size=corpus.tokenizer.size, length=length, width=128, depth=3, heads=4)
-        picks = draws(corpus.valid, length, 32, 0)
-        for _ in ls.fit(model, (picks.at(step).tokens for step in range(JUDGE_STEPS)), steps=JUDGE_STEPS, ema=0.98):
-            pass
-        model.save(folder)
-    return ls.load(folder)
+def _short(row: Row) -> str:
+    return json.dumps({key: value if isinstance(value, str) else round(value, 3) for key, value in row.items()
+                       if key != "texts"})  # fmt: skip
 
 
 if __name__ == "__main__":

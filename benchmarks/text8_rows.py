@@ -80,6 +80,10 @@ ROWS: dict[str, list[str]] = {
     "fisher-flow": ["fisher-flow"],
     "dirichlet-flow": ["dirichlet-flow"],
     "ddsm": ["ddsm"],
+    "ld4lg": ["ld4lg"],
+    "planner": ["planner"],
+    "tencdm": ["tencdm"],
+    "cosmos": ["cosmos"],
 }
 
 

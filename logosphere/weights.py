@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from logosphere.atomic import write_json, write_whole
@@ -15,6 +15,8 @@ from logosphere.errors import UserError
 RECIPE, WEIGHTS, AVERAGED = "recipe.json", "model.safetensors", "ema.safetensors"
 REMASKER = "remasker.safetensors"
 """Trained after the model, on it, and therefore kept in a file of its own."""
+WHOLE = 2**28
+"""Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
 VERSION = 1
 
@@ -24,11 +26,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Small ones are read whole: mapping a file loses 64 bytes a tensor (safetensors 0.8)."""
     try:
-        return load_file(path)
+        return load(path.read_bytes()) if path.stat().st_size <= WHOLE else load_file(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; is its folder complete?") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as problem:
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as problem:
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
 
 

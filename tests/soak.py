@@ -21,7 +21,7 @@ from logosphere.data.corpora import open_corpus
 from logosphere.evaluation.report import evaluate
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
-from logosphere.sampling.walk import generate
+from logosphere.sampling.generate import generate
 
 SYSTEMS = ("mdlm", "rdlm", "ar", "gaussian-ce", "udlm")
 

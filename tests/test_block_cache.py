@@ -7,7 +7,7 @@ from laws import CHANCE, System, generator, network, same_law, skewed
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.denoisers.transformer import BlockSession, BlockTransformer
-from logosphere.sampling.walk import generate
+from logosphere.sampling.generate import generate
 
 LANGUAGE = skewed(5, 12)
 

@@ -11,6 +11,8 @@ from laws import SMALL, generator, scramble
 import logosphere as ls
 from logosphere import UserError
 from logosphere.denoisers.attention import Attention, plane_frequencies, rotary_table, rotate
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.unet import UNetTrunk
 from logosphere.evaluation.images import grid, png
 
 
@@ -77,12 +79,88 @@ def test_convolutions_hear_conditions_and_see_far() -> None:
         assert (near[0] != near[1]).any()
 
 
+def stripes(n: int, seed: int, channels: int = 1) -> torch.Tensor:
+    """Images of 8 × 8 pixels with broad stripes, upright or lying, one level on and one off: [n, 64 · channels]."""
+    place = torch.arange(8)
+    phase = torch.randint(4, (n, 1, 1), generator=generator(seed))
+    upright = torch.arange(n)[:, None, None] % 2 == 0
+    lines = torch.where(upright, place, place[:, None]) + phase
+    return ((lines // 2) % 2).flatten(1).repeat_interleave(channels, 1)
+
+
+IMAGES = ["mdlm", "d3pm-uniform", "d3pm-gaussian", "sedd-absorb", "rdlm-heat", "gaussian-ce", "bit-diffusion",
+          "fisher-flow"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> None:
+    model = ls.build(name, vocab_size=3, length=192, width=16, depth=1, heads=2, shape="8x8x3", body="unet", labels=2)
+    told = ls.Condition.of(labels=torch.tensor([0, 1]))
+    assert bool(model.nelbo(stripes(2, 1, channels=3), generator(3), condition=told).total.isfinite().all())
+    assert ls.sample(model, n=2, steps=2, rng=generator(4), condition=told).shape == (2, 192)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
+def test_a_u_net_learns_stripes(name: str) -> None:
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=2, length=64, width=16, depth=1, heads=2, shape="8x8", body="unet")
+    list(ls.fit(model, [stripes(16, seed) for seed in range(40)], steps=40, optim=ls.Optim(lr=1e-2, warmup=5)))
+    assert model.nelbo(stripes(32, 99), generator(1), draws=2).total.mean() < 0.5 * 64 * np.log(2)
+
+
+def u_net(**more: object) -> tuple[ls.Model, torch.Tensor]:
+    """A network that reads times, with weights of some size, and something to read."""
+    options = SMALL | {"depth": 1, "shape": "8x16x3", "body": "unet"} | more
+    model = ls.build("d3pm-uniform", vocab_size=4, length=384, **options)
+    scramble(model)
+    return model.eval(), torch.randint(4, (2, 384), generator=generator(5))
+
+
+def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
+    model, z = u_net(labels=2, signal=1)
+    t, changed = torch.full((2, 384), 0.5), z.clone()
+    changed[:, -1] = (z[:, -1] + 1) % 4
+    later, apart = t + 0.2, t.clone()
+    apart[:, -1] += 0.2  # one position has a time of its own
+    with torch.no_grad():
+        plain = model.denoiser(z, t, z)
+        assert (model.denoiser(changed, t, z)[:, 0] != plain[:, 0]).any()  # from corner to corner
+        assert (model.denoiser(z, later, z) != plain).any() and (model.denoiser(z, apart, z)[:, 0] != plain[:, 0]).any()
+        fields = {"labels": torch.tensor([0, 1]), "signal": torch.ones(2, 384, 1)}
+        for name, field in fields.items():
+            told = model.denoiser.given(ls.Condition.of(**{name: field}))
+            assert (told(z, t, z) != plain).any()
+
+
+def test_equal_times_of_a_u_net_are_one_time() -> None:
+    model, z = u_net()
+    trunk = model.denoiser.inner.trunk
+    h = torch.randn(2, 384, 16, generator=generator(6))
+    with torch.no_grad():
+        torch.testing.assert_close(trunk(h, torch.full((2, 384), 0.3)), trunk(h, torch.full((2, 1), 0.3)))
+        with pytest.raises(UserError, match="whole images"):
+            trunk(h[:, :100], torch.full((2, 1), 0.3))
+
+
+@pytest.mark.parametrize("shape, halvings", [("8x8", 1), ("32x32x3", 3), ("28x28", 2), ("16x8x1", 1), ("24x12", 1)])
+def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
+    network = Network(**SMALL, shape=shape, body="unet")
+    assert network.halvings == halvings
+    trunk = UNetTrunk(network, int(np.prod(network.axes)), reads_time=False)
+    assert trunk(torch.randn(1, int(np.prod(network.axes)), 16)).shape == (1, int(np.prod(network.axes)), 16)
+
+
 @pytest.mark.parametrize(
     "options, sentence",
     [
+        ({"shape": "9x9", "body": "unet"}, "odd"),
+        ({"shape": "4x4", "body": "unet"}, "below 8"),
+        ({"shape": "8x8", "body": "unet"}, "64 positions"),
+        ({"body": "unet"}, "shape=32x32"),
+        ({"shape": "2x2x8x8", "body": "unet"}, "shape=32x32"),
         ({"shape": "3x3"}, "9 positions"),
         ({"shape": "3,4"}, "32x32x3"),
-        ({"body": "recurrent"}, "transformer or convolution"),
+        ({"body": "recurrent"}, "transformer, convolution or unet"),
         ({"shape": "1x2x2x3", "heads": 8}, "too small"),
     ],
 )
@@ -91,9 +169,11 @@ def test_bodies_that_cannot_be_are_refused(options: dict, sentence: str) -> None
         ls.build("mdlm", vocab_size=4, length=12, **SMALL | options)
 
 
-def test_convolutions_do_not_write_from_left_to_right() -> None:
+@pytest.mark.parametrize("body", [{"body": "convolution"}, {"body": "unet", "shape": "8x8"}])
+@pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 8}), ("bd3lm", {"block": 8})])
+def test_convolutions_do_not_write_from_left_to_right(name: str, options: dict, body: dict) -> None:
     with pytest.raises(UserError, match="block by block"):
-        ls.build("ar", vocab_size=4, length=12, body="convolution")
+        ls.build(name, vocab_size=4, length=64, **options, **body)
 
 
 def test_a_picture_shows_every_pixel() -> None:

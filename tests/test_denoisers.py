@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.attention import block_causal_mask
+from logosphere.denoisers.attention import attend, block_causal_mask
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
@@ -176,6 +176,15 @@ def test_logits_are_float32_under_autocast(kind: str) -> None:
     assert (out - denoiser(z, t, context)).abs().max() < 0.3
 
 
+def test_attention_on_a_processor_is_in_full_precision_whatever_the_rest_is_in() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 8, generator=generator(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(q, k, v, None)
+        assert (q @ k.mT).dtype == torch.bfloat16
+    expected = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    torch.testing.assert_close(mixed, expected, atol=1e-6, rtol=1e-6)
+
+
 @kinds
 def test_time_matters_where_it_is_read_and_nowhere_else(kind: str) -> None:
     denoiser, (z, t, context) = made(kind), inputs()
@@ -194,20 +203,22 @@ def test_a_shared_time_is_a_field_that_happens_to_be_constant(kind: str) -> None
     assert (long_way[-1] - short_way[-1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("options", [{}, {"block": 2}, {"body": "convolution"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"block": 2}, {"body": "convolution"}, {"body": "unet", "shape": "8x8"}], ids=str
+)
 def test_embeddings_of_tokens_do_not_run_straight_into_the_head_of_gidd(options: dict) -> None:
     """With blocks that add nothing the logits do not depend on the states; those of md4, which has one kind, do."""
-    same = []
+    same, length = [], 64 if "shape" in options else L
     for name in ("gidd", "md4"):
         torch.manual_seed(0)
-        model = ls.build(name, vocab_size=V, length=L, **SMALL, **options)
+        model = ls.build(name, vocab_size=V, length=length, **SMALL, **options)
         scramble(model)
         inner = model.denoiser.inner
         for weight_name, weight in inner.trunk.named_parameters():
-            if any(part in weight_name for part in ("out.", "contract.", "mix.")):
+            if any(part in weight_name for part in ("out.", "contract.", "mix.", "spread.")):
                 nn.init.zeros_(weight)
-        z = torch.arange(L)[None]
-        out = inner(z, torch.full((1, L), 0.5), z)[0]
+        z = torch.arange(length)[None] % (V + 1)
+        out = inner(z, torch.full((1, length), 0.5), z)[0]
         same.append(bool((out == out[:1]).all()))
     assert same == [True, False]
 

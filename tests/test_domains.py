@@ -8,7 +8,16 @@ import pytest
 from logosphere import UserError
 from logosphere.data.corpora import open_corpus
 from logosphere.data.examples import promoters
-from logosphere.evaluation.checkers import clues_kept, kmer_divergence, molecules, slot_accuracy, slots, sudoku_solved
+from logosphere.evaluation.checkers import (
+    chorales,
+    clues_kept,
+    kmer_divergence,
+    molecules,
+    slot_accuracy,
+    slots,
+    sudoku_groups,
+    sudoku_solved,
+)
 
 SOLVED = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
 
@@ -24,6 +33,25 @@ def test_a_sudoku_is_solved_or_it_is_not() -> None:
     assert clues_kept(grids[:1], clues[None]).all() and not clues_kept(grids[4:], clues[None]).any()
     with pytest.raises(UserError, match="81 cells"):
         sudoku_solved(np.zeros((1, 80), dtype=np.int64))
+
+
+def test_groups_of_a_sudoku_are_counted() -> None:
+    right = np.array([int(c) - 1 for c in SOLVED])
+    swapped = right.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]  # the row and the box stay whole, two columns do not
+    assert sudoku_groups(np.stack([right, swapped])).sum(1).tolist() == [27, 25]
+
+
+def test_chorales_are_checked_beat_by_beat() -> None:
+    bach = [np.array([48, 55, 64, 72, 50, 57, 65, 74]), np.array([43, 59, 62, 67])]
+    assert chorales(bach, bach) == {"whole": 1.0, "ordered": 1.0, "range": 1.0, "chords": 1.0}
+    transposed = [song + 2 for song in bach]  # leaves the range with its highest note, and keeps every chord
+    assert chorales(transposed, bach) == {"whole": 1.0, "ordered": 1.0, "range": 11 / 12, "chords": 1.0}
+    wrong = [np.array([55, 48, 64, 72, 50]), np.array([48, 49, 50, 51]), np.array([48, 55, 64, 0])]
+    found = chorales(wrong, bach)
+    assert found["whole"] == found["ordered"] == pytest.approx(2 / 3)  # a rest stands last
+    assert found["chords"] == pytest.approx(2 / 3) and found["range"] == 1.0
+    assert set(chorales([np.zeros(0, dtype=np.int64)], bach).values()) == {0.0}
 
 
 def test_slots_are_found_in_descriptions() -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 import logosphere as ls
 from logosphere.autoencoders.readers import Frozen
 from logosphere.encoders import pretrained
-from logosphere.encoders.bert import _published, load_bert
+from logosphere.encoders.bert import _published, framed, load_bert
 from logosphere.encoders.pretrained import Encoder, encoder
+from logosphere.encoders.sentences import embeddings, word_pieces
 from logosphere.encoders.states import Origin, States, cached_states
 
 CONFIG = {
@@ -58,6 +59,29 @@ def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
     assert torch.allclose(h, bert(pieces, 2), atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
+def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) -> None:
+    """A tiny one made here: at every layer both implementations have the same states."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    marks = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=12, **marks)
+    fast.save_pretrained(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertModel(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path)
+    bert, pieces = load_bert(tmp_path), torch.randint(120, (3, 7), generator=torch.Generator().manual_seed(0))
+    for layer in (0, 1, 2):
+        theirs = encoder(f"hf:{tmp_path}", layer)
+        ours = bert(framed(pieces, 1, 2), layer)[:, 1:-1]
+        assert torch.allclose(theirs.states(pieces), ours, atol=1e-5)
+    assert (theirs.vocab_size, theirs.longest, theirs.end, theirs.width) == (120, 10, 2, 8)
+    with pytest.raises(ls.UserError, match="cannot be loaded"):
+        encoder(f"hf:{tmp_path / 'nothing'}", 1)
+
+
 def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
     pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
     states = [encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
@@ -70,16 +94,23 @@ def test_the_real_model_knows_what_is_alike() -> None:
         place = pretrained.minilm_folder()
     except ls.UserError:
         pytest.skip("the package with the model is not installed")
-    from tokenizers import Tokenizer
-
-    words, reader = Tokenizer.from_file(str(place / "tokenizer.json")), encoder("minilm", 6)
-    words.no_padding()
+    spell = word_pieces(str(place / "tokenizer.json"))
 
     def mean(text: str) -> torch.Tensor:
-        return reader.states(torch.tensor([words.encode(text, add_special_tokens=False).ids])).mean(1)
+        return embeddings(encoder("minilm", 6), spell, [text])
 
     cat, kitten, shares = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
     assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
+
+
+def test_texts_are_seen_the_same_alone_and_together() -> None:
+    """The vector of a text is the mean of its states, of length 1, whatever texts stand beside it."""
+    texts, counting = ["ab", "c", "", "ba", "abcab"], Counting()
+    found = embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
+    alone = [embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
+    assert torch.allclose(found, torch.cat(alone)) and not bool(found[2].any())
+    states = counting.states(torch.tensor([[7, 8]]))[0].mean(0)
+    assert torch.allclose(found[0], states / states.norm()) and torch.allclose(found[0], found[3])
 
 
 def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +231,23 @@ def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> 
     counting = Counting()
     reader = Frozen(counting, 50, 6, None)
     asked = torch.cat([rows[:4], torch.from_numpy(rows_of(1, 2))])
-    plain = reader(asked)
+    plain = counting.states(asked)
     reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
     counting.rows = 0
-    assert torch.allclose(reader(asked), plain, rtol=2e-3, atol=2e-3) and counting.rows == 2
+    everything = Counting().states(rows).flatten(0, 1)
+    expected = (plain - everything.mean(0)) / everything.std(0)
+    assert torch.allclose(reader(asked), expected, rtol=5e-3, atol=5e-3) and counting.rows == 2
+
+
+def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_first_step(tmp_path: Path) -> None:
+    rows = torch.from_numpy(rows_of(0))
+    reader = Frozen(Counting(), 50, 6, None)
+    reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
+    first = reader.study(rows[:3])
+    reader.settle()
+    every = reader(rows).flatten(0, 1)
+    assert torch.equal(reader(rows[:3]), first), "a batch moves nothing"
+    assert float(every.mean(0).abs().max()) < 1e-3 and torch.allclose(every.std(0), torch.ones(4), atol=5e-3)
 
 
 def test_one_token_more_is_the_end_of_a_text() -> None:

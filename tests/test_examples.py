@@ -21,7 +21,7 @@ from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
 from logosphere.data.examples.names import DESCRIPTIONS
 from logosphere.data.examples.opening import NUMBERS, SYNTHETIC
 from logosphere.data.examples.packed import members
-from logosphere.data.examples.sets import RECORDS
+from logosphere.data.examples.sets import RECORDS, bases, fasta
 from logosphere.data.special import Ended, Levels
 from logosphere.data.tokenizers import Characters, from_description
 from logosphere.types import NO_TOKEN
@@ -200,6 +200,18 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
     assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
 
 
+def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    lines = {}
+    for name, letter in {"first10k_lines": "a", "smallGPT": "b"}.items():
+        lines[f"x/tinystories_{name}.txt"] = "".join(f"{letter * i}\n\n<|endoftext|>\n" for i in range(1, 41)).encode()
+    packed(tmp_path / "tinystories.tar.xz", lines)
+    corpus = open_corpus("tinystories")
+    assert [len(part) for part in (corpus.train, corpus.valid, corpus.test)] == [72, 4, 4]
+    written = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
+    assert written == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
+
+
 def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
     packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
@@ -239,9 +251,19 @@ def test_sequences_of_one_length_need_no_end(tmp_path: Path) -> None:
     assert open_corpus(f"lines:{path}", corpus.tokenizer).sha256 == corpus.sha256
 
 
-def test_dna_with_unknown_bases_is_refused() -> None:
-    from logosphere.data.examples.sets import bases
+def test_enhancers_are_read_from_fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    content = "".join(f">{i}\nacgt\r\nACG{'ACGT'[i % 4]}\n" for i in range(40)).encode()
+    names = ("ienhancer_train_nonenhancers.fa", "ienhancer_train_enhancers.fa")
+    packed(tmp_path / "dna.tar.xz", {f"dna/{name}": content for name in names})
+    corpus = open_corpus("enhancers")
+    assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (72, 4, 4)
+    assert corpus.conditions == {"labels": 2} and corpus.tokenizer.decode(corpus.valid.sequences[0]) == "ACGTACGA"
+    with pytest.raises(UserError, match="'N'"):
+        fasta(">1\nACGN\n")
 
+
+def test_dna_with_unknown_bases_is_refused() -> None:
     assert bases("acgt\n") == "ACGT"
     with pytest.raises(UserError, match="'N'"):
         bases("ACGN")

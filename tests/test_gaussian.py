@@ -30,7 +30,7 @@ from logosphere.model import Model
 from logosphere.noise import Drawn
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.predictions import STATES
-from logosphere.sampling.walk import generate
+from logosphere.sampling.generate import generate
 from logosphere.types import Condition
 
 N = 2500

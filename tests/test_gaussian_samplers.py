@@ -15,10 +15,11 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn
 from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
+from logosphere.sampling.generate import generate
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.steppers.gaussian import Directed
-from logosphere.sampling.walk import generate, walk
+from logosphere.sampling.walk import walk
 from logosphere.types import Batch
 
 NAMES = [one.name for one in LISTINGS if one.fits == GAUSSIAN]

@@ -14,9 +14,9 @@ from logosphere.data.languages import Oracle
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.model import Model
+from logosphere.sampling.generate import generate
 from logosphere.sampling.guidance import Against, Edits
 from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
-from logosphere.sampling.walk import generate
 
 V, L, N = 3, 2, 1500
 TABLE = torch.rand((2, V, V), generator=generator(8), dtype=torch.float64) ** 2 + 0.02

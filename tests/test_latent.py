@@ -1,6 +1,7 @@
 """Latent systems: a bound that is one, two stages in one training, latents that carry what they should."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.conditioner import Conditioner
 from logosphere.evaluation.latents import reading
 from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
@@ -221,6 +223,34 @@ def test_positions_cannot_be_held_fixed_and_it_is_said() -> None:
         ls.languages.oracle(model, skewed(3, 4))
 
 
+CONDITIONS = {
+    "labels": ({"labels": 3}, lambda shift: Condition.of(labels=(torch.arange(40) + shift) % 3)),
+    "source": (
+        {"source": 3, "source_length": 2},
+        lambda shift: Condition.of(source=(torch.arange(80).reshape(40, 2) + shift) % 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_labels_and_sources_reach_the_latents_and_guidance_0_hears_none(name: str, kind: str) -> None:
+    """With weights as random as any: the condition is in the way, not in what was learnt."""
+    built, given = CONDITIONS[kind]
+    model = network(name, skewed(3, 4), **small(name), **built).eval()
+    next(part for part in model.modules() if isinstance(part, Conditioner)).withheld.fill_(1)  # as training would note
+
+    def latents(shift: int, guidance: float) -> Tensor:
+        frames: list[Tensor] = []
+        ls.generate(model, 40, 4, generator(21), condition=given(shift), guidance=guidance,
+                    watch=lambda frame: frames.append(frame.z))  # fmt: skip
+        return frames[-1]
+
+    one, insisted = latents(0, 1.0), latents(0, 3.0)
+    assert bool((one != latents(1, 1.0)).flatten(1).any(1).all()) and bool((one != insisted).flatten(1).any(1).all())
+    assert torch.equal(latents(0, 0.0), latents(1, 0.0))
+
+
 def doubled(n: int, rng: torch.Generator) -> tuple[Tensor, Condition]:
     """Sources of two tokens, and texts that say each of them twice."""
     source = torch.randint(4, (n, 2), generator=rng)
@@ -325,6 +355,20 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     found = reading(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
     assert found.accuracy == found.whole == 1.0 and found.nats["own"] < 0.01
     assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
+
+
+def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
+    language = table()
+    codec = Named(language)
+    codec.decode = lambda z: torch.zeros(len(z), 4, dtype=torch.long)  # type: ignore[method-assign]
+    path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
+    model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
+    tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    every = Batch.of(tokens)
+    some = replace(every, units=torch.tensor([2, 2]))
+    found = [reading(model, [batch], generator(20)) for batch in (every, some)]
+    assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.whole for one in found] == [0.0, 0.5]
+    assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
 def test_only_latent_systems_can_be_read() -> None:

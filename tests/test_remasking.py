@@ -9,10 +9,11 @@ import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.data.languages import Language, Oracle
 from logosphere.noise import Drawn
+from logosphere.sampling.generate import generate
 from logosphere.sampling.plan import Loop, StandingEnd
 from logosphere.sampling.steppers import Cap, Doubtful, Remasking, Rescale, Rewriting, Windowed, fresh
 from logosphere.sampling.steppers.remasking import chances, forward_backward, largest
-from logosphere.sampling.walk import Frame, generate
+from logosphere.sampling.walk import Frame
 
 LANGUAGE = skewed(5, 6)
 LEVELS = torch.rand(2, 1000, generator=generator(1), dtype=torch.float64).sort(0, descending=True).values

@@ -1,6 +1,7 @@
 """Sample metrics: values that can be made by hand, and judges that agree with the models they are."""
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from laws import generator, network, skewed
 
+from logosphere.data.special import Ended
 from logosphere.data.tokenizers import Characters, text8
 from logosphere.errors import UserError
 from logosphere.evaluation.judges import OwnJudge, hugging_face, smollm2
 from logosphere.evaluation.samples.catalogue import METRICS, judged, measured, metrics
-from logosphere.evaluation.samples.frontier import area, clusters, features, likeness
+from logosphere.evaluation.samples.frontier import area, clusters, features, likeness, seen_by
 from logosphere.evaluation.samples.ngrams import divergence
 from logosphere.evaluation.samples.suffixes import Suffixes
 from logosphere.evaluation.samples.texts import Figure, Reference, Texts
@@ -114,7 +116,32 @@ def test_likeness_tells_languages_apart() -> None:
     one, other = skewed(8, 32, seed=1), skewed(8, 32, seed=9)
     real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
     assert features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
-    assert likeness(same, real, generator(4)) > 0.7 > 0.3 > likeness(different, real, generator(4))
+    points = features(real)
+    assert likeness(features(same), points, generator(4)) > 0.7 > 0.3
+    assert likeness(features(different), points, generator(4)) < 0.3
+
+
+def test_likeness_by_an_encoder_looks_at_what_the_encoder_sees() -> None:
+    """An encoder that only counts letters cannot tell anagrams apart; n-grams can."""
+
+    def counts(strings: Sequence[str]) -> torch.Tensor:
+        return torch.tensor([[float(text.count(letter)) for letter in "abcdefgh"] for text in strings])
+
+    real = ["aabb", "ccdd", "eeff", "gghh"] * 5
+    metric, turned = seen_by("letters", counts), texts(*(text[::-1] for text in real))
+    against = reference("abcdefgh", *real)
+    assert metric.measure(turned, against).value == pytest.approx(1.0)
+    assert metric.measure(texts(*["aaaa"] * 20), against).value < 0.5
+    assert metrics(["frontier"])[-1].measure(turned, against).value < 0.9
+
+
+def test_overlap_counts_short_runs_and_no_ends() -> None:
+    letters = Ended(Characters("abcdef"))
+    end = letters.end
+    rows = torch.tensor([[0, 1, 2, 3, 4, end, end, end, end, end], [5, 5, 0, 1, 2, 3, end, end, end, end]])
+    held = Reference(letters, letters.encode("abcdeabcd"), Texts.spelt(rows, letters))
+    figure = measured(Texts.spelt(rows, letters), held, metrics(["overlap-4"]))["overlap-4"]
+    assert figure.value == pytest.approx((2 / 2 + 1 / 3) / 2)
 
 
 def test_every_metric_measures_real_text_as_real() -> None:

@@ -11,11 +11,12 @@ from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
 from logosphere.processes.base import uniform_grid
 from logosphere.sampling.catalogue import LISTINGS, listing
+from logosphere.sampling.generate import generate
 from logosphere.sampling.plan import Loop
 from logosphere.sampling.samplers import MAKERS, sampler
 from logosphere.sampling.steppers import Above, GreedyEnd, Ordered, WithinEntropy, ancestral, entropy_order
 from logosphere.sampling.steppers import likelihood_order as by_likelihood
-from logosphere.sampling.walk import Frame, generate
+from logosphere.sampling.walk import Frame
 
 LANGUAGE = skewed(5, 6)
 OTHERS = ("the sphere", "uniform diffusion", "Gaussian diffusion", "Gaussian diffusion and flows")

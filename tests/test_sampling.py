@@ -7,9 +7,10 @@ from laws import System, generator, network, skewed
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.errors import UserError
+from logosphere.sampling.generate import generate, model_plan
 from logosphere.sampling.plan import GRIDS, Plan, cosine_grid, uniform_grid
 from logosphere.sampling.steppers import Ordered, ancestral, entropy_order, first_hitting, likelihood_order
-from logosphere.sampling.walk import Frame, generate, model_plan
+from logosphere.sampling.walk import Frame
 
 LANGUAGE = skewed(5, 6)
 ORDERS = {"confidence": Ordered(likelihood_order), "entropy": Ordered(entropy_order)}

@@ -18,8 +18,8 @@ from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.team import ALONE, Team
 from logosphere.runs.train import start, train
 from logosphere.sampling.catalogue import LISTINGS
+from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
-from logosphere.sampling.walk import generate
 from logosphere.types import Condition
 
 __all__ = ["corpus"]  # a fixture

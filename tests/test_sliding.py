@@ -7,8 +7,8 @@ from laws import CHANCE, System, generator, network, same_law
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
+from logosphere.sampling.generate import generate
 from logosphere.sampling.steppers import first_hitting
-from logosphere.sampling.walk import generate
 
 CHAIN = ([[0.8, 0.2], [0.35, 0.65]], [0.3, 0.7])
 

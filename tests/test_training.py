@@ -164,8 +164,9 @@ def test_known_positions_are_not_trained_on() -> None:
     assert progress.tokens == 8 and 0 < progress.nats < 10 * math.log(5)
 
 
-def test_bfloat16_trains_nearly_as_float32() -> None:
-    exact, rough = losses(network("mdlm", LANGUAGE)), losses(network("mdlm", LANGUAGE), precision="bfloat16")
+@pytest.mark.parametrize("name", ["mdlm", "d3pm-gaussian", "rdlm-heat"])
+def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
+    exact, rough = losses(network(name, LANGUAGE)), losses(network(name, LANGUAGE), precision="bfloat16")
     assert rough != exact and rough == pytest.approx(exact, rel=0.1)
 
 

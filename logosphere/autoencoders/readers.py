@@ -100,15 +100,17 @@ class Frozen(Reader):
         self.remember(cached_states(encoder, every, self.spelt, cache_folder() / "states" / name[:120], corpus))
 
     def remember(self, states: States) -> None:
-        """Look rows up here before asking the encoder."""
+        """Look rows up here before asking the encoder; their statistics are those of the whole training split."""
         self._states = states
+        self.standard.know(states.mean, states.deviation)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
         return self.standard(self._known(tokens))
 
     def study(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
         states = self._known(tokens)
-        self.standard.observe(states)
+        if self._states is None:
+            self.standard.observe(states)
         return self.standard(states)
 
     def _known(self, tokens: Tokens) -> Float[Tensor, "B L D"]:

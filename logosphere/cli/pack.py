@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
     from logosphere.data.batches import sequences
     from logosphere.runs.folder import RunFolder
     from logosphere.runs.packing import SLICE, pack
-    from logosphere.sampling.walk import generate
+    from logosphere.sampling.generate import generate
 
     folder = RunFolder(arguments.run)
     tokenizer, measure = folder.tokenizer, arguments.measure

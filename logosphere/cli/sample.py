@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from logosphere.model import Model
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
+    from logosphere.sampling.generate import Generation
     from logosphere.sampling.trajectory import Recorder
-    from logosphere.sampling.walk import Frame, Generation
+    from logosphere.sampling.walk import Frame
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ def _draw(
 ) -> "Generation":
     import torch
 
+    from logosphere.sampling.generate import generate
     from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.samplers import sampler
     from logosphere.sampling.sliding import slide
-    from logosphere.sampling.walk import generate
 
     renoise = given is not None and folder.approximates(model)
     if renoise:

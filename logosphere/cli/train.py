@@ -186,7 +186,7 @@ def _show(shown: Bar, event: "Event", unit: str) -> None:
 def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report", arguments: Arguments) -> int:
     """The bound of the finished run, some samples, and what to do next."""
     from logosphere.atomic import write_whole
-    from logosphere.sampling.walk import generate
+    from logosphere.sampling.generate import generate
 
     report.save(folder.path / "eval" / "valid.json")
     drawn = generate(folder.model(), n=4, steps=min(128, folder.recipe.length))

@@ -17,7 +17,7 @@ from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.evaluation.costs import forget_peak, peak_bytes, step_flops
 from logosphere.model import Model
-from logosphere.sampling.walk import generate
+from logosphere.sampling.generate import generate
 from logosphere.training.fit import Training
 from logosphere.types import Batch
 

@@ -15,8 +15,8 @@ from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference,
 from logosphere.model import Model
 from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
 from logosphere.reports.film import film_of
+from logosphere.sampling.generate import generate, model_plan
 from logosphere.sampling.trajectory import Recorder
-from logosphere.sampling.walk import generate, model_plan
 from logosphere.types import Batch, Condition
 
 SLICES, SLICE_SEQUENCES = 12, 64

@@ -3,12 +3,14 @@
 Which crop a sample is depends on (seed, sample number) alone, so any process can make any part of any batch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from logosphere.data.examples.collection import EVERYTHING, Examples, Picks, check_batch, in_turn, numbered
 from logosphere.data.shards import Shards
@@ -16,6 +18,7 @@ from logosphere.data.shuffling import Permutation
 from logosphere.data.streaming import Arrivals, Streamed
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
+from logosphere.shapes import Int64
 from logosphere.types import Batch, Tokens
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -93,8 +96,8 @@ def sequences(split: Split, length: int, batch: int, limit: int | None = None) -
 
 
 @dataclass(frozen=True)
-class Crops:
-    """Batch after batch of random crops, with replacement."""
+class Drawn(ABC):
+    """Batch after batch of pieces of a row of tokens, each told by the seed and the number of the sample alone."""
 
     tokens: Row
     length: int
@@ -108,36 +111,33 @@ class Crops:
     def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
         """The batch of a step, or some of its rows."""
         place, ids = numbered(step, self.batch, rows)
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
-        starts = (u * (len(self.tokens) - self.length + 1)).long()
-        tokens = _rows(self.tokens, starts.numpy(), self.length)
+        tokens = _rows(self.tokens, self.starts(ids, place).numpy()[:, None], self.length)
         return _whole(tokens, ids, place, self.batch)
 
+    @abstractmethod
+    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+        """Where the pieces of these samples begin."""
 
-@dataclass(frozen=True)
-class Epochs:
-    """Batch after batch of windows that do not overlap, each once an epoch, in an order that is new every epoch."""
 
-    tokens: Row
-    length: int
-    batch: int
-    seed: int
+class Crops(Drawn):
+    """Random places, with replacement."""
 
-    def __post_init__(self) -> None:
-        check_batch(self.batch)
-        check_length(self.tokens, self.length)
+    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
+        return (u[:, 0] * (len(self.tokens) - self.length + 1)).long()
 
-    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
-        """The batch of a step, or some of its rows."""
-        place, ids = numbered(step, self.batch, rows)
+
+class Epochs(Drawn):
+    """Windows that do not overlap, each once an epoch, in an order that is new every epoch."""
+
+    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
         available = len(self.tokens) // self.length
         epochs, places = ids // available, ids % available
         which = torch.empty_like(places)
         for epoch in epochs.unique().tolist():
             inside = epochs == epoch
             which[inside] = Permutation(available, (self.seed << 20) + epoch)(places[inside])
-        tokens = _rows(self.tokens, which.numpy()[:, None] * self.length, self.length)
-        return _whole(tokens, ids, place, self.batch)
+        return which * self.length
 
 
 def windows(tokens: Row, length: int, batch: int, limit: int | None = None) -> Iterator[Batch]:

@@ -37,7 +37,7 @@ class Conditioner(nn.Module):
         self.labels = embedding(network.labels, width) if network.labels else None
         # One vector more than tokens: it stands for the end of the source.
         self.source = embedding(network.source + 1, width) if network.source else None
-        reading = replace(network, depth=READING_DEPTH, shape="", labels=0, source=0, signal=0)
+        reading = replace(network, depth=READING_DEPTH, shape="", body="transformer", labels=0, source=0, signal=0)
         self.reader = Trunk(reading, network.source_length, reads_time=False) if network.source else None
         self.signal = nn.Linear(network.signal, width) if network.signal else None
         self.register_buffer("withheld", torch.zeros((), dtype=torch.long))

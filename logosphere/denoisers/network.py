@@ -8,6 +8,9 @@ from logosphere.errors import UserError
 WIDEST, DEEPEST, LARGEST = 1 << 17, 1 << 10, 1 << 24
 """Beyond these a size is a slip of the pen or a damaged file, and building such a network would never end."""
 
+SMALLEST = 4
+"""A U-Net stops halving before a side would be shorter than this."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -16,13 +19,13 @@ class Network:
     width: int = 128
     """Features per position."""
     depth: int = 4
-    """Number of blocks."""
+    """Number of blocks; of a U-Net, of those at each extent, on the way down and again on the way up."""
     heads: int = 4
     """Attention heads; must divide the width into even parts."""
     dropout: float = 0.0
     """Share of activations dropped while training."""
     body: str = "transformer"
-    """What reads the states: attention, or dilated convolutions (for DNA)."""
+    """What reads the states: attention, dilated convolutions (for DNA), or a U-Net (for images)."""
     shape: str = ""
     """Extents of images, such as 32x32x3: positions then have a row, a column and a channel."""
     labels: int = 0
@@ -43,19 +46,38 @@ class Network:
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
-        if self.body not in ("transformer", "convolution"):
-            raise UserError(f"The body of a network is transformer or convolution, not '{self.body}'.")
+        if self.body not in ("transformer", "convolution", "unet"):
+            raise UserError(f"The body of a network is transformer, convolution or unet, not '{self.body}'.")
         if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):
             raise UserError(f"A shape is written like 32x32x3, not '{self.shape}'.")
         if len(self.axes) > self.width // self.heads // 2:
             raise UserError(f"Heads of {self.width // self.heads} features are too small for {len(self.axes)} axes.")
         if min(self.labels, self.source, self.signal) < 0 or self.source_length < 1:
             raise UserError("The numbers of labels, source tokens and signals must not be negative.")
+        if self.body == "unet":
+            self._check_image()
+
+    def _check_image(self) -> None:
+        if len(self.axes) not in (2, 3):
+            raise UserError("A U-Net reads images; give their extents, such as shape=32x32 or shape=32x32x3.")
+        if not self.halvings:
+            raise UserError(
+                f"A U-Net halves the sides of an image, and those of {self.shape} are odd or below {2 * SMALLEST}; "
+                "use a transformer."
+            )
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The extents of `shape`; none for a plain sequence."""
         return tuple(map(int, self.shape.split("x"))) if self.shape else ()
+
+    @property
+    def halvings(self) -> int:
+        """How often a U-Net halves both sides of an image: while they are even and not small."""
+        (rows, columns), count = self.axes[:2], 0
+        while not (rows % 2 or columns % 2 or min(rows, columns) < 2 * SMALLEST):
+            rows, columns, count = rows // 2, columns // 2, count + 1
+        return count
 
     @property
     def conditional(self) -> bool:

@@ -14,6 +14,7 @@ from logosphere.denoisers.conditioner import Conditional, Conditioner
 from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Memory, Trunk
+from logosphere.denoisers.unet import UNetTrunk
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
@@ -28,6 +29,17 @@ def check_attends(network: Network) -> None:
     """Convolutions look both ways, so that what writes block by block cannot use them."""
     if network.body != "transformer":
         raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
+
+
+def trunk(network: Network, length: int, *, reads_time: bool, own: bool) -> Trunk | ConvolutionTrunk | UNetTrunk:
+    """What reads whole sequences: attention, dilated convolutions or a U-Net."""
+    match network.body:
+        case "convolution":
+            return ConvolutionTrunk(network, reads_time=reads_time, own=own)
+        case "unet":
+            return UNetTrunk(network, length, reads_time=reads_time, own=own)
+        case _:
+            return Trunk(network, length, reads_time=reads_time, own=own)
 
 
 def along(h: Float[Tensor, "B M D"], memory: Memory | None) -> Float[Tensor, "B M D"]:
@@ -47,11 +59,7 @@ class FullTransformer(Conditional):
         super().__init__()
         self.block, self.reads_time = length, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = (
-            ConvolutionTrunk(network, reads_time=reads_time, own=own)
-            if network.body == "convolution"
-            else Trunk(network, length, reads_time=reads_time, own=own)
-        )
+        self.trunk = trunk(network, length, reads_time=reads_time, own=own)
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
 

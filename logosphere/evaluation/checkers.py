@@ -14,12 +14,17 @@ Numbers = npt.NDArray[np.int64]
 
 def sudoku_solved(cells: Numbers) -> npt.NDArray[np.bool_]:
     """Which grids [N, 81] of digits 0 … 8 have every digit once in each row, column and box."""
+    return np.all(sudoku_groups(cells), axis=1)
+
+
+def sudoku_groups(cells: Numbers) -> npt.NDArray[np.bool_]:
+    """Which of the 27 rows, columns and boxes of each grid [N, 81] have every digit once, [N, 27]."""
     if cells.ndim != 2 or cells.shape[1] != 81:
         raise UserError(f"A sudoku has 81 cells, not {cells.shape[-1]}.")
     grids = cells.reshape(-1, 9, 9)
     boxes = grids.reshape(-1, 3, 3, 3, 3).transpose(0, 1, 3, 2, 4).reshape(-1, 9, 9)
     groups = np.concatenate([grids, grids.transpose(0, 2, 1), boxes], axis=1)  # [N, 27, 9]
-    return (np.sort(groups, axis=2) == np.arange(9)).all(axis=(1, 2))
+    return (np.sort(groups, axis=2) == np.arange(9)).all(axis=2)
 
 
 def clues_kept(cells: Numbers, clues: Numbers) -> npt.NDArray[np.bool_]:
@@ -62,6 +67,38 @@ def _frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
     counts = Counter(text[i : i + k] for text in texts for i in range(len(text) - k + 1))
     total = sum(counts.values())
     return {word: count / total for word, count in counts.items()}
+
+
+def chorales(songs: Sequence[Numbers], training: Sequence[Numbers], voices: int = 4) -> dict[str, float]:
+    """What is certain of songs written beat by beat, `voices` pitches a beat from the lowest, 0 for a rest.
+
+    whole: the share of songs that end with a beat; ordered: of beats whose voices stand in their order, rests last;
+    range: of notes within those of the training songs; chords: of beats whose chord, up to octaves and transposition,
+    is one of theirs.
+    """
+    beats = [_beats(song, voices) for song in songs]
+    every, known = np.concatenate([*beats, np.zeros((0, voices), np.int64)]), _beats(np.concatenate(training), voices)
+    if not len(every):
+        return {"whole": 0.0, "ordered": 0.0, "range": 0.0, "chords": 0.0}
+    heights = np.where(every == 0, np.iinfo(np.int64).max, every)
+    notes, theirs = every[every > 0], known[known > 0]
+    chords = {_chord(beat) for beat in known}
+    return {
+        "whole": float(np.mean([len(song) > 0 and len(song) % voices == 0 for song in songs])),
+        "ordered": float((np.diff(heights, axis=1) >= 0).all(1).mean()),
+        "range": float(((notes >= theirs.min()) & (notes <= theirs.max())).mean()) if len(notes) else 0.0,
+        "chords": float(np.mean([_chord(beat) in chords for beat in every])),
+    }
+
+
+def _beats(song: Numbers, voices: int) -> Numbers:
+    return np.asarray(song[: len(song) // voices * voices], dtype=np.int64).reshape(-1, voices)
+
+
+def _chord(beat: Numbers) -> tuple[int, ...]:
+    """The intervals of a chord above its lowest note, within an octave; () for silence."""
+    notes = beat[beat > 0]
+    return tuple(np.unique((notes - notes.min()) % 12).tolist()) if len(notes) else ()
 
 
 def molecules(smiles: Sequence[str], training: Iterable[str] = ()) -> dict[str, float]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.shapes import Bool
 from logosphere.types import Batch
 
 
@@ -21,11 +22,11 @@ class Reading:
     """What a decoder makes of latents, averaged over tokens."""
 
     accuracy: float
-    """Share of tokens that are read back right from clean latents."""
+    """Share of tokens that are read back right from clean latents; what fills up short texts does not count."""
     whole: float
     """Share of sequences that are."""
     nats: dict[str, float]
-    """-log p(token | latents) for its own latents, those of another text (shuffled), their mean, and noise (random)."""
+    """-log p(text | latents) per token: its own latents, another text's (shuffled), their mean, and noise (random)."""
 
 
 @torch.no_grad()
@@ -35,12 +36,15 @@ def reading(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Rea
     if not isinstance(codec, Autoencoder):
         raise UserError("Only latent systems have latents to read; use ld4lg, planner, tencdm or cosmos.")
     right: list[Tensor] = []
+    counted: list[Tensor] = []
     nats: dict[str, list[Tensor]] = {"own": [], "shuffled": [], "mean": [], "random": []}
     training = model.training
     model.eval()
     try:
         for batch in batches:
-            tokens = batch.to(model.device).tokens
+            batch = batch.to(model.device)
+            tokens = batch.tokens
+            counted.append(_counted(batch))
             u = codec.encode(tokens)
             right.append(codec.decode(u) == tokens)
             noise = torch.randn(u.shape, generator=rng, device=rng.device).to(u)
@@ -51,6 +55,13 @@ def reading(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Rea
         model.train(training)
     if not right:
         raise UserError("There is nothing to read: the data holds no batch.")
-    agree = torch.cat(right)
-    means = {name: float(torch.cat(parts).mean()) for name, parts in nats.items()}
-    return Reading(float(agree.float().mean()), float(agree.all(1).float().mean()), means)
+    agree, counts = torch.cat(right), torch.cat(counted)
+    means = {name: float(torch.cat(parts).sum() / counts.sum()) for name, parts in nats.items()}
+    return Reading(float(agree[counts].float().mean()), float((agree | ~counts).all(1).float().mean()), means)
+
+
+def _counted(batch: Batch) -> Bool[Tensor, "B L"]:
+    """The tokens of the texts, of which the first end is one, without what fills them up."""
+    if batch.units is None:
+        return torch.ones_like(batch.tokens, dtype=torch.bool)
+    return torch.arange(batch.tokens.shape[1], device=batch.units.device) < batch.units[:, None]

@@ -207,8 +207,9 @@ def _costs(
     x, picked, times, weights = u[where], z[where], t[where], weight[where]
 
     def costs(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
-        nats = process.nats(out, x[rows], picked[rows], times[rows])
-        return nats, process.loss(nats, out, x[rows], picked[rows], times[rows], weights[rows])
+        with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
+            nats = process.nats(out, x[rows], picked[rows], times[rows])
+            return nats, process.loss(nats, out, x[rows], picked[rows], times[rows], weights[rows])
 
     count, size = len(times), max(1, LARGEST // process.codec.choices)
     if count == 0:  # while a codec is being taught, nothing is wanted, and nobody is asked

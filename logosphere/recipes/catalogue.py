@@ -91,6 +91,30 @@ def e2e() -> Recipe:
     )  # fmt: skip
 
 
+def dna() -> Recipe:
+    """Human core promoters and other DNA, 70 bases, for a label."""
+    return Recipe(
+        system="rdlm-heat", data="promoters", length=70, batch=64, steps=5000, validations=5,
+        network=Network(width=128, depth=4, heads=4), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def smiles() -> Recipe:
+    """The small molecules of QM9 as SMILES, of up to 28 characters."""
+    return Recipe(
+        system="mdlm", data="smiles", length=29, batch=128, steps=10_000, validations=10,
+        network=Network(width=128, depth=4, heads=4), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
+def chorales() -> Recipe:
+    """Bach's chorales of up to 80 beats, four voices a beat."""
+    return Recipe(
+        system="mdlm", data="chorales", length=320, batch=32, steps=5000, validations=10, validation_sequences=32,
+        network=Network(width=128, depth=4, heads=4, shape="80x4"), optim=Optim(lr=2e-3, warmup=100), ema=0.998,
+    )  # fmt: skip
+
+
 def lm1b() -> Recipe:
     """LM1B as in MDLM: 12 × 768, length 128, 1M steps of 512 sequences; the vocabulary is as large as BERT's."""
     return replace(text8(), data="hf:dvruette/lm1b", tokenizer="wordpiece:30522", length=128)
@@ -149,6 +173,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "promoters": promoter_design,
     "sudoku": sudoku,
     "e2e": e2e,
+    "dna": dna,
+    "smiles": smiles,
+    "chorales": chorales,
 }
 
 

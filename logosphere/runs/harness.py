@@ -19,7 +19,7 @@ from logosphere.errors import UserError
 from logosphere.likelihood import bounds
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
-from logosphere.sampling.walk import generate
+from logosphere.sampling.generate import generate
 from logosphere.types import Batch
 
 BATCH = 16

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.sampling.walk import Generation
+from logosphere.sampling.generate import Generation
 from logosphere.shapes import Bool, Int64
 
 Write = Callable[[Bool[Tensor, "... L"] | None, Int64[Tensor, "... L"] | None], Generation]

@@ -3,29 +3,19 @@
 z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a plan;   x = decode(z₀)
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser, check_block
-from logosphere.denoisers.conditioner import check_guidable
-from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened, Tally
-from logosphere.errors import UserError
-from logosphere.model import Model
-from logosphere.noise import Keyed, Noise
-from logosphere.parallel.team import ALONE, Team
+from logosphere.noise import Noise
 from logosphere.processes.base import Process
-from logosphere.sampling.guidance import Guide, Guides
-from logosphere.sampling.plan import Grid, Plan
-from logosphere.sampling.samplers import Sampler, sampler_of
-from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, ancestral, as_stepper
-from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Batch, Condition, Logits, Positions, Predict, State, Times, Tokens
+from logosphere.sampling.plan import Plan
+from logosphere.sampling.steppers import Rule, Stepper, ancestral, as_stepper
+from logosphere.shapes import Float
+from logosphere.types import Batch, Logits, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -94,189 +84,3 @@ def walk(
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         z = stepper(process, ask, z, t, s, now)
         yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure)
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Sequences, and what they cost."""
-
-    tokens: Tokens
-    nfe: float
-    """Network evaluations per sequence."""
-    seconds: float
-
-
-def generate(
-    model: Model,
-    n: int = 1,
-    steps: int = 64,
-    rng: torch.Generator | None = None,
-    denoiser: Denoiser | None = None,
-    known: Bool[Tensor, "... L"] | None = None,
-    tokens: Int64[Tensor, "... L"] | None = None,
-    *,
-    sampler: Sampler | None = None,
-    stepper: Stepper | Rule | None = None,
-    grid: Grid | None = None,
-    cached: bool = False,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int | None = None,
-    min_p: float = 0.0,
-    greedy_end: bool = False,
-    renoise_known: bool = False,
-    condition: Condition | None = None,
-    guidance: float = 1.0,
-    guide: Guide | None = None,
-    watch: Callable[[Frame], object] | None = None,
-    team: Team = ALONE,
-) -> Generation:
-    """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
-
-    With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it); with
-    a `guide` (sampling/guidance.py), for what a classifier of noisy states asks for.
-
-    Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
-    own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame. The processes of
-    a `team` share out the sequences and all get them: what a sequence is depends on the seed and its number alone.
-    """
-    network = model.denoiser if denoiser is None else denoiser
-    if network is None:
-        raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
-    if sampler is None:
-        sampler = sampler_of(model) if stepper is None else Sampler(stepper)
-    elif stepper is not None:
-        raise UserError("Pass either sampler=… or stepper=…, not both.")
-    cached = cached or sampler.cached
-    move = as_stepper(sampler.stepper).session()
-    if move.time_free and network.reads_time:
-        raise UserError("This sampler needs a model that does not read the time; use the ancestral sampler.")
-    filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
-    if move.unfiltered and filtered:
-        raise UserError("This sampler judges tokens by the model's own probabilities; use it without filters.")
-    device = model.device
-    rng = torch.Generator(device).manual_seed(0) if rng is None else rng
-    if guide is not None:
-        guide.check(model.process, n)
-    if greedy_end and guidance != 1 and model.process.guides_steps:
-        raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
-    given = _given(model, n, known, tokens, device).part(team.share(n))
-    seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
-    if condition is not None:
-        condition = condition.each(lambda field: field[team.share(n)])
-    if guide is not None:
-        guide = guide.part(team.share(n)) if guide.strength else None
-    tally = Tally()
-    plan = model_plan(
-        model,
-        move.steps(model.length, steps),
-        grid or sampler.grid or partial(move.grid, model.process),
-        sampler.blocks,
-    )
-    was_training = model.training, network.training
-    started = time.perf_counter()
-    try:
-        model.eval(), network.eval()
-        # Two memories would confuse each other: what is cached, or asked about in part, has no session.
-        told, untold = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
-        guides = Guides(guidance, untold, temperature, None if guide is None else guide.counted(tally))
-        predict, move = guides.applied(model.process, told, move)
-        move = GreedyEnd(move) if greedy_end else move
-        if move.adaptive:
-            predict = Selective(predict)
-        if filtered:
-            predict = Sharpened(predict, temperature, top_p, top_k, min_p)
-        if cached:
-            predict = Remembering(predict)
-        noise, watched = Keyed(seed, 0, given.ids, given.place, n), watch is not None
-        drawn = given.tokens
-        if len(given):  # of many processes some may have nothing to write
-            for frame in walk(
-                model.process, predict, plan, given, noise, move, renoise_known=renoise_known, watched=watched
-            ):
-                if watch is not None:
-                    watch(frame)
-            drawn = model.process.codec.decode(frame.z)
-    finally:
-        model.train(was_training[0]), network.train(was_training[1])
-    (asked,) = team.total(tally.sequences + move.asked)
-    return Generation(team.joined(drawn, n), asked / n, time.perf_counter() - started)
-
-
-def sample(
-    model: Model,
-    n: int = 1,
-    steps: int = 64,
-    rng: torch.Generator | None = None,
-    denoiser: Denoiser | None = None,
-    known: Bool[Tensor, "... L"] | None = None,
-    tokens: Int64[Tensor, "... L"] | None = None,
-    *,
-    sampler: Sampler | None = None,
-    stepper: Stepper | Rule | None = None,
-    grid: Grid | None = None,
-    cached: bool = False,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int | None = None,
-    min_p: float = 0.0,
-    condition: Condition | None = None,
-    guidance: float = 1.0,
-    guide: Guide | None = None,
-) -> Tokens:
-    """The tokens of `generate`, [n, L]."""
-    drawn = generate(
-        model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
-        guide=guide,
-    )  # fmt: skip
-    return drawn.tokens
-
-
-def _asked(
-    network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool
-) -> tuple[Denoiser, Denoiser | None]:
-    """The denoiser of a run, told its condition and counted; and, to be guided by, the one without it."""
-
-    def counted(denoiser: Denoiser) -> Denoiser:
-        return Counting(denoiser.session() if session else denoiser, tally)
-
-    if condition is None:
-        if guidance != 1:
-            raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
-        return counted(network), None
-    told = network.given(condition)
-    if guidance == 1:
-        return counted(told), None
-    check_guidable(network)
-    without = network.given(condition.withheld(torch.ones_like(condition.given)))
-    return counted(told), counted(without)
-
-
-def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int = 1) -> Plan:
-    """`steps` shared out over the blocks of a model or sampler, and no more than its process can use."""
-    if steps < 1:
-        raise UserError(f"Sampling needs at least 1 step, not {steps}.")
-    check_block(model.length, model.length // blocks)
-    block = min(model.block, model.length // blocks)
-    per_block = max(1, steps * block // model.length)
-    if model.process.most_steps is not None:
-        per_block = min(per_block, model.process.most_steps)
-    return Plan.blocks(model.length, block, per_block, grid or model.process.grid)
-
-
-def _given(model: Model, n: int, known: Tensor | None, tokens: Tensor | None, device: torch.device) -> Batch:
-    if n < 1:
-        raise UserError(f"The number of samples must be at least 1, not {n}.")
-    shape = (n, model.length)
-    if known is None or tokens is None:
-        if known is not None or tokens is not None:
-            raise UserError("To hold positions fixed pass both known=… (where) and tokens=… (what).")
-        return Batch.of(torch.zeros(shape, dtype=torch.long, device=device))
-    if known.shape[-1] != model.length or tokens.shape[-1] != model.length:
-        raise UserError(f"known and tokens must have the model's length of {model.length} positions.")
-    known, tokens = known.to(device).expand(shape), tokens.to(device).expand(shape)
-    model.check_known(known)
-    if bool(((tokens < 0) | (tokens >= model.vocab_size))[known].any()):
-        raise UserError(f"Known tokens must be numbers from 0 to {model.vocab_size - 1}.")
-    return Batch.of(torch.where(known, tokens, 0), known)

@@ -9,9 +9,10 @@ import torch
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.integrand import Slice, integrand
+from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Moment, Recorder
-from logosphere.sampling.walk import Frame, generate
+from logosphere.sampling.walk import Frame
 from logosphere.studio.jobs import Job, Stopped, Work
 from logosphere.studio.shelf import Book
 from logosphere.studio.wishes import Wish, as_command, as_python, fixed

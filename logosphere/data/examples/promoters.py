@@ -84,13 +84,19 @@ def synthetic(n: int, seed: int) -> Examples:
     """n promoters of the synthetic language, with their signals."""
     rng = np.random.default_rng(seed)
     strength = rng.uniform(size=n)
+    return Examples(list(written(strength, rng)), signals=signal_of(strength))
+
+
+def written(strength: npt.NDArray[np.float64], rng: np.random.Generator) -> Numbers:
+    """One promoter for each strength, drawn from p(sequence | signal)."""
+    n = len(strength)
     rows = _drawn(rng, np.broadcast_to(BACKGROUND, (n, LENGTH, 4)))
     there = rng.uniform(size=(n, len(MOTIFS))) < present(strength)
     for number, motif in enumerate(MOTIFS):
         site = slice(motif.place, motif.place + len(motif.word))
         words = _drawn(rng, np.broadcast_to(motif.log_p, (n, len(motif.word), 4)))
         rows[:, site] = np.where(there[:, number, None], words, rows[:, site])
-    return Examples(list(rows), signals=signal_of(strength))
+    return rows
 
 
 def log_prob(rows: Numbers, strength: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

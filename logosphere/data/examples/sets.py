@@ -24,6 +24,7 @@ E2E = Packed(
 )
 CAPTIONS = Packed(files=("captions.tar.xz",), home="the COCO captions of the LeakGAN repository")
 STORIES = Packed(files=("tinystories.tar.xz",), home="https://huggingface.co/datasets/roneneldan/TinyStories")
+STORY_END = "<|endoftext|>"
 MOLECULES = Packed(files=("molecules.tar.xz",), home="the QM9 and ZINC sets as SMILES")
 PUZZLES = Packed(files=("music_sudoku.tar.xz",), home="the JSB chorales and the sudokus with 17 clues")
 DNA = Packed(files=("dna.tar.xz",), home="the GUE benchmark of DNABERT-2")
@@ -47,6 +48,19 @@ def captions(cache: Path, report: Report) -> Records:
     return {**_held_out(train), "test": _lines(archive, "image_coco_test.txt")}
 
 
+def tinystories(cache: Path, report: Report) -> Records:
+    """Paragraphs of stories for small children; neighbours stay in one split, so that hardly any story is torn."""
+    archive = STORIES.find(cache, report)
+    splits: Records = {"train": [], "valid": [], "test": []}
+    for name in ("tinystories_first10k_lines.txt", "tinystories_smallGPT.txt"):
+        paragraphs = [row for row in _lines(archive, name) if row.text != STORY_END]
+        part = len(paragraphs) // 20
+        cuts = {"train": slice(0, -2 * part), "valid": slice(-2 * part, -part), "test": slice(-part, None)}
+        for split, cut in cuts.items():
+            splits[split] += paragraphs[cut]
+    return splits
+
+
 def smiles(cache: Path, report: Report) -> Records:
     """The small molecules of QM9 as SMILES."""
     return _thirds(_lines(MOLECULES.find(cache, report), "qm9_smiles_full.txt"))
@@ -60,6 +74,19 @@ def promoters(cache: Path, report: Report) -> Records:
 def bound_sites(cache: Path, report: Report) -> Records:
     """Sites that a transcription factor binds (label 1) and others (label 0), 101 bases each."""
     return _sequenced(DNA.find(cache, report), "gue_tf_0_{}.csv")
+
+
+def enhancers(cache: Path, report: Report) -> Records:
+    """Human enhancers (label 1) and other DNA (label 0), 200 bases each."""
+    archive = DNA.find(cache, report)
+    files = {"0": "ienhancer_train_nonenhancers.fa", "1": "ienhancer_train_enhancers.fa"}
+    every = [Record(row, label=label) for label, name in files.items() for row in fasta(member(archive, name).decode())]
+    return _thirds(every)
+
+
+def fasta(content: str) -> list[str]:
+    """The sequences of a FASTA file: a line with > begins one, which may stand on several lines."""
+    return [bases("".join(part.split("\n")[1:])) for part in content.replace("\r", "").split(">") if part.strip()]
 
 
 def _sequenced(archive: Path, name: str) -> Records:
@@ -106,9 +133,11 @@ def _sung(song: Iterable[list[int]]) -> Numbers:
 RECORDS: dict[str, Callable[[Path, Report], Records]] = {
     "e2e": e2e,
     "captions": captions,
+    "tinystories": tinystories,
     "smiles": smiles,
     "promoters": promoters,
     "bound-sites": bound_sites,
+    "enhancers": enhancers,
 }
 
 

@@ -4,6 +4,8 @@ Pillutla et al. 2021 (MAUVE), with hashed n-grams in place of a language model's
 together, then the area under the frontier of exp(-c KL(q || r)) against exp(-c KL(p || r)), r = λ p + (1-λ) q.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -65,9 +67,9 @@ def area(p: Float[Tensor, "k"], q: Float[Tensor, "k"], scale: float = SCALE) -> 
     return float(torch.trapezoid(y, x))
 
 
-def likeness(samples: Tokens, real: Tokens, rng: torch.Generator) -> float:
-    """The area for two sets of sequences, sorted into one bin for every ten of them, at least 2."""
-    both = features(torch.cat([samples, real]))
+def likeness(samples: Float[Tensor, "N F"], real: Float[Tensor, "M F"], rng: torch.Generator) -> float:
+    """The area for the features of two sets of texts, sorted into one bin for every ten of them, at least 2."""
+    both = torch.cat([samples, real])
     k = max(2, min(len(both) // 10, 500))
     bins = clusters(both, k, rng)
     p, q = (part.bincount(minlength=k).double() / len(part) for part in (bins[: len(samples)], bins[len(samples) :]))
@@ -75,7 +77,21 @@ def likeness(samples: Tokens, real: Tokens, rng: torch.Generator) -> float:
 
 
 def _measure(texts: Texts, reference: Reference) -> Figure:
-    return Figure(likeness(texts.tokens, reference.real.tokens, torch.Generator().manual_seed(0)))
+    made, real = features(texts.tokens), features(reference.real.tokens)
+    return Figure(likeness(made, real, torch.Generator().manual_seed(0)))
+
+
+def seen_by(name: str, embed: Callable[[Sequence[str]], Float[Tensor, "N F"]]) -> Metric:
+    """The same over the features that an encoder has of texts; it should be one that the generator never used."""
+
+    def measure(texts: Texts, reference: Reference) -> Figure:
+        made, real = embed(texts.strings).double(), embed(reference.real.strings).double()
+        return Figure(likeness(made, real, torch.Generator().manual_seed(0)))
+
+    return Metric(
+        f"frontier:{name}", f"likeness by {name}", "area", "higher",
+        f"area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of {name}", measure,
+    )  # fmt: skip
 
 
 METRICS = [

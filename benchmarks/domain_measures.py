@@ -1,0 +1,291 @@
+"""What each domain measures of samples, and what its real data score: used by domains.py."""
+
+import math
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import control
+import guidance
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+import logosphere as ls
+from logosphere.data.corpora import Corpus
+from logosphere.data.examples import promoters
+from logosphere.data.examples.collection import Examples, in_turn
+from logosphere.evaluation import checkers
+from logosphere.evaluation.images import grid, png
+from logosphere.evaluation.profiles import activity_error
+from logosphere.types import NO_TOKEN, Batch
+
+Figures = dict[str, float | str]
+SHOWN = 49
+"""Images in a picture."""
+
+
+class Domain(ABC):
+    """A corpus, and how samples of its kind are measured."""
+
+    def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
+        self.corpus, self.length, self.samples, self.steps, self.out = corpus, length, samples, steps, out
+        self.asked: Batch = next(iter(in_turn(corpus.test, length, samples, samples)))  # type: ignore[arg-type]
+
+    @abstractmethod
+    def references(self) -> dict[str, Figures]:
+        """Rows that need no training."""
+
+    @abstractmethod
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        """Samples of a model, measured."""
+
+    def drawn(self, model: ls.Model, known: Tensor | None = None, n: int | None = None) -> tuple[Tensor, Figures]:
+        """Samples for the conditions of the test split, and what each costs in evaluations."""
+        n = self.samples if n is None else min(n, self.samples)
+        asked = self.asked.part(slice(n))
+        given = {} if known is None else {"known": known[:n], "tokens": asked.tokens}
+        rng = torch.Generator().manual_seed(0)
+        made = ls.generate(model, len(asked), self.steps, rng, condition=asked.condition, **given)
+        return made.tokens, {"NFE": made.nfe}
+
+    def texts(self, rows: Tensor) -> list[str]:
+        return [self.corpus.tokenizer.decode(row) for row in rows.numpy()]
+
+    def unigram(self, by_place: bool = False) -> float:
+        """Bits of a test token under the frequencies of the training split (plus one each), at its place or at all."""
+        train, test = (_rows(part, self.length) for part in (self.corpus.train, self.corpus.test))
+        size = self.corpus.tokenizer.size
+        if not by_place:
+            train, test = train.reshape(-1, 1), test.reshape(-1, 1)
+        counts = np.ones((train.shape[1], size))
+        for place in range(train.shape[1]):
+            counts[place] += np.bincount(train[:, place], minlength=size)
+        p = counts / counts.sum(1, keepdims=True)
+        return float(-np.log2(p[np.arange(test.shape[1]), test]).mean())
+
+    def baselines(self, by_place: bool) -> dict[str, Figures]:
+        uniform = math.log2(self.corpus.tokenizer.size)
+        name = "frequencies at each place" if by_place else "frequencies"
+        return {
+            "uniform": {"bits": uniform, "kind": "exact"},
+            name: {"bits": self.unigram(by_place), "kind": "exact"},
+        }
+
+
+class Digits(Domain):
+    """Does a judge that knows other images see the digit that was asked for, and are the images as varied as real?"""
+
+    def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
+        super().__init__(corpus, length, samples, steps, out)
+        self.machine, self.accuracy = guidance.judge(corpus)
+        self.real = guidance.spread(*guidance.pixels(corpus.test))
+
+    def references(self) -> dict[str, Figures]:
+        real: dict[str, Figures] = {"real images": {"success": self.accuracy, "variety": 1.0}}
+        return real | self.baselines(by_place=True)
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        _picture(self.out, row, made, (8, 8), self.corpus.tokenizer.size)
+        written, kinds = made.numpy(), self.asked.condition.labels.numpy()  # type: ignore[union-attr]
+        success = float((self.machine.predict(written) == kinds).mean())
+        return {"success": success, "variety": guidance.spread(written, kinds) / self.real} | cost
+
+
+class Colours(Domain):
+    """CIFAR-10: bits and a picture."""
+
+    def references(self) -> dict[str, Figures]:
+        return self.baselines(by_place=False)
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model, n=4)
+        _picture(self.out, row, made, (32, 32, 3), 256)
+        return cost
+
+
+class Promoters(Domain):
+    """Is the kind of DNA that was asked for recognised, and are its words of four and six bases as frequent?
+
+    The judge (benchmarks/control.py) has learnt from the validation split, which no generator has seen.
+    """
+
+    def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
+        super().__init__(corpus, length, samples, steps, out)
+        valid, self.test = control.split(corpus.valid), control.split(corpus.test)
+        self.judge = control.taught(_clear, control.BASES, valid, seed=5)
+
+    def references(self) -> dict[str, Figures]:
+        tokens, labels = control.split(self.corpus.train)
+        kinds = self._kinds()
+        some = torch.stack([tokens[labels == kind][i] for i, kind in enumerate(kinds.tolist())])
+        rows: dict[str, Figures] = {"real, of the training split": self._measured(some)}
+        rows["bases at random"] = self._measured(
+            torch.randint(4, some.shape, generator=torch.Generator().manual_seed(0))
+        )
+        return rows | self.baselines(by_place=True)
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        return self._measured(made) | cost
+
+    def _kinds(self) -> Tensor:
+        return self.asked.condition.labels  # type: ignore[union-attr,return-value]
+
+    def _measured(self, made: Tensor) -> Figures:
+        said, kinds = (self.judge(_clear(made)) > 0).long(), self._kinds()
+        figures: Figures = {"as asked": float((said == kinds).double().mean())}
+        for k in (4, 6):
+            apart = [
+                checkers.kmer_divergence(
+                    self.texts(made[kinds == kind]), self.texts(self.test[0][self.test[1] == kind]), k
+                )
+                for kind in (0, 1)
+            ]
+            figures[f"{k}-mers apart"] = float(np.mean(apart))
+        return figures
+
+
+class Synthetic(Domain):
+    """Made-up promoters: what the language itself makes of samples, and their motifs beside those of real ones."""
+
+    def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
+        super().__init__(corpus, length, samples, steps, out)
+        signal = self.asked.condition.signal  # type: ignore[union-attr]
+        self.strength = signal[:, promoters.START, 0].double().numpy()  # type: ignore[index]
+
+    def references(self) -> dict[str, Figures]:
+        rng = np.random.default_rng(7)
+        again = torch.from_numpy(promoters.written(self.strength, rng))
+        unasked = torch.from_numpy(promoters.written(rng.uniform(size=len(self.strength)), rng))
+        bits = {"bits": promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
+        return {
+            "the language itself": bits | self._measured(again),
+            "the language, signals ignored": self._measured(unasked),
+        } | self.baselines(by_place=True)
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        return self._measured(made) | cost
+
+    def _measured(self, made: Tensor) -> Figures:
+        """-log₂ p(sample | signal) a base, and E(motifs of the sample - motifs of the real one)², for one signal."""
+        nats = -promoters.log_prob(made.numpy(), self.strength) / self.length
+        apart = activity_error(_motifs, made, self.asked.tokens)
+        return {
+            "bits by the language": float(nats.mean() / math.log(2)),
+            "motifs apart": apart.mean,
+            "s.e. of that": apart.error,
+        }
+
+
+class Restaurants(Domain):
+    """E2E: how many of the slots of a meaning does its description mention?"""
+
+    def references(self) -> dict[str, Figures]:
+        shifted = self._meanings()[1:] + self._meanings()[:1]
+        people = self.texts(self.asked.tokens)
+        rows: dict[str, Figures] = {"people": {"slots": checkers.slot_accuracy(self._meanings(), people)}}
+        rows["people, of other meanings"] = {"slots": checkers.slot_accuracy(shifted, people)}
+        return rows
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        texts = self.texts(made)
+        (self.out / f"{row}.txt").write_text(
+            "\n".join(f"{m}\n  {t}" for m, t in zip(self._meanings(), texts, strict=True))
+        )
+        return {"slots": checkers.slot_accuracy(self._meanings(), texts)} | cost
+
+    def _meanings(self) -> list[str]:
+        rows = self.asked.condition.source.tolist()  # type: ignore[union-attr]
+        return [self.corpus.tokenizer.decode([i for i in row if i != NO_TOKEN]) for row in rows]
+
+
+class Sudokus(Domain):
+    """Is a puzzle solved? Clues are known cells where a system can take them, and a source text for all."""
+
+    def references(self) -> dict[str, Figures]:
+        rng, clues = np.random.default_rng(0), self._clues()
+        guessed = np.where(clues > 0, clues - 1, rng.integers(0, 9, clues.shape))
+        return {"solutions": self._measured(self.asked.tokens.numpy()), "guesses": self._measured(guessed)}
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        known = torch.from_numpy(self._clues() > 0) if model.block == model.length else None
+        made, cost = self.drawn(model, known)
+        return self._measured(made.numpy()) | cost
+
+    def _clues(self) -> np.ndarray:
+        return self.asked.condition.source.numpy()  # type: ignore[union-attr]
+
+    def _measured(self, cells: np.ndarray) -> Figures:
+        clues, truth = self._clues(), self.asked.tokens.numpy()
+        solved = checkers.sudoku_solved(cells) & checkers.clues_kept(cells, clues)
+        return {
+            "solved": float(solved.mean()),
+            "groups right": float(checkers.sudoku_groups(cells).mean()),
+            "open cells right": float((cells == truth)[clues == 0].mean()),
+            "clues kept": float((cells + 1 == clues)[clues > 0].mean()),
+        }
+
+
+class Chorales(Domain):
+    """Four voices: whole beats, voices in order, notes in range, chords that Bach has."""
+
+    def references(self) -> dict[str, Figures]:
+        rng = np.random.default_rng(0)
+        real = [np.asarray(song, dtype=np.int64) for song in self.corpus.test.sequences]  # type: ignore[union-attr]
+        return {
+            "real songs": self._measured(real),
+            "their notes shuffled": self._measured([rng.permutation(s) for s in real]),
+        }
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        return self._measured([_before(row, self.corpus.tokenizer.size - 1) for row in made.numpy()]) | cost
+
+    def _measured(self, songs: list[np.ndarray]) -> Figures:
+        return dict(checkers.chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr]
+
+
+class Molecules(Domain):
+    """Valid, different and new, by RDKit."""
+
+    def references(self) -> dict[str, Figures]:
+        rng, real = np.random.default_rng(0), self.texts(self.asked.tokens)
+        shuffled = ["".join(rng.permutation(list(text))) for text in real]
+        return {"real molecules": self._measured(real), "their letters shuffled": self._measured(shuffled)}
+
+    def scores(self, model: ls.Model, row: str) -> Figures:
+        made, cost = self.drawn(model)
+        return self._measured(self.texts(made)) | cost
+
+    def _measured(self, texts: list[str]) -> Figures:
+        train = self.corpus.train.sequences  # type: ignore[union-attr]
+        return dict(checkers.molecules(texts, [self.corpus.tokenizer.decode(train[i]) for i in range(len(train))]))
+
+
+def _rows(part: object, length: int) -> np.ndarray:
+    assert isinstance(part, Examples)
+    return part.rows(length).numpy()
+
+
+def _clear(tokens: Tensor) -> Tensor:
+    return one_hot(tokens, control.BASES).float()
+
+
+def _motifs(bases: Tensor) -> Tensor:
+    return torch.from_numpy(promoters.occupancy(bases.numpy()).mean(1))
+
+
+def _before(song: np.ndarray, end: int) -> np.ndarray:
+    """A song up to its end."""
+    ends = np.flatnonzero(song == end)
+    return song[: ends[0]] if len(ends) else song
+
+
+def _picture(out: Path, row: str, made: Tensor, axes: tuple[int, ...], levels: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    name = "".join(c if c.isalnum() or c == "-" else "_" for c in row)
+    (out / f"{name}.png").write_bytes(png(grid(made[:SHOWN].numpy(), axes, levels)))
