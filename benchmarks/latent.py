@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -203,26 +204,37 @@ class Rows:
         return run
 
     def table(self, names: list[str]) -> None:
-        """Means over seeds, and in brackets their range."""
-        found = {name: [self._figures(name, seed) for seed in range(100)] for name in names}
-        made = {name: [json.loads(p.read_text()) for p in paths if p.exists()] for name, paths in found.items()}
-        made = {name: rows for name, rows in made.items() if rows} | {"real text": [self.real()]}
-        columns = list(dict.fromkeys(column for rows in made.values() for column in rows[0] if column not in HIDDEN))
-        print(f"\n{self.data}, {self.split} split\n\n| row | seeds | " + " | ".join(columns) + " |")
-        print("|---|---|" + "---|" * len(columns))
-        for name, rows in made.items():
+        """Means over seeds, and in brackets their range: first what models say of text, then the text they write."""
+        found = {name: [self._figures(name, seed) for seed in range(MOST_SEEDS)] for name in names}
+        made = {
+            name: [json.loads(path.read_text()) for path in paths if path.exists()] for name, paths in found.items()
+        }
+        _print(f"{self.data}, {self.split} split", made, lambda column: column in OF_TEXT)
+        _print("samples", made | {"real text": [self.real()]}, lambda column: column not in (*OF_TEXT, *HIDDEN))
+
+
+MOST_SEEDS = 100
+OF_TEXT = ("steps", "bits", "recon", "diffusion", "accuracy", "whole", *(
+    f"nats, {whose}" for whose in ("own", "shuffled", "mean", "random")
+))  # fmt: skip
+HIDDEN = ("kind", "texts", "error")
+
+
+def _print(title: str, made: dict[str, list[Row]], wanted: Callable[[str], bool]) -> None:
+    columns = list(dict.fromkeys(column for rows in made.values() for row in rows[:1] for column in row))
+    columns = [column for column in columns if wanted(column)]
+    print(f"\n{title}\n\n| row | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
+    for name, rows in made.items():
+        if rows:
             cells = [_cell([row[column] for row in rows if column in row], rows[0], column) for column in columns]
             print(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |", flush=True)
-
-
-HIDDEN = {"kind", "texts", "error"}
 
 
 def _cell(values: list[float], row: Row, column: str) -> str:
     if not values:
         return "—"
-    mark = f"{SIGN[row['kind']]} " if column == "bits" and "kind" in row else ""  # type: ignore[index]
-    digits = 0 if column == "steps" else 3
+    mark = f"{SIGN[row['kind']]} " if column == "bits" else ""
+    digits = 0 if column == "steps" else 2 if max(values) > 3 else 3
     spread = f" ({min(values):.{digits}f}–{max(values):.{digits}f})" if len(values) > 1 else ""
     return f"{mark}{statistics.mean(values):.{digits}f}{spread}"
 

@@ -1,6 +1,6 @@
 """logosphere sample"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -60,8 +60,8 @@ class Arguments:
     """How to write; auto is the sampler of the system. `logosphere samplers` lists them all."""
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
-    temperature: float = 1.0
-    """Below 1: likelier, less varied."""
+    temperature: float | None = None
+    """Below 1: likelier, less varied. 1 unless set; 0.6 where the model in the box is taken for want of a run."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens with this much probability together."""
     top_k: int | None = None
@@ -103,10 +103,16 @@ def run(words: list[str]) -> int:
 
 
 def _carried_out(arguments: Arguments, team: "Team") -> int:
+    from logosphere.box import READABLE, first_box
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
     folder = RunFolder(arguments.run or newest_or_box())
+    if arguments.temperature is None:
+        unasked = arguments.run is None and folder.path == first_box()
+        if unasked:
+            say(f"The model in the box ({folder.path.name}), at a temperature of {READABLE}; 1 is what it has learnt.")
+        arguments = replace(arguments, temperature=READABLE if unasked else 1.0)
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
     given: Given | None = None
@@ -196,7 +202,7 @@ def _draw(
             tokens=tokens,
             sampler=way,
             grid=GRIDS.get(arguments.grid),
-            temperature=arguments.temperature,
+            temperature=1.0 if arguments.temperature is None else arguments.temperature,
             top_p=arguments.top_p,
             top_k=arguments.top_k,
             min_p=arguments.min_p,

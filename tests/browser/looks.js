@@ -6,6 +6,12 @@ const named = element => String(element.id || element.getAttribute("class") || e
 // What reaches beyond the window.
 const beyond = () => seen("body *").filter(e => !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1).map(named);
 
+// Words of a picture that reach beyond it, where they are cut off.
+const cut = () => seen("svg text").filter(e => {
+  const word = e.getBoundingClientRect(), picture = e.ownerSVGElement.getBoundingClientRect();
+  return word.left < picture.left || word.right > picture.right || word.top < picture.top || word.bottom > picture.bottom;
+}).map(e => e.textContent);
+
 // What a finger cannot hit.
 const tiny = () => seen("button, select, input:not([type=range])").filter(e => e.getBoundingClientRect().height < 32).map(named);
 

@@ -210,5 +210,6 @@ def test_the_page_is_readable(browser: "webdriver.Chrome", theme: str, width: in
         taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / f"studio-{width}-{theme}.png").write_bytes(base64.b64decode(taken["data"]))
-    assert looks(browser, "beyond") == [] and looks(browser, "faint") == [] and looks(browser, "tiny") == []
+    for fault in ("beyond", "cut", "faint", "tiny"):
+        assert looks(browser, fault) == [], fault
     assert 0.002 < looks(browser, "inked") < 0.5

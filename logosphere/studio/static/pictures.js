@@ -1,4 +1,5 @@
 const SPACE = "http://www.w3.org/2000/svg";
+const LEFT = 64;  // room for numbers of six figures in the larger letters of a phone
 
 function drawn(name, attributes, text) {
   const part = document.createElementNS(SPACE, name);
@@ -11,7 +12,7 @@ function drawn(name, attributes, text) {
 export function curves(place, content) {
   const points = [...content.val, ...content.train];
   if (points.length < 2) { place.textContent = "This model has no training curve."; return; }
-  const width = 560, height = 240, left = 46, foot = height - 26;
+  const width = 560, height = 240, left = LEFT, foot = height - 26;
   const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
   const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0], high = ys[Math.floor(0.98 * (ys.length - 1))];
   const x = v => left + (v - first) / (last - first || 1) * (width - left - 10);
@@ -33,7 +34,7 @@ export function curves(place, content) {
 // Bits in each stretch of time: level steps with error bars, whose mean is the bound.
 export function overTime(place, slices, done) {
   if (!slices.length) return;
-  const width = 560, height = 240, left = 46, foot = height - 40, high = 1.12 * Math.max(...slices.map(s => s.bits + s.error));
+  const width = 560, height = 240, left = LEFT, foot = height - 40, high = 1.12 * Math.max(...slices.map(s => s.bits + s.error));
   const x = v => left + v * (width - left - 10), y = v => foot - Math.max(0, v) / high * (foot - 12);
   const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "the bound over time" });
   for (let k = 0; k <= 4; k++) {
