@@ -25,6 +25,7 @@ _LAZY = {
     "Steered": "logosphere.denoisers.steered:Steered",
     "SteeredState": "logosphere.denoisers.steered:SteeredState",
     "slide": "logosphere.sampling.sliding:slide",
+    "of_length": "logosphere.sampling.lengths:of_length",
     "fit": "logosphere.training.fit:fit",
     "Optim": "logosphere.training.optim:Optim",
     "Edits": "logosphere.sampling.guidance:Edits",

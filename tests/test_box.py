@@ -64,8 +64,11 @@ def test_its_record_is_kept_and_a_changed_weight_is_noticed(boxed: Path) -> None
 def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
     from_box = said(capsys)["samples"]
-    assert main(["sample", "box:rdlm", "-n", "1", "--steps", "4", "--json"]) == 0
+    assert main(["sample", "box:rdlm", "-n", "1", "--steps", "4", "--temperature", "0.6", "--json"]) == 0
     assert said(capsys)["samples"] == from_box
+    for words, told in ([], True), (["--temperature", "1"], False), (["box:rdlm"], False):
+        assert main(["sample", *words, "-n", "1", "--steps", "4"]) == 0
+        assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == told
     assert main(["evaluate", "box:rdlm", "--sequences", "8", "--json"]) == 0
     assert said(capsys)["kind"] == "bound"
     train(out="runs/mine")

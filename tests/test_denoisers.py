@@ -14,6 +14,7 @@ from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.errors import UserError
+from logosphere.weights import write_tensors
 
 V, L, B = 7, 8, 3
 SIZE = Network(**SMALL)
@@ -200,6 +201,35 @@ def test_a_shared_time_is_a_field_that_happens_to_be_constant(kind: str) -> None
     long_way, short_way = denoiser(z, uneven, context), denoiser(z, t, context)
     torch.testing.assert_close(long_way[:-1], short_way[:-1], rtol=1e-5, atol=1e-5)
     assert (long_way[-1] - short_way[-1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"block": 2}, {"body": "convolution"}, {"body": "unet", "shape": "8x8"}], ids=str
+)
+def test_embeddings_of_tokens_do_not_run_straight_into_the_head_of_gidd(options: dict) -> None:
+    """With blocks that add nothing the logits do not depend on the states; those of md4, which has one kind, do."""
+    same, length = [], 64 if "shape" in options else L
+    for name in ("gidd", "md4"):
+        torch.manual_seed(0)
+        model = ls.build(name, vocab_size=V, length=length, **SMALL, **options)
+        scramble(model)
+        inner = model.denoiser.inner
+        for weight_name, weight in inner.trunk.named_parameters():
+            if any(part in weight_name for part in ("out.", "contract.", "mix.", "spread.")):
+                nn.init.zeros_(weight)
+        z = torch.arange(length)[None] % (V + 1)
+        out = inner(z, torch.full((1, length), 0.5), z)[0]
+        same.append(bool((out == out[:1]).all()))
+    assert same == [True, False]
+
+
+def test_weights_of_the_other_kind_of_head_are_refused(tmp_path) -> None:
+    plain, hybrid = (ls.build("gidd", vocab_size=V, length=L, p_u=p_u, **SMALL) for p_u in (0.0, 0.1))
+    assert hybrid.state_dict().keys() - plain.state_dict().keys() == {"denoiser.inner.trunk.out"}
+    hybrid.save(tmp_path)
+    write_tensors(tmp_path / "model.safetensors", plain.state_dict())
+    with pytest.raises(UserError, match="lacks denoiser.inner.trunk.out"):
+        ls.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ls.systems())

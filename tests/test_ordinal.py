@@ -124,5 +124,8 @@ def test_a_network_with_a_logistic_head_begins_at_what_it_sees_and_learns() -> N
     data = torch.randint(3, 6, (32, 4), generator=generator(8))
     nats = [progress.nats for progress in ls.fit(model, [data] * 30, steps=30, optim=ls.Optim(lr=1e-2, warmup=1))]
     assert sum(nats[-5:]) < sum(nats[:5])
+    t = torch.full((5, 4), 0.5)
+    said = model.process._context(model.denoiser(z, t, z), z, t)  # the law itself is x̂; what z says comes on top
+    torch.testing.assert_close(said, model.denoiser.inner(z, t, z).softmax(-1), rtol=1e-4, atol=1e-5)
     with pytest.raises(ls.UserError, match="Did you mean 'logistic'"):
         made(9, head="logistics")

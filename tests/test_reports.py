@@ -18,6 +18,7 @@ from logosphere.reports.markdown import markdown
 from logosphere.reports.plots import Dot, Series, plot
 from logosphere.reports.svg import SHAPES, Axis, linear_ticks, log_ticks, marker, number
 from logosphere.reports.writing import write_board
+from logosphere.systems import systems
 
 HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
 
@@ -174,3 +175,13 @@ def test_three_files_side_by_side(tmp_path: Path) -> None:
     assert content["entries"][0]["bits"] == 1.5 and content["real"]["entropy"]["value"] is None
     assert content["entries"][1]["samplings"] == asdict(BOARD)["entries"][1]["samplings"]
     assert written[1].read_text().startswith("# two on") and "≤ 1.7000 ± 0.0100" in written[1].read_text()
+
+
+def test_figures_of_papers_name_systems_that_are_here_and_their_kind() -> None:
+    for data, unit in (("text8", "character"), ("cifar10", "dimension")):
+        rows = published(data, unit)
+        assert {row.system for row in rows} >= {"ar", "md4", "rdlm"} and all(row.source for row in rows)
+        kinds = {row.system: row.kind for row in rows}
+        assert (kinds["ar"], kinds["md4"], kinds["rdlm"]) == ("exact", "bound", "surrogate")
+        assert {row.system for row in rows if row.system in systems()} >= {"md4", "rdlm", "d3pm-uniform"}
+    assert published("cifar10", "character") == []

@@ -12,6 +12,8 @@ PREFIX = "box:"
 CARD, RECORD = "card.md", "record.json"
 FIRST = ("rdlm", "mdlm", "ar")
 """Which box is opened when nobody says which, if it is there."""
+READABLE = 0.6
+"""A temperature at which small models of letters write more words than not; chosen by reading."""
 
 
 def boxes() -> list[str]:

@@ -1,6 +1,6 @@
 """logosphere sample"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -52,15 +52,16 @@ class Arguments:
     watch: bool = False
     """Show the text condensing; tokens are coloured by how sure the network is."""
     length: int | None = None
-    """Tokens of each text; more than the model's length are written window by window."""
+    """Tokens of each text. Models of separate texts, which end, write texts of just this length; others as many tokens,
+    more than their own length window by window."""
     overlap: int | None = None
     """Tokens that windows share; half of the model's length unless set."""
     sampler: str = "auto"
     """How to write; auto is the sampler of the system. `logosphere samplers` lists them all."""
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
-    temperature: float = 1.0
-    """Below 1: likelier, less varied."""
+    temperature: float | None = None
+    """Below 1: likelier, less varied. 1 unless set; 0.6 where the model in the box is taken for want of a run."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens with this much probability together."""
     top_k: int | None = None
@@ -102,10 +103,16 @@ def run(words: list[str]) -> int:
 
 
 def _carried_out(arguments: Arguments, team: "Team") -> int:
+    from logosphere.box import READABLE, first_box
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
     folder = RunFolder(arguments.run or newest_or_box())
+    if arguments.temperature is None:
+        unasked = arguments.run is None and folder.path == first_box()
+        if unasked:
+            say(f"The model in the box ({folder.path.name}), at a temperature of {READABLE}; 1 is what it has learnt.")
+        arguments = replace(arguments, temperature=READABLE if unasked else 1.0)
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
     given: Given | None = None
@@ -152,12 +159,19 @@ def _draw(
 ) -> "Generation":
     import torch
 
+    from logosphere.data.special import Ended
     from logosphere.sampling.generate import generate
+    from logosphere.sampling.lengths import of_length
     from logosphere.sampling.plan import GRIDS
     from logosphere.sampling.samplers import sampler
     from logosphere.sampling.sliding import slide
 
-    renoise = given is not None and folder.approximates(model)
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
+    denoiser, slides, tokenizer = None, arguments.length, folder.tokenizer
+    if arguments.length is not None and isinstance(tokenizer, Ended):
+        wanted = of_length(model, tokenizer.end, arguments.length, known, tokens)
+        denoiser, known, tokens, slides = wanted.denoiser, wanted.known, wanted.tokens, None
+    renoise = known is not None and bool(known.any()) and folder.approximates(model)
     if renoise:
         say(
             "This model was trained without known positions, so the text around them is approximate; "
@@ -183,11 +197,12 @@ def _draw(
             n=arguments.n,
             steps=arguments.steps,
             rng=rng,
+            denoiser=denoiser,
             known=known,
             tokens=tokens,
             sampler=way,
             grid=GRIDS.get(arguments.grid),
-            temperature=arguments.temperature,
+            temperature=1.0 if arguments.temperature is None else arguments.temperature,
             top_p=arguments.top_p,
             top_k=arguments.top_k,
             min_p=arguments.min_p,
@@ -200,12 +215,11 @@ def _draw(
             team=team,
         )
 
-    known, tokens = (None, None) if given is None else (given.known, given.tokens)
     try:
-        if arguments.length is None:
+        if slides is None:
             return write(known, tokens)
         overlap = model.length // 2 if arguments.overlap is None else arguments.overlap
-        return slide(write, window=model.length, length=arguments.length, overlap=overlap, known=known, tokens=tokens)
+        return slide(write, window=model.length, length=slides, overlap=overlap, known=known, tokens=tokens)
     finally:
         if shown is not None:
             shown.close()

@@ -8,7 +8,7 @@ connection, and the time added to every block.
 from torch import Tensor, nn
 
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Memory, TimeEmbedding, recall_layers, recalled
+from logosphere.denoisers.trunk import Memory, TimeEmbedding, left_out, recall_layers, recalled
 from logosphere.shapes import Float
 
 KERNEL = 9
@@ -40,8 +40,11 @@ class ConvolutionBlock(nn.Module):
 class ConvolutionTrunk(nn.Module):
     """The blocks, from embedded inputs to normalised features; it reads in both directions and knows no blocks."""
 
-    def __init__(self, network: Network, *, reads_time: bool):
+    out: Tensor | None
+
+    def __init__(self, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
+        self.register_buffer("out", left_out(own))
         time_features = min(network.width, 128) if reads_time else None
         self.time = None if time_features is None else TimeEmbedding(time_features)
         dilations = [DILATIONS[i % len(DILATIONS)] for i in range(network.depth)]
@@ -52,6 +55,7 @@ class ConvolutionTrunk(nn.Module):
         self, h: Float[Tensor, "B M D"], t: Float[Tensor, "B #M"] | None = None, *, memory: Memory | None = None
     ) -> Float[Tensor, "B M D"]:
         c = None if self.time is None or t is None else self.time(t)
+        first = h
         for block in self.blocks:
             h = block(h, c, memory)
-        return self.norm(h)
+        return self.norm(h if self.out is None else h - self.out * first)

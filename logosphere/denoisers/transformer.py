@@ -31,15 +31,15 @@ def check_attends(network: Network) -> None:
         raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
 
 
-def trunk(network: Network, length: int, *, reads_time: bool) -> Trunk | ConvolutionTrunk | UNetTrunk:
+def trunk(network: Network, length: int, *, reads_time: bool, own: bool) -> Trunk | ConvolutionTrunk | UNetTrunk:
     """What reads whole sequences: attention, dilated convolutions or a U-Net."""
     match network.body:
         case "convolution":
-            return ConvolutionTrunk(network, reads_time=reads_time)
+            return ConvolutionTrunk(network, reads_time=reads_time, own=own)
         case "unet":
-            return UNetTrunk(network, length, reads_time=reads_time)
+            return UNetTrunk(network, length, reads_time=reads_time, own=own)
         case _:
-            return Trunk(network, length, reads_time=reads_time)
+            return Trunk(network, length, reads_time=reads_time, own=own)
 
 
 def along(h: Float[Tensor, "B M D"], memory: Memory | None) -> Float[Tensor, "B M D"]:
@@ -55,11 +55,11 @@ def shared_time(t: Times) -> Float[Tensor, "B M"]:
 class FullTransformer(Conditional):
     """Every position sees every noisy state."""
 
-    def __init__(self, codec: Codec, length: int, network: Network, *, reads_time: bool):
+    def __init__(self, codec: Codec, length: int, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
         self.block, self.reads_time = length, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = trunk(network, length, reads_time=reads_time)
+        self.trunk = trunk(network, length, reads_time=reads_time, own=own)
         self.head = Head(network.width, codec.choices)
         self.conditioner = conditioner(network)
 
@@ -135,13 +135,13 @@ class BlockTransformer(Conditional):
     mask: Tensor
     positions: Tensor
 
-    def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool):
+    def __init__(self, codec: Codec, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
         check_attends(network)
         check_block(length, block)
         self.block, self.reads_time = block, reads_time
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(network, length, reads_time=reads_time)
+        self.trunk = Trunk(network, length, reads_time=reads_time, own=own)
         self.head = Head(network.width, codec.choices)
         self.register_buffer("mask", block_causal_mask(length, block), persistent=False)
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)

@@ -98,15 +98,30 @@ class Block(nn.Module):
         return self.contract(F.relu(self.expand(h)).square())
 
 
+def left_out(own: bool) -> Tensor | None:
+    """By how much the embedding of a position itself is taken out again before the head, if at all: see Trunk.
+
+    It is part of the weights, so that those which were trained otherwise are refused.
+    """
+    return None if own else torch.ones(())
+
+
 class Trunk(nn.Module):
-    """The blocks, from embedded inputs to normalised features."""
+    """The blocks, from embedded inputs to normalised features.
+
+    Without `own` these are features of what the blocks add, h - h₀: the embedding of a position's own state does not
+    run straight into the head. That is for states of which the process itself says what they tell of their token, while
+    the head is asked what the others say.
+    """
 
     table: Tensor
+    out: Tensor | None
     recompute: bool = False
     """Forget what happens inside a block and compute it anew for the backward pass."""
 
-    def __init__(self, network: Network, length: int, *, reads_time: bool, looks_ahead: bool = True):
+    def __init__(self, network: Network, length: int, *, reads_time: bool, looks_ahead: bool = True, own: bool = True):
         super().__init__()
+        self.register_buffer("out", left_out(own))
         time_features = min(network.width, 128) if reads_time else None
         self.time = None if time_features is None else TimeEmbedding(time_features)
         self.blocks = nn.ModuleList(Block(network, time_features) for _ in range(network.depth))
@@ -145,11 +160,12 @@ class Trunk(nn.Module):
     ) -> Float[Tensor, "B M D"]:
         table = self.table[:, : h.shape[1]] if positions is None else self.table[:, positions]
         c = None if self.time is None or t is None else self.time(t)
+        first = h
         for i, block in enumerate(self.blocks):
             given = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
             anew = self.recompute and torch.is_grad_enabled()
             h = checkpoint(block, *given, use_reentrant=False) if anew else block(*given)
-        return self.norm(h)
+        return self.norm(h if self.out is None else h - self.out * first)
 
 
 class Head(nn.Linear):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from logosphere.denoisers.attention import rotary_table
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Block, Memory, TimeEmbedding, recall_layers, recalled
+from logosphere.denoisers.trunk import Block, Memory, TimeEmbedding, left_out, recall_layers, recalled
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 
@@ -63,9 +63,11 @@ class UNetTrunk(nn.Module):
     """From embedded inputs to normalised features, like the other trunks; it reads whole images in all directions."""
 
     table: Tensor
+    out: Tensor | None
 
-    def __init__(self, network: Network, length: int, *, reads_time: bool):
+    def __init__(self, network: Network, length: int, *, reads_time: bool, own: bool = True):
         super().__init__()
+        self.register_buffer("out", left_out(own))
         rows, columns, self.channels = (*network.axes, 1)[:3]
         if rows * columns * self.channels != length:
             raise UserError(f"A shape of {network.shape} has {math.prod(network.axes)} positions, not {length}.")
@@ -95,7 +97,8 @@ class UNetTrunk(nn.Module):
         seen = h if self.own_time is None else h + self.own_time(c)
         across = _image(self.gather(seen.flatten(1).unflatten(1, (math.prod(self.extent), -1))), self.extent)
         inner = self._read(across, None if c is None else self._times(c), memory)
-        return self.norm(h + self.spread(_sequence(inner)).reshape(h.shape))
+        added = self.spread(_sequence(inner)).reshape(h.shape)
+        return self.norm(h + added if self.out is None else h + added - self.out * h)
 
     def _times(self, c: Float[Tensor, "B #M C"]) -> Float[Tensor, "B C H W"]:
         """The times of pixels, that of a pixel being the mean over its channels; one for all where all share it."""

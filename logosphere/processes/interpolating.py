@@ -118,6 +118,8 @@ class Interpolating(Process):
             t, weight = (step + 1) / self.timesteps, inverse / self.timesteps
         elif self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
+        elif self.weighting is not None and self.training and torch.is_grad_enabled():
+            t, weight = w, torch.ones_like(w)  # to learn from: what makes the bound scatter is not in the loss
         else:
             t, weight = self.schedule.drawn(w)
         block = u.shape[1] // w.shape[1]

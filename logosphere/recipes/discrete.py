@@ -156,7 +156,8 @@ def d3pm_gaussian(
     """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
 
     The paper takes 1000 steps; its β are scaled here to as many steps as there are. With head="logistic" the network
-    answers with a place and a width, as the paper's does for images, and not with a logit for each value.
+    answers with a place and a width, as the paper's does for images, and not with a logit for each value. Either way it
+    says what the others say of a value; what the value seen says is added (D3PM, eq. 4, where p̃ is summed against q).
     """
     if head not in ("softmax", "logistic"):
         raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
@@ -165,7 +166,7 @@ def d3pm_gaussian(
     if network is not None and head == "logistic":
         inner = _transformer(process, length, model.block, network, reads_time=True)
         inner.head = Head(network.width, 2)
-        model.denoiser = Logistic(inner, vocab_size)
+        model.denoiser = Informed(Logistic(inner, vocab_size), process)
     return model
 
 
@@ -240,12 +241,15 @@ def gidd(
 ) -> Model:
     """Masks and random tokens in continuous time; `p_u` of the tokens are random half way.
 
-    The weights of the bound explode at both ends of time, so training bounds them: loss "dynamic" or "clip".
+    The weights of the bound explode at both ends of time, so training bounds them: loss "dynamic" or "clip". One head
+    answers for masks, which say nothing, and for tokens, which say nearly all; so that what is learnt at masks is not
+    spoilt by the embeddings of tokens, these do not run straight into it (Trunk, `own`).
     """
     if loss not in WEIGHTINGS:
         raise UserError(f"There is no loss '{loss}'.{nearest(loss, WEIGHTINGS)}")
     law = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
-    return _diffusion(Interpolating(law, weighting=WEIGHTINGS[loss]), length, block, network, reads_time=True)
+    process = Interpolating(law, weighting=WEIGHTINGS[loss])
+    return _diffusion(process, length, block, network, reads_time=True, own=not law.spreads)
 
 
 def _unweighted(loss: str) -> bool:
@@ -282,17 +286,19 @@ def _scored(law: Mixing, length: int, block: int | None, network: Network | None
     return model
 
 
-def _diffusion(process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool) -> Model:
+def _diffusion(
+    process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool, own: bool = True
+) -> Model:
     block = length if block is None else block
     denoiser: Denoiser | None = None
     if network is not None:
-        denoiser = Informed(_transformer(process, length, block, network, reads_time=reads_time), process)
+        denoiser = Informed(_transformer(process, length, block, network, reads_time=reads_time, own=own), process)
     return Model(process, denoiser, length=length, block=block)
 
 
 def _transformer(
-    process: Process, length: int, block: int, network: Network, *, reads_time: bool
+    process: Process, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True
 ) -> FullTransformer | BlockTransformer:
     if block == length:
-        return FullTransformer(process.codec, length, network, reads_time=reads_time)
-    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time)
+        return FullTransformer(process.codec, length, network, reads_time=reads_time, own=own)
+    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time, own=own)

@@ -1,0 +1,133 @@
+"""Texts of a wanted length: the end stands where it is wanted, the law is right where it can be, others say why not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, System, everything, generator, same_law, scramble
+
+import logosphere as ls
+from logosphere import UserError
+from logosphere.cli import main
+from logosphere.data.languages import Joint, Oracle
+from logosphere.denoisers.conditioner import Conditioner
+from logosphere.sampling.lengths import Unended, of_length
+
+END, L = 3, 8
+REFUSED = {
+    "ar": "left to right",
+    "bd3lm": "left to right",
+    "cosmos": "whole sequences",
+    "ld4lg": "whole sequences",
+    "planner": "whole sequences",
+    "tencdm": "whole sequences",
+    "bit-diffusion": "does not answer with tokens",
+    "diffusion-lm": "does not answer with tokens",
+    "sedd-uniform": "ratios",
+}
+
+
+def random_model(name: str, **options: object) -> ls.Model:
+    torch.manual_seed(0)
+    return ls.build(name, vocab_size=4, length=L, **SMALL | {"depth": 1} | options)
+
+
+def drawn(model: ls.Model, length: int, **how: object) -> torch.Tensor:
+    wanted = of_length(model, END, length)
+    given = {"denoiser": wanted.denoiser, "known": wanted.known, "tokens": wanted.tokens}
+    return ls.sample(model, n=12, rng=generator(1), **{"steps": 6} | given | how)
+
+
+@pytest.mark.parametrize("name", [name for name in ls.systems() if name not in (*REFUSED, "rdlm")])
+def test_texts_have_the_wanted_length(name: str) -> None:
+    tokens = drawn(random_model(name), 5, steps=32 if name == "fisher-flow" else 6)  # flows arrive if steps are small
+    assert bool((tokens[:, :5] != END).all()) and bool((tokens[:, 5:] == END).all())
+
+
+@pytest.mark.parametrize("name, sentence", REFUSED.items())
+def test_systems_that_cannot_say_why(name: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        drawn(random_model(name), 5)
+
+
+def test_a_text_may_fill_its_model() -> None:
+    for name in ("mdlm", "ar"):  # no end behind it need be seen
+        model = random_model(name)
+        scramble(model)
+        assert bool((drawn(model, L) != END).all())
+
+
+def test_guidance_and_filters_go_with_a_length() -> None:
+    model = random_model("mdlm", labels=2)
+    scramble(model)
+    next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
+    told = ls.Condition.of(labels=torch.arange(12) % 2)
+    tokens = drawn(model, 3, condition=told, guidance=3.0, top_p=0.9, temperature=0.7)
+    assert bool((tokens[:, :3] != END).all()) and bool((tokens[:, 3:] == END).all())
+
+
+def ending(length: int = 3, letters: int = 2) -> Joint:
+    """Texts of 1 to `length` letters, which depend on each other but not on the length, filled up with ends."""
+    words, p = everything(ls.languages.markov([[0.8, 0.2], [0.4, 0.6]], [0.3, 0.7], length))
+    table = torch.zeros((letters + 1,) * length, dtype=torch.float64)
+    for end, share in zip(range(1, length + 1), (0.5, 0.2, 0.3), strict=True):
+        filled = words.clone()
+        filled[:, end:] = letters
+        table.index_put_(tuple(filled.T), share * p, accumulate=True)
+    return ls.languages.joint(table)
+
+
+@pytest.mark.parametrize("system", [System("mdlm"), System("udlm"), System("rdlm-heat")], ids=str)
+@pytest.mark.parametrize("length", [2, 3])
+def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: int) -> None:
+    language = ending()
+    model = system.model(language)
+    oracle = Unended(Oracle(model, language), 2, length, 3)
+    known, tokens = torch.arange(3) >= length, torch.full((3,), 2)
+    written = ls.sample(model, n=2000, steps=96, rng=generator(9), denoiser=oracle, known=known, tokens=tokens)
+    sequences, p = everything(language)
+    right = (sequences[:, :length] != 2).all(1) & (sequences[:, length:] == 2).all(1)
+    assert same_law(written, language, p * right) > CHANCE
+
+
+@pytest.mark.parametrize(
+    "length, known, token, sentence",
+    [
+        (0, None, 0, "1 to 8"),
+        (9, None, 0, "1 to 8"),
+        (3, 5, 1, "behind the wanted end"),
+        (6, 4, END, "before the wanted length"),
+    ],
+)
+def test_lengths_that_contradict_what_is_known_are_refused(
+    length: int, known: int | None, token: int, sentence: str
+) -> None:
+    where = None if known is None else torch.arange(L) == known
+    with pytest.raises(UserError, match=sentence):
+        of_length(random_model("mdlm"), END, length, where, None if where is None else torch.full((L,), token))
+
+
+@pytest.mark.parametrize("name", ["mdlm", "ar"])
+def test_texts_of_different_length_from_the_command_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(["one", "two", "three", "eleven"] * 20))
+    size = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--steps", "3", "--batch", "8"]
+    words = ["--system", name, "--data", f"lines:{tmp_path / 'a.txt'}", "--length", "8", *size]
+    run = str(tmp_path / "run")
+    assert main(["train", *words, "--validations", "1", "--validation-sequences", "4", "--out", run]) == 0
+    capsys.readouterr()
+
+    def told(*more: str) -> str:
+        return capsys.readouterr().err if main(["sample", run, "--steps", "4", "-n", "3", *more]) else ""
+
+    if name == "ar":
+        assert "left to right" in told("--length", "5")
+        return
+    assert main(["sample", run, "--steps", "4", "-n", "3", "--length", "5", "--prompt", "on", "--json"]) == 0
+    texts = [sample["text"] for sample in json.loads(capsys.readouterr().out)["samples"]]
+    assert all(len(text) == 5 and text.startswith("on") for text in texts)
+    assert "of 1 to 8 tokens, not 20" in told("--length", "20")
+    assert "behind the wanted end" in told("--length", "2", "--infill", "on[..]e")
+    assert "not in the alphabet" in told("--prompt", "Ω")
