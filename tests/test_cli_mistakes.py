@@ -88,7 +88,7 @@ def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "recipe.json" in sentence(capsys, ["train", "--out", "full", "--resume"])
     assert "no run" in sentence(capsys, ["train", "--out", "absent", "--resume"])
     assert "no run yet" in sentence(capsys, ["train", "--resume"])
-    assert "train" in sentence(capsys, ["sample"])
+    assert "train" in sentence(capsys, ["show"])
 
 
 def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
