@@ -36,7 +36,7 @@ from logosphere.training.fit import Training
 from logosphere.types import SIGN, Batch
 
 SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
-FEW = ["latents=8"]
+FEW = ["latents=8", "latent_width=16"]
 MINILM = ["encoder=minilm", "layer=4"]
 
 GROUPS: dict[str, dict[str, list[str]]] = {

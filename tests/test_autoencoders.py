@@ -7,7 +7,7 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.autoencoders.decoders import Causal, Parallel
-from logosphere.autoencoders.perceiver import Perceiver
+from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.autoencoders.standard import Standard
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.denoisers.network import Network
@@ -82,6 +82,22 @@ def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count:
     assert bool((difference > 1e-4).all()), "every query looks everywhere"
     shown[:, 1] = False
     assert torch.allclose(perceiver(states, shown), perceiver(changed, shown), atol=1e-6)
+
+
+@pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
+def test_every_place_has_a_part_of_the_memory_and_parts_do_not_overlap(memory: int, count: int) -> None:
+    own = scrambled(OwnPart(memory=memory, memory_width=3, count=count, width=4))
+    states = torch.randn(1, memory, 3, generator=generator(5))
+    reached = torch.zeros(memory, count, dtype=torch.bool)
+    for i in range(memory):
+        changed = states.clone()
+        changed[:, i] += 1
+        reached[i] = (own(changed) - own(states)).abs().sum((0, 2)) > 1e-4
+    assert bool(reached.any(1).all()), "nothing is lost"
+    if memory >= count:
+        assert bool((reached.sum(1) == 1).all())
+    else:
+        assert bool((reached.sum(0) == 1).all()), "no place is without a part"
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------

@@ -371,6 +371,19 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
+@pytest.mark.parametrize("name", ["ld4lg", "planner"])
+def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
+    """Words before say much of the next one, and a decoder finds them first; its latents must matter all the same."""
+    torch.manual_seed(3)
+    language = ls.languages.markov(0.8 * torch.eye(8) + 0.2 / 8, torch.full((8,), 1 / 8), 16)
+    options = {"width": 32, "depth": 1, "heads": 2, "autoencoder_depth": 1, "latents": 4, "latent_width": 8}
+    model = ls.build(name, vocab_size=8, length=16, stage_one=0.99, **options)
+    for _ in ls.fit(model, batches(language), steps=150, optim=ls.Optim(lr=5e-3, warmup=20)):
+        pass
+    found = reading(model, [Batch.of(language.sample(200, generator(22)))], generator(23))
+    assert found.nats["own"] < 0.8 * language.entropy() / 16 and found.nats["shuffled"] > 1.5 * found.nats["own"]
+
+
 def test_only_latent_systems_can_be_read() -> None:
     with pytest.raises(ls.UserError, match="Only latent systems"):
         reading(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.perceiver import Perceiver
+from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.codecs.tokens import embedding
 from logosphere.denoisers.attention import KeyValues
 from logosphere.denoisers.network import Network
@@ -76,6 +76,7 @@ class Causal(Decoder):
         self.length, self.latents, self.start = length, latents, vocab_size
         self.enter = nn.Linear(features, network.width)
         self.places = nn.Parameter(0.2 * torch.randn(latents, network.width))
+        self.begin = OwnPart(memory=latents, memory_width=features, count=length, width=network.width)
         self.stem = embedding(vocab_size + 1, network.width)
         self.trunk = Trunk(network, latents + length, reads_time=False, looks_ahead=False)
         self.head = Head(network.width, vocab_size)
@@ -84,7 +85,7 @@ class Causal(Decoder):
 
     def forward(self, z: State, tokens: Tokens) -> Decoded:
         before = F.pad(tokens, (1, 0), value=self.start)[:, :-1]
-        h = self.trunk(torch.cat([self._prefix(z), self.stem(before)], 1), mask=self.mask)
+        h = self.trunk(torch.cat([self._prefix(z), self.begin(z) + self.stem(before)], 1), mask=self.mask)
         return Decoded(self.head(h[:, self.latents :]), None)
 
     def _prefix(self, z: State) -> Float[Tensor, "B N D"]:
@@ -97,12 +98,13 @@ class Causal(Decoder):
         caches = [
             KeyValues(len(z), heads, everything, network.width // heads, self.enter.weight) for _ in self.trunk.blocks
         ]
-        place = torch.arange(everything, device=z.device)
+        place, own = torch.arange(everything, device=z.device), self.begin(z)
         self.trunk(self._prefix(z), positions=place[: self.latents], caches=caches)
         token = torch.full((len(z),), self.start, device=z.device)
         written = []
         for i in range(self.latents, everything):
-            h = self.trunk(self.stem(token)[:, None], positions=place[i : i + 1], caches=caches)
+            h = own[:, i - self.latents] + self.stem(token)
+            h = self.trunk(h[:, None], positions=place[i : i + 1], caches=caches)
             token = self.head(h[:, 0]).argmax(-1)
             written.append(token)
         return torch.stack(written, 1)

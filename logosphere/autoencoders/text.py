@@ -28,6 +28,10 @@ from logosphere.types import Batch, State, Tokens
 Scale = Literal["sphere", "standard"]
 """Latents of length √d (LD4LG), or with mean 0 and variance 1 over the training data (TEncDM, COSMOS)."""
 
+QUIET = -4.0
+"""Log-variance that a variational encoder begins with. At 0 its draws would drown means that have hardly been learnt,
+and a decoder that can do without latents would find that it should."""
+
 
 @dataclass(frozen=True)
 class Teaching:
@@ -78,6 +82,8 @@ class TextAutoencoder(Autoencoder):
         self.leave = None
         if compressor is not None:
             self.leave = nn.Linear(compressor.queries.shape[1], features * (2 if variational else 1))
+            if variational:
+                nn.init.constant_(self.leave.bias[features:], QUIET)
         self.standard = Standard(1 if compressor is None else latents, features)
 
     # ---- tokens to latents ----------------------------------------------------------------------------------------
