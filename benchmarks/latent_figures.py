@@ -30,7 +30,7 @@ from logosphere.evaluation.samples.frontier import seen_by
 from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.types import NO_TOKEN, Batch
 
-SEQUENCES, DRAWS, SAMPLES, STEPS, JUDGE_STEPS = 128, 2, 64, 32, 300
+SEQUENCES, DRAWS, SAMPLES, STEPS, JUDGE_STEPS = 256, 2, 256, 32, 300
 CHOSEN = ("entropy", "distinct-4", "overlap-4", "frontier")
 GUIDANCE = (1.0, 2.0)
 SHOWN = 3

@@ -140,7 +140,7 @@ ld4lg = _builder(
 planner = _builder(
     Settings(
         compressed=True, latent_width=64, from_left=True, scale="standard",
-        teaching=Teaching(divergence=0.001, substitution=0.3), predicts="x0", self_conditioning=0.0,
+        teaching=Teaching(divergence=0.001, substitution=0.1), predicts="x0", self_conditioning=0.0,
     )
 )  # fmt: skip
 """PLANNER: latents drawn by a variational encoder that reads noisy tokens, a decoder from left to right."""
