@@ -76,8 +76,8 @@ def mnist_binary(cache: Path, report: Report) -> Splits:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{path} cannot be read ({problem}).") from None
+    except Exception as problem:  # the libraries raise whatever a damaged archive brings up
+        raise UserError(f"{path} cannot be read ({problem}); fetch it again.") from None
     if lacking := [split for split in ("train", "valid", "test") if split not in arrays]:
         raise UserError(f"{path} holds no images for '{lacking[0]}'.")
     return {split: Examples(list(np.unpackbits(rows, axis=1)[:, : 28 * 28])) for split, rows in arrays.items()}
