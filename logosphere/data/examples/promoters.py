@@ -25,7 +25,7 @@ LETTERS = "ACGT"
 def published(path: Path) -> dict[str, Examples]:
     """Splits by chromosome out of an .npz with `sequences` [N, L, 4 + C] and `chromosomes` [N]."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             rows, chromosomes = stored["sequences"], stored["chromosomes"].astype(str)
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
