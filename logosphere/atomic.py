@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path`; whoever reads meanwhile or after a crash sees the old file or the new one."""
+    """Put `content` at `path`; whoever reads meanwhile or after a crash sees the old file or the new one.
+
+    When this returns, a power cut leaves the new one: its folder is synced too, where the renaming is written down.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -19,6 +22,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -28,7 +32,12 @@ def write_json(path: Path, content: object) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames inside a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
+    sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Wait until what was written to a file or folder, by whomever, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

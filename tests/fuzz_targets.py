@@ -1,15 +1,19 @@
 """What is fuzzed: every kind of file that Logosphere reads, texts that it is given, and its command line."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import re
 import shutil
+import tarfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import yaml
 from fuzzing import Target
 from test_runs import RECIPE
@@ -17,7 +21,10 @@ from test_runs import RECIPE
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
+from logosphere.data.examples.packed import members
+from logosphere.data.examples.promoters import published
 from logosphere.data.gaps import parse_gaps, prompt
+from logosphere.data.sources import Archive, _unpacked
 from logosphere.data.tokenfile import META, DamagedCache, open_tokens, sealed
 from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
 from logosphere.errors import UserError
@@ -45,6 +52,7 @@ def targets(place: Path) -> list[Target]:
         _plain(place, run),
         *_corpora(place),
         _indexes(place, corpus.folder or place),
+        _archives(place),
         _prompts(),
         _words(place, run),
     ]
@@ -175,6 +183,42 @@ def _indexes(place: Path, tokens: Path) -> Target:
 
     words = [b'"shards": [', b'"tokens": ', b'"sha256": ']
     return Target("indexes", read, [(folder / META).read_bytes()], words, guarded=tokens)
+
+
+def _archives(place: Path) -> Target:
+    """Published sets as they are packed, told apart by the first byte of the input; nothing is ever unpacked."""
+    text, folder = TEXT.encode(), place / "archives"
+    folder.mkdir()
+    published_text = Archive("text8", (), "", 0, len(text), hashlib.md5(text).hexdigest())
+    packed: list[bytes] = []
+    for ending in ("gz", "xz"):
+        with tarfile.open(fileobj=(tar := io.BytesIO()), mode=f"w:{ending}") as archive:
+            for name in ("set/text8", "../../escape"):
+                info = tarfile.TarInfo(name)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text))
+        packed.append(tar.getvalue())
+    with zipfile.ZipFile(zipped := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../escape", text)
+        archive.writestr("text8", text)
+    bases = np.tile(np.array([[1, 0, 0, 0, 0.5], [0, 0, 1, 0, 0.1]]), (3, 4, 1))
+    np.savez_compressed(arrays := io.BytesIO(), sequences=bases, chromosomes=np.array(["chr1", "chr8", "chr10"]))
+    readers: list[tuple[str, bytes, Callable[[Path], object]]] = [
+        ("a.tar.gz", packed[0], lambda path: members(path, ["text8"])),
+        ("a.tar.xz", packed[1], lambda path: members(path, ["text8"])),
+        ("a.zip", zipped.getvalue(), lambda path: members(path, ["text8"])),
+        ("text8.zip", zipped.getvalue(), lambda path: list(_unpacked(published_text, path))),
+        ("a.npz", arrays.getvalue(), published),
+    ]
+
+    def read(content: bytes) -> None:
+        name, _, reader = readers[(content[0] if content else 0) % len(readers)]
+        (folder / name).write_bytes(content[1:])
+        reader(folder / name)
+        assert not [*folder.rglob("escape"), *place.glob("escape"), *place.parent.glob("escape")], "it was unpacked"
+
+    seeds = [bytes([number]) + content for number, (_, content, _) in enumerate(readers)]
+    return Target("archives", read, seeds, [b"PK\x01\x02", b"PK\x03\x04", b"\xff\xff\xff\xff", b"ustar", b"/"])
 
 
 def _prompts() -> Target:

@@ -1,7 +1,7 @@
-"""A long life: python tests/soak.py --minutes 60.
+"""A long life: python tests/soak.py --minutes 60 [--log marks.jsonl].
 
 Cycles of train, evaluate and sample, in one process, over several systems, with new folders and a corpus opened anew.
-Memory and open files are noted after each cycle: once warm, neither may grow.
+Memory and open files are noted after each cycle, in a line of the log if one is asked for: once warm, neither may grow.
 """
 
 import argparse
@@ -36,8 +36,13 @@ def resident() -> int:
         trim = getattr(ctypes.CDLL(name), "malloc_trim", None)
         if trim is not None:
             trim(0)
+    return status("VmRSS")
+
+
+def status(name: str) -> int:
+    """A number that the kernel knows of this process; VmRSS = RssAnon (our own pages) + RssFile (libraries) + RssShmem."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS")))
+    return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
 def open_files() -> int:
@@ -76,18 +81,27 @@ def flat(marks: list[tuple[int, int]], slack: int = 4096) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--log", type=Path, help="a file for one line of JSON a cycle, written as it goes")
     chosen = parser.parse_args()
     marks, begun = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")  # tables are kept there too
         while time.monotonic() - begun < 60 * chosen.minutes:
-            marks.append(cycle(Path(folder), len(marks)))
+            memory, files = cycle(Path(folder), len(marks))
+            marks.append((memory, files))
+            if chosen.log:
+                minutes = round((time.monotonic() - begun) / 60, 3)
+                own, libraries = status("RssAnon"), status("RssFile")
+                line = {"minutes": minutes, "memory": memory, "own": own, "libraries": libraries, "files": files}
+                with chosen.log.open("a") as log:
+                    log.write(json.dumps({**line, "threads": status("Threads")}) + "\n")
     thirds = [marks[len(marks) * part // 3 :][: len(marks) // 3] for part in range(3)]
     figures = {
         "cycles": len(marks),
         "minutes": round((time.monotonic() - begun) / 60, 1),
         "cpu_seconds": round(time.process_time()),
         "least_kilobytes_of_each_third": [min(memory for memory, _ in part) for part in thirds],
+        "most_kilobytes_of_each_third": [max(memory for memory, _ in part) for part in thirds],
         "open_files": sorted({files for _, files in marks}),
         "grows": flat(marks),
     }

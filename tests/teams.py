@@ -2,24 +2,42 @@
 
 import json
 import multiprocessing
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from logosphere.parallel.team import Team
+from logosphere.parallel.launch import _free_port
+from logosphere.parallel.team import Team, assembled
 
 
-def in_team(size: int, work: Callable[[Team], Any], folder: Path) -> list[Any]:
+@contextmanager
+def met(rank: int, size: int, folder: Path) -> Iterator[Team]:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
+    yield Team(rank, size)
+    dist.destroy_process_group()
+
+
+def as_on_the_command_line(rank: int, size: int, folder: Path) -> AbstractContextManager[Team]:
+    """A team that finds itself by what torchrun puts into the environment."""
+    port = int((folder / "port").read_text())
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return assembled()
+
+
+def in_team(size: int, work: Callable[[Team], Any], folder: Path, meet: Callable[..., Any] = met) -> list[Any]:
     """What each process of a team makes of this work, as JSON holds it."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "port").write_text(str(_free_port()))
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_part, args=(rank, size, work, folder)) for rank in range(size)]
+    processes = [context.Process(target=_part, args=(rank, size, work, folder, meet)) for rank in range(size)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forks of processes with threads: here they are idle
         for process in processes:
@@ -33,12 +51,11 @@ def in_team(size: int, work: Callable[[Team], Any], folder: Path) -> list[Any]:
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
 
 
-def _part(rank: int, size: int, work: Callable[[Team], Any], folder: Path) -> None:
+def _part(rank: int, size: int, work: Callable[[Team], Any], folder: Path, meet: Callable[..., Any]) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-        (folder / f"result-{rank}").write_text(json.dumps(work(Team(rank, size))))
-        dist.destroy_process_group()
+        with meet(rank, size, folder) as team:
+            (folder / f"result-{rank}").write_text(json.dumps(work(team)))
     except BaseException:
         (folder / f"problem-{rank}").write_text(traceback.format_exc())
         sys.exit(1)

@@ -1,5 +1,7 @@
 """Whatever happens to the machine: nothing that was reported as saved is lost, and a sentence says what is wrong."""
 
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from test_runs import bits, timeless
 from logosphere.cli import main
 from logosphere.data.corpora import Corpus
 from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.runs.train import Saved, start, train
 
 __all__ = ["corpus"]  # a fixture
 
@@ -83,3 +85,65 @@ def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeyp
     list(train(jumping, corpus))
     assert timeless(jumping) == timeless(straight)
     assert all(0 <= line["seconds"] < 600 for line in jumping.metrics() if "seconds" in line)
+
+
+class Disk:
+    """What a power cut would undo: folders with names that were not synced, files with bytes that were not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Path):
+        self.run, self.loose, self.safe = run, set[Path](), dict[Path, int]()
+        fsync, replace_, rmtree = os.fsync, os.replace, shutil.rmtree
+
+        def synced(handle: int) -> None:
+            fsync(handle)
+            path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+            self.loose.discard(path)
+            self.safe[path] = os.fstat(handle).st_size
+
+        def moved(source: Path, target: Path) -> None:
+            if Path(source).is_dir():
+                self.check(Path(source))
+            replace_(source, target)
+            for path in [path for path in self.safe if path == source or source in path.parents]:
+                self.safe[target / path.relative_to(source)] = self.safe.pop(path)
+            self.loose.add(Path(target).parent)
+
+        def removed(path: Path, ignore_errors: bool = False) -> None:
+            if path.is_dir() and path.name.startswith("step-"):
+                self.check(self.run)  # what is dropped now must never be needed again
+            rmtree(path, ignore_errors=ignore_errors)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "replace", moved)
+        monkeypatch.setattr(shutil, "rmtree", removed)
+
+    def check(self, folder: Path) -> None:
+        """All files and names below a folder are safe, but for those that nobody was told of."""
+        assert not [path for path in self.loose if path == folder or folder in path.parents]
+        for path in folder.rglob("*"):
+            if path.is_file() and path.name not in (".lock", "metrics.jsonl", "model.safetensors", "ema.safetensors"):
+                assert self.safe.get(path) == path.stat().st_size, path
+            if path.name == "shards":
+                assert path in self.safe
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are looked up in the way of Linux")
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_power_cut_undoes_nothing_that_was_reported(
+    shard: bool, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a step is reported as saved, and before the one before it is dropped, all that it needs is synced."""
+    disk = Disk(monkeypatch, tmp_path / "run")
+    run = start(replace(PLAIN, shard=shard, steps=4, validations=4), corpus, tmp_path / "run")
+    disk.check(run.path)
+    assert tmp_path not in disk.loose
+    saved = 0
+    for event in train(run, corpus):
+        if isinstance(event, Saved):
+            saved += 1
+            disk.check(run.path)
+            metrics = run.path / "metrics.jsonl"
+            assert disk.safe[metrics] == metrics.stat().st_size
+            for name in ("model", "ema"):
+                assert disk.safe[run.state / f"step-{event.step:08d}" / f"{name}.safetensors"] > 0
+    assert saved == 4

@@ -80,6 +80,11 @@ def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) ->
     assert (theirs.vocab_size, theirs.longest, theirs.end, theirs.width) == (120, 10, 2, 8)
     with pytest.raises(ls.UserError, match="cannot be loaded"):
         encoder(f"hf:{tmp_path / 'nothing'}", 1)
+    # Weights in pickles, which can hold code, are not even looked at.
+    torch.save(transformers.BertModel(transformers.BertConfig(**CONFIG)).state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ls.UserError, match="cannot be loaded"):
+        encoder(f"hf:{tmp_path}", 1)
 
 
 def test_layers_differ_and_states_have_their_context(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Examples: sequences of their own with labels, sources and signals, from files and from published sets."""
 
 import csv
+import contextlib
 import io
 import json
 import tarfile
@@ -216,6 +217,28 @@ def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
     packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
+
+
+def test_damaged_archives_and_other_content_are_met_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zlib, lzma, zipfile, tarfile and numpy have a dozen kinds of exceptions for archives that are not whole."""
+    monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
+    packed(tmp_path / "music_sudoku.tar.xz", {"x/sudoku17_solved.csv": b"12,34\n" * 40})
+    with pytest.raises(UserError, match="sudoku are not as published"):
+        open_corpus("sudoku")
+    packed(tmp_path / "music_sudoku.tar.xz", {"x/jsb-chorales-quarter.json": b"[[[60]]]"})
+    with pytest.raises(UserError, match="chorales are not as published"):
+        open_corpus("chorales")
+    images = {split: np.zeros((20, 98), np.uint8) for split in ("train", "valid", "test")}
+    np.savez_compressed(tmp_path / "binarized_mnist.npz", **images)
+    assert len(open_corpus("mnist-binary").train) == 20
+    for name, source in (("binarized_mnist.npz", "mnist-binary"), ("music_sudoku.tar.xz", "chorales")):
+        whole = (tmp_path / name).read_bytes()
+        for place in range(0, len(whole), 7):
+            (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+            with contextlib.suppress(UserError):
+                open_corpus(source)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from logosphere.cli import main
+from logosphere.data.corpora import open_corpus
 from logosphere.recipes.catalogue import RECIPES, recipe
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.estimate import cost
+from logosphere.runs.train import build_model
 from logosphere.systems import build
 
 
@@ -38,6 +41,31 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["train", *words, "--dry-run"]) == 0
         assert "FLOPs per token" in capsys.readouterr().out
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+
+
+@pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "d3pm-uniform", "plaid"])
+def test_parameters_for_conditions_are_counted(system: str) -> None:
+    """Labels, sources and signals take parameters of their own."""
+    Path("l.jsonl").write_text("".join(f'{{"text": "{"abcd"[i % 4] * 6}", "label": "{i % 3}"}}\n' for i in range(60)))
+    Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
+    for data in ("labelled:l.jsonl", "pairs:p.tsv", "digits"):
+        chosen = Recipe(system=system, data=data, length=64 if data == "digits" else 8, steps=10)
+        corpus = open_corpus(data)
+        model = build_model(chosen, corpus)
+        bill = cost(chosen, corpus.tokenizer.size, conditions=corpus.conditions)
+        assert bill.parameters == sum(parameter.numel() for parameter in model.parameters()), data
+        assert corpus.conditions and bill.parameters > cost(chosen, corpus.tokenizer.size).parameters
+
+
+def test_a_dry_run_reads_what_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
+    words = ["train", "--data", "pairs:p.tsv", "--length", "8", "--dry-run", "--nproc", "3", "--json"]
+    assert main(words) == 0
+    bill = json.loads(capsys.readouterr().out)
+    model = build_model(replace(recipe("demo"), data="pairs:p.tsv", length=8), open_corpus("pairs:p.tsv"))
+    assert bill["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert list(bill["days"]["A100"]) == ["1", "3", "8", "64"]
+    assert main([*words[:-3], "--nproc", "0"]) == 1 and "at least 1, not 0" in capsys.readouterr().err
 
 
 def test_large_recipes_have_the_sizes_they_say() -> None:

@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from teams import in_team
+from teams import as_on_the_command_line, in_team
 from test_runs import RECIPE, after, bits, timeless
 
 from logosphere.cli import main
 from logosphere.data.corpora import Corpus, open_corpus
 from logosphere.errors import UserError
-from logosphere.parallel.launch import abandoned, must_launch
+from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
 from logosphere.parallel.team import FailedElsewhere, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import RunFolder
@@ -110,6 +111,48 @@ def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
     results = in_team(3, work, tmp_path / "team")
     assert [result[0] for result in results] == ["here", "elsewhere", "elsewhere"]
     assert all(result[1:] == ["from 0", [3, 3], list(range(7))] for result in results)
+
+
+def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large text takes hours to tokenise; groups give up after half an hour, here after a second."""
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "default_pg_timeout", timedelta(seconds=1))
+
+    def work(team: Team) -> str | None:
+        return team.first(lambda: time.sleep(3))
+
+    assert in_team(2, work, tmp_path / "team", as_on_the_command_line) == [None, None]
+
+
+def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> None:
+    """Only the first process speaks; what it meets itself is a connection that ends."""
+
+    def work(team: Team) -> float:
+        if team.rank == 1:
+            raise UserError("the reason")
+        return team.total(1)[0]
+
+    with pytest.raises(AssertionError, match=r"^Traceback[^$]*UserError: the reason"):
+        in_team(2, work, tmp_path / "alone", as_on_the_command_line)
+
+    def dies(team: Team) -> float:
+        if team.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return team.total(1)[0]
+
+    with pytest.raises(AssertionError, match="Deserted: Another process of the team was killed"):
+        in_team(2, dies, tmp_path / "dies", as_on_the_command_line)
+
+
+def test_a_process_that_is_killed_is_told_of() -> None:
+    """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
+    team = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
+    team[1].kill()
+    with pytest.raises(Deserted, match="Process 2 of 2 was killed by SIGKILL"):
+        _seen_through(team, [])
+    team[0].terminate()
+    assert _seen_through(team, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
 def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:

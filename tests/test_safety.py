@@ -15,6 +15,7 @@ from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
+from logosphere.training.checkpoint import latest
 from logosphere.training.fit import Diverged, Training
 from logosphere.training.optim import Optim
 from logosphere.types import Batch
@@ -49,6 +50,40 @@ def test_a_spike_is_passed_over() -> None:
     assert not training.advance(Batch.of(next(given)), 9, 0.0).skipped
     with pytest.raises(UserError, match="above 1"):
         Optim(spike=0.5)
+
+
+def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None:
+    """What was observed in it is in no checkpoint, so a resumed run would go another way."""
+    training = Training(network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
+    given = batches()
+    for _ in range(4):
+        training.advance(Batch.of(next(given)), 9, 0.0)
+    training.usual /= 100
+    assert training.advance(Batch.of(next(given)), 9, 0.0).skipped
+    pending = [buffer for name, buffer in training.model.named_buffers() if name.endswith("pending")]
+    assert pending and not any(bool(buffer.any()) for buffer in pending)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
+    run = start(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
+    list(train(run, corpus, after(4)))
+    for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
+        broken: list[Training] = []
+
+        def spoil(training: Training, *given: object, step: int = step, seen: list[Training] = broken) -> None:
+            update(training, *given)
+            if training.step == step - 1:
+                seen.append(training)
+                training.parameters[0].data.fill_(torch.nan)
+
+        update = Training._update
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
+            patch.setattr(Training, "_update", spoil)
+            list(train(RunFolder(run.path), corpus))
+        assert broken and latest(run.state) == run.state / "step-00000004"
+    assert not [event for event in train(RunFolder(run.path), corpus) if isinstance(event, Diverged)]
+    assert latest(run.state) == run.state / "step-00000020"
 
 
 def test_what_is_usual_survives_a_resume(corpus: Corpus, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from logosphere.errors import UserError, nearest
-from logosphere.parallel.launch import launched, rank
+from logosphere.parallel.launch import Deserted, launched, observed, rank
 
 COMMANDS = {
     "train": "train a model on your text",
@@ -76,6 +76,8 @@ def _explain(problem: BaseException) -> int:
             return problem.code if isinstance(problem.code, int) else FAILED
         case UserError() | KeyboardInterrupt() if rank() > 0:
             return FAILED  # what one process of a team cannot do, none can, and the first says so
+        case Deserted() if launched() and observed():
+            return FAILED  # whoever has started the team knows more
         case UserError():
             return _complain(str(problem), FAILED)
         case KeyboardInterrupt():

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from logosphere.cli.console import corpus_with_progress, print_json
+from logosphere.errors import UserError
 from logosphere.recipes.recipe import Recipe
 
 TEAMS = (1, 8, 64)
@@ -14,8 +15,11 @@ def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
     """Say what a training would cost; nothing is written."""
     from logosphere.runs.estimate import CPU_REACHED, GPUS, cost, machine_speed
 
-    bill = cost(recipe, _vocabulary(recipe), processes)
-    days = {gpu: {number: bill.days(gpu, number) for number in TEAMS} for gpu in GPUS}
+    if processes < 1:
+        raise UserError(f"The number of processes must be at least 1, not {processes}.")
+    vocabulary, conditions = _read(recipe)
+    bill = cost(recipe, vocabulary, processes, conditions)
+    days = {gpu: {number: bill.days(gpu, number) for number in sorted({*TEAMS, processes})} for gpu in GPUS}
     here = bill.seconds(machine_speed() * CPU_REACHED)
     if json:
         content: dict[str, Any] = asdict(bill) | {"memory": bill.memory, "days": days, "seconds_here": here}
@@ -25,7 +29,7 @@ def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
     print(f"  parameters        {bill.parameters:,}")
     print(f"  FLOPs per token   {bill.flops_per_token:.3g}")
     print(f"  memory            {_size(bill.state_bytes)} of weights, gradients, moments and average")
-    print(f"                    {_size(bill.activation_bytes)} of activations, on each of {processes} processes")
+    print(f"                    {_size(bill.activation_bytes)} of activations, on {'each process' if processes > 1 else 'one process'}")
     if bill.steps is None or here is None:
         print("  time              as long as the recipe says, in minutes")
         return 0
@@ -37,16 +41,20 @@ def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
     return 0
 
 
-def _vocabulary(recipe: Recipe) -> int:
-    """The size of the vocabulary, without fetching a text whose tokenizer says it."""
-    named = {"text8": 27, "byte": 256}
-    if recipe.tokenizer in named:
-        return named[recipe.tokenizer]
-    if recipe.tokenizer == "auto" and recipe.data in ("text8", "pydoc"):
-        return named["text8"]
-    if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", recipe.tokenizer):
-        return int(sized[1])
-    return corpus_with_progress(recipe.data, recipe.tokenizer).tokenizer.size
+def _read(recipe: Recipe) -> tuple[int, dict[str, int]]:
+    """The size of the vocabulary and what conditions need, without fetching a running text whose tokenizer says all."""
+    from logosphere.data.examples.opening import is_collection
+
+    if not is_collection(recipe.data):
+        named = {"text8": 27, "byte": 256}
+        if recipe.tokenizer in named:
+            return named[recipe.tokenizer], {}
+        if recipe.tokenizer == "auto" and recipe.data in ("text8", "pydoc"):
+            return named["text8"], {}
+        if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", recipe.tokenizer):
+            return int(sized[1]), {}
+    corpus = corpus_with_progress(recipe.data, recipe.tokenizer)
+    return corpus.tokenizer.size, corpus.conditions
 
 
 def _size(count: float | int) -> str:

@@ -67,7 +67,7 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         from logosphere.cli.dryrun import dry_run
 
-        return dry_run(chosen, max(1, arguments.nproc), json=arguments.json)
+        return dry_run(chosen, arguments.nproc, json=arguments.json)
     if must_launch(arguments.nproc):
         return launch(["train", *words], arguments.nproc)
 

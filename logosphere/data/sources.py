@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -128,7 +127,7 @@ def _blocks(archive: Archive, path: Path) -> Iterator[bytes]:
             return
         with zipfile.ZipFile(path) as packed, packed.open(archive.name) as member:
             yield from iter(lambda: member.read(BLOCK), b"")
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # the library raises whatever a damaged archive brings up
         raise UserError(f"{path} cannot be read ({error}); delete it and fetch it again.") from error
 
 

@@ -60,7 +60,9 @@ class HuggingFace(Encoder):
         from transformers import AutoModel, AutoTokenizer
 
         try:
-            model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+            # Weights of any other kind may be pickles, which can hold code.
+            model = AutoModel.from_pretrained(name, use_safetensors=True)
+            tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as problem:
             reason = str(problem).splitlines()[0]
             raise UserError(f"The encoder hf:{name} cannot be loaded ({reason}); check its name.") from None

@@ -108,7 +108,8 @@ def hugging_face(name: str) -> CausalJudge:
     """A causal language model of the hub, or in a folder (extra 'hf')."""
     transformers = _extra("transformers", "hf")
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(name)
+        # Weights of any other kind may be pickles, which can hold code.
+        model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
         return CausalJudge(model, transformers.AutoTokenizer.from_pretrained(name), Path(name).name)
     except (OSError, ValueError) as problem:
         raise UserError(f"The judge {name} cannot be loaded ({str(problem).splitlines()[0]}).") from None

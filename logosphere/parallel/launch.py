@@ -23,6 +23,10 @@ LAUNCHER = "LOGOSPHERE_LAUNCHER"
 """Names the process that has started a team; when it is gone, nobody waits for the team any more."""
 
 
+class Deserted(UserError):
+    """Another process of the team has ended before its work was done."""
+
+
 def launched() -> bool:
     """Is this process one of several that were started together?"""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -38,6 +42,11 @@ def must_launch(processes: int) -> bool:
 def rank() -> int:
     """The number of this process among those that were started together."""
     return int(os.environ.get("RANK", "0"))
+
+
+def observed() -> bool:
+    """Does a process of ours see this one through, and tell how it ended?"""
+    return LAUNCHER in os.environ
 
 
 def abandoned() -> bool:
@@ -59,21 +68,32 @@ def launch(words: list[str], processes: int) -> int:
     }
     command = [sys.executable, "-m", "logosphere", *words]
     team: list[subprocess.Popen[bytes]] = []
-    with _passing_on(team):
+    with _passing_on(team) as heard:
         for number in range(processes):
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
             # A session of their own, so that Ctrl-C reaches them once, through this process.
             team.append(subprocess.Popen(command, env=os.environ | shared | place, start_new_session=True))
+        for signal_ in list(heard):  # which not all of them were there to hear
+            _tell(team, signal_)
         try:
-            return _seen_through(team)
+            return _seen_through(team, heard)
         finally:
             _end(team)
 
 
-def _seen_through(team: list[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended or one has failed; what failed first decides, but the first process speaks for all."""
+def _seen_through(team: list[subprocess.Popen[bytes]], heard: list[int]) -> int:
+    """Wait until all have ended or one has failed; what failed first decides, but the first process speaks for all.
+
+    Who is killed cannot speak, so we do, unless it was our own signal that ended it.
+    """
     while True:
         codes = [process.poll() for process in team]
+        for number, code in enumerate(codes, start=1):
+            if code is not None and code < 0 and not heard:
+                raise Deserted(
+                    f"Process {number} of {len(team)} was killed by {signal.Signals(-code).name}, perhaps because "
+                    "memory ran out. What was saved is whole; run this again, a training with --resume."
+                )
         failed = [code for code in codes if code]
         if failed:
             return _code(team[0], failed[0])
@@ -103,17 +123,25 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _passing_on(team: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _passing_on(team: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Inside this block signals reach the whole team; the list grows by those that were heard."""
+    heard: list[int] = []
+
     def tell(number: int, frame: FrameType | None) -> None:
-        for process in team:
-            process.send_signal(number)
+        heard.append(number)
+        _tell(team, number)
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell(team: list[subprocess.Popen[bytes]], number: int) -> None:
+    for process in team:
+        process.send_signal(number)
 
 
 def _free_port() -> int:

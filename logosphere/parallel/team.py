@@ -8,15 +8,21 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from logosphere.errors import UserError
+from logosphere.parallel.launch import Deserted
 
 T = TypeVar("T")
+PATIENCE = timedelta(days=7)
+"""How long the team waits for its first process, which may have a large text to tokenise. Who dies is noticed at once."""
+WHY = "why"
+"""Where the team finds the reason of a process that gives up alone."""
 
 
 class FailedElsewhere(UserError):
@@ -29,6 +35,8 @@ class Team:
 
     rank: int = 0
     size: int = 1
+    waiting: Any = None
+    """The group of processes for waits that may be long; by default the one for everything."""
 
     @property
     def leads(self) -> bool:
@@ -81,10 +89,11 @@ class Team:
                 result = work()
             except BaseException as raised:
                 problem = raised
-        (failed,) = self.total(problem is not None)
+        failed = torch.tensor(float(problem is not None))
+        dist.all_reduce(failed, group=self.waiting)
         if problem is not None:
             raise problem
-        if failed:
+        if failed.item():
             raise FailedElsewhere("The first process has failed.")
         return result
 
@@ -99,8 +108,29 @@ def assembled() -> Iterator[Team]:
     if size == 1:
         yield ALONE
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    store, rank, size = next(iter(dist.rendezvous("env://")))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore("team", store), rank=rank, world_size=size)
     try:
-        yield Team(dist.get_rank(), size)
+        yield Team(rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
+    except FailedElsewhere:
+        raise
+    except UserError as problem:
+        store.set(WHY, str(problem))  # the others will only see that we are gone
+        raise
+    except RuntimeError as problem:
+        if not _lost(problem):
+            raise
+        if rank == 0 and store.check([WHY]):
+            raise UserError(store.get(WHY).decode()) from None
+        raise Deserted(
+            "Another process of the team was killed or has failed. What was saved is whole; run this again, a training "
+            "with --resume."
+        ) from None
     finally:
         dist.destroy_process_group()
+
+
+def _lost(problem: RuntimeError) -> bool:
+    """Does this say that another process could not be reached? gloo has no kind of exception of its own."""
+    return isinstance(problem, dist.DistError) or "gloo" in str(problem).lower()

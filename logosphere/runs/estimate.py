@@ -9,6 +9,7 @@ knows nothing of kernels, networks or input, which are summed up in the share of
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,9 +59,12 @@ class Cost:
         return None if seconds is None else seconds / 86_400
 
 
-def cost(recipe: Recipe, vocab_size: int, processes: int = 1) -> Cost:
-    """The cost of a recipe with a vocabulary of this size, shared by so many processes."""
-    parameters, table = _parameters(recipe, vocab_size)
+def cost(recipe: Recipe, vocab_size: int, processes: int = 1, conditions: Mapping[str, int] | None = None) -> Cost:
+    """The cost of a recipe with a vocabulary of this size, shared by so many processes.
+
+    `conditions` is what the network must be built for to read those of the corpus (`Corpus.conditions`).
+    """
+    parameters, table = _parameters(recipe, vocab_size, conditions or {})
     network = recipe.network
     attention = 12 * network.depth * network.width * recipe.length
     rows = -(-recipe.batch // (processes * recipe.accumulate))
@@ -76,11 +80,11 @@ def cost(recipe: Recipe, vocab_size: int, processes: int = 1) -> Cost:
     )
 
 
-def _parameters(recipe: Recipe, vocab_size: int) -> tuple[int, int]:
+def _parameters(recipe: Recipe, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
     """All parameters, and those of the table of embeddings; from networks of one and two blocks, soon built."""
     counts = []
     for depth in (1, 2):
-        size = vars(replace(recipe.network, depth=depth))
+        size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
         model = build(recipe.system, vocab_size=vocab_size, length=recipe.length, **size, **recipe.system_options())
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
     table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))

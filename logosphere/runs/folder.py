@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from logosphere.atomic import write_json, write_whole
+from logosphere.atomic import sync, sync_folder, write_json, write_whole
 from logosphere.box import first_box, located
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
@@ -53,7 +54,8 @@ class RunFolder:
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
-        draft = path.parent / f".{path.name}.draft-{os.getpid()}"
+        # In containers every process may have the same number, also one that was killed here.
+        draft = path.parent / f".{path.name}.draft-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             for part in ("state", "samples", "eval"):
                 (draft / part).mkdir(parents=True)
@@ -66,12 +68,14 @@ class RunFolder:
                 "labels": corpus.labels,
             }
             write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
+            sync_folder(draft)
             if path.exists():
                 path.rmdir()
             os.replace(draft, path)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+        sync_folder(path.parent)
         return RunFolder(path)
 
     @property
@@ -129,7 +133,9 @@ class RunFolder:
                     os.link(checkpoint / name, link)
                 except OSError:
                     shutil.copy2(checkpoint / name, link)  # not every file system has links
+                    sync(link)
                 os.replace(link, self.path / name)
+        sync_folder(self.path)
 
     def sweep(self) -> None:
         """Remove what a killed training has left half written; only for whoever holds the lock."""
@@ -143,6 +149,11 @@ class RunFolder:
     def log(self, metrics: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
+
+    def sync_metrics(self) -> None:
+        """What was logged is as safe as the checkpoint that is reported next."""
+        if (path := self.path / "metrics.jsonl").exists():
+            sync(path)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines that are whole; a run killed while writing may leave half a line at the end."""

@@ -45,7 +45,7 @@ class Saves:
         assert self.underway is None
         state = self.run.state
         if not self.sharded:
-            self.team.first(lambda: self.run.publish(save_checkpoint(state, self.training, extra)))
+            self.team.first(lambda: self._shown(save_checkpoint(state, self.training, extra)))
             self.finished = self.training.step
         elif (done := self._already()) is not None:
             self.finished = done
@@ -57,7 +57,8 @@ class Saves:
     def done(self, *, wait: bool) -> int | None:
         """The step whose checkpoint has become whole since the last time, if any."""
         if self.underway is not None and (wait or self.underway.written()):
-            self._publish(self.underway.finish())
+            checkpoint = self.underway.finish()
+            self.team.first(lambda: self._shown(checkpoint))
             self.finished, self.underway = self.underway.step, None
         step, self.finished = self.finished, None
         return step
@@ -66,5 +67,6 @@ class Saves:
         found = self.team.total(saved_already(self.run.state, self.training.step) is not None)[0]
         return self.training.step if found == self.team.size else None
 
-    def _publish(self, checkpoint: Path) -> None:
-        self.team.first(lambda: self.run.publish(checkpoint))
+    def _shown(self, checkpoint: Path) -> None:
+        self.run.sync_metrics()
+        self.run.publish(checkpoint)

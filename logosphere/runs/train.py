@@ -23,6 +23,7 @@ from logosphere.runs.folder import BEST, RunFolder
 from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
+from logosphere.training.checkpoint import checkpoint_of, latest
 from logosphere.training.fit import Diverged, Progress, Training
 from logosphere.training.safety import determinism, keep_batch
 from logosphere.weights import write_tensors
@@ -177,6 +178,11 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     def save(*, wait: bool) -> Iterator[Saved]:
         nonlocal last_save
         yield from done_saves(wait=True)
+        if not training.sound():  # the checkpoint that this would replace is better
+            raise Diverged(
+                f"The weights are no longer numbers after step {training.step}; try a smaller learning rate "
+                f"(--optim.lr) or a longer warm-up (--optim.warmup). {_left(run, training)}."
+            )
         if isinstance(crops, Arrivals):
             training.position = crops.position(training.step)
         saves.begin({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best})
@@ -199,8 +205,9 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
             keep_batch(run.offence(training.step + 1, team.rank), batch)
-            yield from save(wait=True)
-            raise Diverged(f"{problem} The weights before that step are in {run.path}, with the batch.") from None
+            if training.sound():
+                yield from save(wait=True)
+            raise Diverged(f"{problem} {_left(run, training)}, with the batch.") from None
         clock = clock.later(progress.seconds, time.process_time() - cpu, team)
         before, done = done, clock.done(recipe, training.step)
         if team.leads:
@@ -219,6 +226,16 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
             yield from save(wait=False)
         else:
             yield from done_saves(wait=False)
+
+
+def _left(run: RunFolder, training: Training) -> str:
+    """What is there after a training that broke."""
+    checkpoint = latest(run.state)
+    if checkpoint is None:
+        return f"Nothing was saved before in {run.path}"
+    if checkpoint == checkpoint_of(run.state, training.step):
+        return f"The weights before that step are in {run.path}"
+    return f"The last checkpoint that was sound, {checkpoint.name}, is in {run.path}"
 
 
 def _keep_best(run: RunFolder, training: Training) -> None:

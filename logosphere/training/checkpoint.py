@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, training: Training, extra: dict[str, object]) 
 
 def saved_already(folder: Path, step: int) -> Path | None:
     """The checkpoint of a step, if it is the latest; to replace it would leave a moment without any."""
-    final = _final(folder, step)
+    final = checkpoint_of(folder, step)
     return final if latest(folder) == final else None
 
 
@@ -51,7 +51,7 @@ def draft_of(folder: Path, step: int) -> Path:
 
 def install(folder: Path, draft: Path, step: int) -> Path:
     """Move a whole draft to its place, name it the latest and drop the one before."""
-    final = _final(folder, step)
+    final = checkpoint_of(folder, step)
     sync_folder(draft)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(draft, final)
@@ -63,7 +63,8 @@ def install(folder: Path, draft: Path, step: int) -> Path:
     return final
 
 
-def _final(folder: Path, step: int) -> Path:
+def checkpoint_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step belongs."""
     return folder / f"step-{step:08d}"
 
 

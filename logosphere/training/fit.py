@@ -117,7 +117,10 @@ class Training:
                 "try a smaller learning rate (--optim.lr) or a longer warm-up (--optim.warmup)."
             )
         skipped = self._spikes(gradient)
-        if not skipped:
+        if skipped:
+            for buffer in self._observed():  # no checkpoint holds it, so a resumed run would not know of it
+                buffer.zero_()
+        else:
             self._update(lr, done)
         self.step, self.tokens = self.step + 1, self.tokens + count
         seconds = time.perf_counter() - started
@@ -137,10 +140,18 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
-        self.team.add_up([buffer for name, buffer in self.model.named_buffers() if name.endswith(OBSERVED)])
+        self.team.add_up(self._observed())
         self.model.process.settle(done)
         if self.averaged is not None:
             self.averaged.update()
+
+    def _observed(self) -> list[Tensor]:
+        return [buffer for name, buffer in self.model.named_buffers() if name.endswith(OBSERVED)]
+
+    def sound(self) -> bool:
+        """Are all weights still numbers, those of the whole team?"""
+        broken = any(not bool(torch.isfinite(self.objective.own(p)).all()) for p in self.parameters)
+        return self.team.total(broken)[0] == 0
 
     def _differentiate(self, batch: Batch, count: int) -> tuple[float, float, Kind]:
         """Leave the gradient of the whole batch behind; its loss and bound, per token."""

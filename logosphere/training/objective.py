@@ -30,6 +30,11 @@ class Objective(ABC):
         return tensor
 
 
+    def own(self, tensor: Tensor) -> Tensor:
+        """What this process has of a parameter."""
+        return tensor
+
+
 def objective(model: Model, team: Team, *, sharded: bool) -> Objective:
     """The objective of a model in a team; `sharded` changes the parameters of the model into shares of them."""
     if team.size == 1 or not any(p.requires_grad for p in model.parameters()):
@@ -97,6 +102,11 @@ class Sharded(Objective):
         from torch.distributed.tensor import DTensor
 
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def own(self, tensor: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Call(nn.Module):

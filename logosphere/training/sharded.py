@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
-from logosphere.atomic import write_json
+from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
 from logosphere.training.fit import Training
@@ -81,6 +81,9 @@ class ShardedSave:
         if ema:
             write_tensors(self.draft / AVERAGED, model | ema)
         write_json(self.draft / STATE, self.content)
+        # The library syncs its files before the last of their bytes has left its buffer, and their folder not at all.
+        for path in [*(self.draft / SHARDS).iterdir(), self.draft / SHARDS]:
+            sync(path)
         install(self.folder, self.draft, self.step)
 
 

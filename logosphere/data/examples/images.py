@@ -74,10 +74,10 @@ def mnist_binary(cache: Path, report: Report) -> Splits:
     """MNIST in black and white, 28 × 28 (static binarisation)."""
     path = MNIST.find(cache, report)
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{path} cannot be read ({problem}).") from None
+    except Exception as problem:  # the libraries raise whatever a damaged archive brings up
+        raise UserError(f"{path} cannot be read ({problem}); fetch it again.") from None
     if lacking := [split for split in ("train", "valid", "test") if split not in arrays]:
         raise UserError(f"{path} holds no images for '{lacking[0]}'.")
     return {split: Examples(list(np.unpackbits(rows, axis=1)[:, : 28 * 28])) for split, rows in arrays.items()}

@@ -1,9 +1,11 @@
 """Collections of examples by name or from files, as a corpus of three splits."""
 
+import csv
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from logosphere.data.sources import Report
 from logosphere.data.special import Ended, Levels
 from logosphere.data.tokenizers import Characters, Tokenizer, characters_of
 from logosphere.errors import UserError
+
+Set = TypeVar("Set")
 
 NUMBERS: dict[str, tuple[int, Callable[[Path, Report], dict[str, Examples]]]] = {
     "cifar10": (256, cifar10),
@@ -60,18 +64,26 @@ def open_collection(source: str, tokenizer: str | Tokenizer, cache: Path, report
         return Collection(source, Characters(LETTERS), splits, _digest(splits), counts, counts)
     if source in NUMBERS:
         levels, read = NUMBERS[source]
-        splits = read(cache, report)
+        splits = _as_published(source, read, cache, report)
         counts = {split: part.tokens for split, part in splits.items()}
         kinds = tuple(map(str, range(splits["train"].label_count)))
         return Collection(source, Levels(levels), splits, _digest(splits), counts, counts, kinds)
     if source in RECORDS:
-        return _spelt(source, RECORDS[source](cache, report), tokenizer)
+        return _spelt(source, _as_published(source, RECORDS[source], cache, report), tokenizer)
     every = FORMATS[kind](Path(name).expanduser())
     if len(every) < 3:
         raise UserError(f"{name} has {len(every)} rows; three splits need more.")
     shares = {"train": lambda i: i % 20 > 1, "valid": lambda i: i % 20 == 0, "test": lambda i: i % 20 == 1}
     records = {split: [row for i, row in enumerate(every) if mine(i)] for split, mine in shares.items()}
     return _spelt(Path(name).stem, records, tokenizer)
+
+
+def _as_published(source: str, read: Callable[[Path, Report], Set], cache: Path, report: Report) -> Set:
+    """A published set; whoever has put another one in its place is told so."""
+    try:
+        return read(cache, report)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as problem:
+        raise UserError(f"The files of {source} are not as published ({problem!r}); fetch them again.") from None
 
 
 def _spelt(name: str, records: Records, tokenizer: str | Tokenizer) -> Collection:

@@ -57,8 +57,8 @@ def members(archive: Path, endings: Sequence[str], missing_ok: bool = False) -> 
             for tail, ending in wanted.items():
                 if parts[-len(tail) :] == tail:
                     found[ending] = read()
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, ValueError) as problem:
-        raise UserError(f"{archive} cannot be read ({problem}); delete it and fetch it again.") from None
+    except Exception as problem:  # the libraries raise whatever a damaged archive brings up, of a dozen kinds
+        raise UserError(f"{archive} cannot be read ({problem!r}); delete it and fetch it again.") from None
     lacking = [ending for ending in endings if ending not in found]
     if lacking and not (missing_ok and found):
         raise UserError(f"{archive} holds no {lacking[0]}; fetch the archive again.")

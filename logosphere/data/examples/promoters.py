@@ -25,13 +25,13 @@ LETTERS = "ACGT"
 def published(path: Path) -> dict[str, Examples]:
     """Splits by chromosome out of an .npz with `sequences` [N, L, 4 + C] and `chromosomes` [N]."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             rows, chromosomes = stored["sequences"], stored["chromosomes"].astype(str)
     except FileNotFoundError:
         raise UserError(f"There is no file {path}.") from None
-    except (OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # the libraries raise whatever a damaged archive brings up
         raise UserError(f"{path} needs the arrays 'sequences' and 'chromosomes' ({problem}).") from None
-    if rows.ndim != 3 or rows.shape[2] < 5 or len(rows) != len(chromosomes):
+    if rows.dtype.kind not in "biuf" or rows.ndim != 3 or rows.shape[2] < 5 or len(rows) != len(chromosomes):
         raise UserError(f"'sequences' in {path} must be [N, L, 4 + C]: one-hot A, C, G, T and at least one signal.")
     bases = rows[..., :4]
     if not bool((bases.sum(2) == 1).all() and np.isin(bases, (0, 1)).all()):

@@ -108,7 +108,7 @@ def bases(sequence: str) -> str:
 def sudoku(cache: Path, report: Report) -> dict[str, Examples]:
     """Sudokus, solved: 81 digits (0 stands for 1), with the clues as a source (0 for an open cell)."""
     rows = member(PUZZLES.find(cache, report), "sudoku17_solved.csv").decode().split()
-    both = np.array([[int(c) for c in row.replace(",", "")] for row in rows], dtype=np.int64)
+    both = np.array([[int(c) for c in row.replace(",", "")] for row in rows], dtype=np.int64).reshape(len(rows), 2 * 81)
     clues, solved = both[:, :81], both[:, 81:] - 1
     every = Examples(list(solved), sources=list(clues), source_size=10)
     return {split: every.chosen(part) for split, part in _shares(len(rows)).items()}
