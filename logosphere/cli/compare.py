@@ -167,8 +167,9 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
     write_json(run.path / COSTS, {"peak_bytes": peak_bytes()})
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} of {entrant.name} and saved. Go on with the same command.")
-        return None
-    return run
+    elif outcome.asked:
+        say(f"Stopped after {entrant.name}. Go on with the same command.")
+    return None if outcome.asked else run
 
 
 def _named(groups: "dict[str, list[RunFolder]]") -> "dict[str, list[RunFolder]]":

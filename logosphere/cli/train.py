@@ -149,6 +149,8 @@ class Outcome:
     step: int
     report: "Report | None"
     stopped: bool
+    asked: bool
+    """Did somebody ask to stop, even if there was nothing left to do?"""
 
 
 def followed(
@@ -179,7 +181,7 @@ def followed(
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1)
+    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1, asked=interrupts.requested)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:
