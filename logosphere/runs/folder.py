@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import write_json, write_whole
-from logosphere.box import first_box, located
+from logosphere.box import RECORD, first_box, located
+from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
@@ -122,6 +123,12 @@ class RunFolder:
     @property
     def state(self) -> Path:
         return self.path / "state"
+
+    @property
+    def results(self) -> Path:
+        """Where measurements are kept: in the run, but those of a box, which may be read-only, in the cache."""
+        boxed = (self.path / RECORD).exists()
+        return cache_folder() / "boxes" / self.path.name if boxed else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
