@@ -34,6 +34,16 @@ def load_weights(folder: Path, weights: Path, options: dict[str, Any] | None = N
 
 def rebuild(folder: Path, options: dict[str, Any] | None = None) -> Model:
     """The model of a folder, freshly built, with other options where they are given."""
+    spec = spec_of(folder)
+    try:
+        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **(spec.options | (options or {})))
+    except (TypeError, ValueError) as problem:
+        place = folder / RECIPE
+        raise UserError(f"{place} describes no model that can be built ({problem}); restore it from a copy.") from None
+
+
+def spec_of(folder: Path) -> Spec:
+    """What a folder says of its model."""
     place, content = folder / RECIPE, read_recipe(folder / RECIPE).get("model")
     try:
         spec = Spec(**content) if isinstance(content, dict) else None
@@ -41,10 +51,7 @@ def rebuild(folder: Path, options: dict[str, Any] | None = None) -> Model:
         spec = None
     if spec is None or not _sound(spec):
         raise UserError(f"{place} does not say which model it belongs to; restore it from a copy.")
-    try:
-        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **(spec.options | (options or {})))
-    except (TypeError, ValueError) as problem:
-        raise UserError(f"{place} describes no model that can be built ({problem}); restore it from a copy.") from None
+    return spec
 
 
 def _sound(spec: Spec) -> bool:

@@ -62,6 +62,7 @@ def test_its_record_is_kept_and_a_changed_weight_is_noticed(boxed: Path) -> None
 
 
 def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inside = {path.name for path in boxed.iterdir()}
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
     from_box = said(capsys)["samples"]
     assert main(["sample", "box:rdlm", "-n", "1", "--steps", "4", "--temperature", "0.6", "--json"]) == 0
@@ -71,6 +72,8 @@ def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.Ca
         assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == told
     assert main(["evaluate", "box:rdlm", "--sequences", "8", "--json"]) == 0
     assert said(capsys)["kind"] == "bound"
+    assert main(["compare", "box:rdlm", "--sequences", "8", "--json"]) == 0
+    assert {path.name for path in boxed.iterdir()} == inside  # a package is read, never written
     train(out="runs/mine")
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0

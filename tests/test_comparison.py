@@ -3,6 +3,8 @@
 import fcntl
 import json
 import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,10 @@ from logosphere.errors import UserError
 from logosphere.evaluation.costs import step_flops
 from logosphere.evaluation.integrand import integrand
 from logosphere.evaluation.report import Report
+from logosphere.parallel.team import Team
 from logosphere.recipes.recipe import Recipe
+from logosphere.runs.train import validate
+from logosphere.training.fit import Training
 from logosphere.types import Batch
 
 RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
@@ -70,6 +75,24 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.Capture
     assert "trained already" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "steps = 3, not 4" in sentence(capsys, [*compare(steps=4), *FEW])
+
+
+def test_a_wish_to_stop_is_heard_while_a_training_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step of a training is no reason to begin the next one."""
+
+    def interrupted(recipe: Recipe, training: Training, corpus: Corpus, team: Team) -> Report:
+        if training.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return validate(recipe, training, corpus, team)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("logosphere.runs.train.validate", interrupted)
+        assert main([*compare(), *FEW]) == 130
+    assert "Stopped after ar" in capsys.readouterr().err and not Path("both/mdlm").exists()
+    assert main([*compare("--json"), *FEW]) == 0
+    assert {row["name"] for row in said(capsys)["rows"]} == {"ar", "mdlm"}
 
 
 def test_every_system_sees_the_same_data_in_the_same_order() -> None:

@@ -33,6 +33,8 @@ def test_likelihoods_are_those_of_the_model() -> None:
     )
     assert rolling == pytest.approx(-nats, abs=1e-4) == whole
     assert first + rest == pytest.approx(whole, abs=1e-4)  # the chain rule
+    before, after = ours._pair("the king of", " t")
+    assert ours.pieces.decode(before) == "the king of" and len(after) == 2  # a context that fits is read whole
     (twice,) = ours.loglikelihood_rolling([asked(text * 2)])
     assert twice == pytest.approx(2 * rolling, abs=1e-4)
     long = "x" * 40 + " and"

@@ -167,8 +167,9 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
     write_json(run.path / COSTS, {"peak_bytes": peak_bytes()})
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} of {entrant.name} and saved. Go on with the same command.")
-        return None
-    return run
+    elif outcome.asked:
+        say(f"Stopped after {entrant.name}. Go on with the same command.")
+    return None if outcome.asked else run
 
 
 def _named(groups: "dict[str, list[RunFolder]]") -> "dict[str, list[RunFolder]]":
@@ -183,7 +184,7 @@ def _report(run: "RunFolder", measure: Measure) -> "Report":
     from logosphere.evaluation.report import Report
 
     key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"]]
-    content = remembered(run.path / "eval" / "compare.json", key, lambda: asdict(measured(run, measure)))
+    content = remembered(run.results / "compare.json", key, lambda: asdict(measured(run, measure)))
     return Report(**content)
 
 
@@ -259,7 +260,7 @@ def _portrait(
             model = run.model(measure.weights)
             return asdict(portrait(model, corpus, measure.split, against, chosen, ways, units_per_token, watch))
 
-        return read_portrait(remembered(run.path / "eval" / "portrait.json", key, made))
+        return read_portrait(remembered(run.results / "portrait.json", key, made))
 
 
 def _print(standing: "Sequence[Standing]", as_json: bool) -> None:

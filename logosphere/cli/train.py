@@ -49,16 +49,24 @@ class Arguments:
 def arguments_of(words: list[str]) -> Arguments:
     """What the words of the command ask for."""
     name, rest = _named(words)
-    arguments = parse(Arguments, rest, f"train [{'|'.join(RECIPES)}|FILE]", default=Arguments(recipe=recipe(name)))
+    arguments = _parsed(rest, recipe(name or "demo"))
+    if not name and arguments.recipe.begin is not None and not arguments.resume:
+        from logosphere.runs.beginning import as_parent
+
+        arguments = _parsed(rest, as_parent(arguments.recipe.begin))
     chosen = _one_budget(arguments.recipe, rest)
     system(chosen.system)
     return replace(arguments, recipe=chosen)
 
 
+def _parsed(words: list[str], default: Recipe) -> Arguments:
+    return parse(Arguments, words, f"train [{'|'.join(RECIPES)}|FILE]", default=Arguments(recipe=default))
+
+
 def _named(words: list[str]) -> tuple[str, list[str]]:
-    """The name of the recipe, and the words after it."""
+    """The name of the recipe, empty where there is none, and the words after it."""
     named = bool(words) and not words[0].startswith("-")
-    return (words[0], words[1:]) if named else ("demo", words)
+    return (words[0], words[1:]) if named else ("", words)
 
 
 def run(words: list[str]) -> int:
@@ -94,15 +102,17 @@ def _prepared(chosen: Recipe, arguments: Arguments) -> "tuple[RunFolder, Corpus]
         raise UserError(
             f"{arguments.out} exists already; choose another --out, or continue the run in it with --resume."
         )
-    corpus = corpus_with_progress(chosen.data, chosen.tokenizer)
+    corpus = _opened(None, chosen, arguments)
     return start(chosen, corpus, arguments.out or free_name(chosen.system, chosen.data)), corpus
 
 
-def _opened(folder: "RunFolder", chosen: Recipe, arguments: Arguments) -> "Corpus":
-    """The text of a run that has its folder."""
-    if arguments.resume:
+def _opened(folder: "RunFolder | None", chosen: Recipe, arguments: Arguments) -> "Corpus":
+    """The text of a run: of the one in the folder, where one is resumed."""
+    if arguments.resume and folder is not None:
         return corpus_with_progress(folder.recipe.data, folder.tokenizer)
-    return corpus_with_progress(chosen.data, chosen.tokenizer)
+    from logosphere.runs.beginning import tokenizer_of
+
+    return corpus_with_progress(chosen.data, tokenizer_of(chosen))
 
 
 def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
@@ -139,6 +149,8 @@ class Outcome:
     step: int
     report: "Report | None"
     stopped: bool
+    asked: bool
+    """Did somebody ask to stop, even if there was nothing left to do?"""
 
 
 def followed(
@@ -169,7 +181,7 @@ def followed(
                     say(f"step {event.step:>7,}  validation {report}")
                 case Saved():
                     step = event.step
-    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1)
+    return Outcome(step, report, stopped=isinstance(event, Saved) and done < 1, asked=interrupts.requested)
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:

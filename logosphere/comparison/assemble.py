@@ -17,6 +17,7 @@ from logosphere.recipes.recipe import Recipe
 from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
 from logosphere.reports.literature import published
 from logosphere.runs.folder import RunFolder, environment
+from logosphere.runs.history import total
 from logosphere.runs.train import SHORT
 from logosphere.systems import system
 
@@ -113,16 +114,16 @@ def _curve(run: RunFolder) -> list[Point]:
 
 
 def _costs(run: RunFolder, evaluation: float) -> Costs:
-    recipe, last = run.recipe, _last(run)
+    recipe, last, seen = run.recipe, _last(run), total(run.trainings)
     model = rebuild(run.path)
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),
         step_flops=step_flops(model, recipe.batch),
-        steps=int(last.get("step", 0)),
-        tokens=int(last.get("tokens", 0)),
+        steps=seen.steps,
+        tokens=seen.tokens,
         seconds=float(last.get("seconds", 0.0)),
-        cpu_seconds=float(last.get("cpu_seconds", 0.0)),
+        cpu_seconds=seen.cpu_seconds,
         peak_bytes=json.loads(noted.read_bytes())["peak_bytes"] if noted.exists() else None,
         evaluation_seconds=evaluation,
     )

@@ -23,7 +23,7 @@ def judge_corpus(corpus: Corpus) -> Corpus:
 
 def judge_entrant(common: Recipe, budget: Budget, corpus: Corpus, folder: Path) -> Entrant:
     """An autoregressive model with the network and the budget of the systems."""
-    recipe = replace(common, system="ar", options=(), task="unconditional")
+    recipe = replace(common, system="ar", options=(), task="unconditional", begin=None)
     return Entrant("judge", budget.applied(recipe, corpus), folder)
 
 

@@ -5,6 +5,7 @@ env.json           versions and machine                        ema.safetensors  
 tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
 metrics.jsonl      one object a line                           state/              what resuming needs
 samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
+begin.safetensors  what it began with, if not with random weights
 """
 
 import fcntl
@@ -23,16 +24,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import sync, sync_folder, write_json, write_whole
-from logosphere.box import first_box, located
+from logosphere.box import RECORD, first_box, located
+from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
-from logosphere.loading import load_weights
+from logosphere.loading import load_weights, spec_of
 from logosphere.model import Model, Spec
 from logosphere.recipes.recipe import Recipe, recipe_from
+from logosphere.runs.history import Beginning, Trained, trainings_from
+from logosphere.training.checkpoint import latest
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
-BEST = "best.safetensors"
+BEST, BEGIN = "best.safetensors", "begin.safetensors"
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
@@ -49,7 +53,9 @@ class RunFolder:
             raise UserError(f"{self.path} holds a model but no training run.")
 
     @staticmethod
-    def create(path: str | Path, recipe: Recipe, spec: Spec, corpus: Corpus) -> "RunFolder":
+    def create(
+        path: str | Path, recipe: Recipe, spec: Spec, corpus: Corpus, begun: Beginning | None = None
+    ) -> "RunFolder":
         """Set up a new run; the folder appears whole or not at all."""
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -67,7 +73,11 @@ class RunFolder:
                 "tokenizer": corpus.tokenizer.fingerprint,
                 "labels": corpus.labels,
             }
-            write_recipe(draft / RECIPE, {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source})
+            content: dict[str, Any] = {"model": asdict(spec), "recipe": asdict(recipe), "corpus": source}
+            if begun is not None:
+                _linked(begun.weights, draft / BEGIN)  # so that the run needs its parent no more
+                content["begun"] = begun.content()
+            write_recipe(draft / RECIPE, content)
             sync_folder(draft)
             if path.exists():
                 path.rmdir()
@@ -83,6 +93,29 @@ class RunFolder:
         return recipe_from(self.content["recipe"], str(self.path / RECIPE))
 
     @property
+    def spec(self) -> Spec:
+        return spec_of(self.path)
+
+    @property
+    def trainings(self) -> tuple[Trained, ...]:
+        """Every training that the saved weights come from, the first one first."""
+        place = self.path / RECIPE
+        if "trainings" in self.content:  # a box, which holds no metrics
+            return trainings_from(self.content["trainings"], place)
+        begun = self.content.get("begun", {})
+        before = trainings_from(begun.get("trainings", []), place) if isinstance(begun, dict) else ()
+        saved = latest(self.state)
+        last = int(saved.name.removeprefix("step-")) if saved is not None else sys.maxsize
+        lines = [line for line in self.metrics() if "tokens" in line and line.get("step", 0) <= last]
+        if not lines:
+            return before
+        corpus, end = self.content["corpus"], lines[-1]
+        own = Trained(
+            corpus["name"], corpus["sha256"], end.get("step", 0), end["tokens"], end["cpu_seconds"], self.recipe.begin
+        )
+        return (*before, own)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path / "tokenizer.json")
 
@@ -94,6 +127,12 @@ class RunFolder:
     @property
     def state(self) -> Path:
         return self.path / "state"
+
+    @property
+    def results(self) -> Path:
+        """Where measurements are kept: in the run, but those of a box, which may be read-only, in the cache."""
+        boxed = (self.path / RECORD).exists()
+        return cache_folder() / "boxes" / self.path.name if boxed else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
@@ -129,11 +168,7 @@ class RunFolder:
             if (checkpoint / name).exists():
                 link = self.path / f".{name}.link"
                 link.unlink(missing_ok=True)
-                try:
-                    os.link(checkpoint / name, link)
-                except OSError:
-                    shutil.copy2(checkpoint / name, link)  # not every file system has links
-                    sync(link)
+                _linked(checkpoint / name, link)
                 os.replace(link, self.path / name)
         sync_folder(self.path)
 
@@ -179,6 +214,15 @@ class RunFolder:
         with (self.path / ".lock").open("a+") as file:
             _lock(file, self.path)
             yield
+
+
+def _linked(file: Path, place: Path) -> None:
+    """The same file at another place; files of weights are replaced and never changed."""
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copy2(file, place)  # not every file system has links
+        sync(place)
 
 
 def _lock(file: IO[str], path: Path) -> None:

@@ -80,7 +80,7 @@ class Harness(LM):  # type: ignore[misc]
             raise UserError(
                 f"A continuation has {len(after)} tokens, but this model reads {self.model.length}; use a longer model."
             )
-        return before[len(before) - (self.model.length - len(after)) :] if before else [], after
+        return before[max(0, len(before) + len(after) - self.model.length) :], after
 
     def _batch(self, asked: Sequence[tuple[list[int], list[int]]]) -> Batch:
         length = self.model.length

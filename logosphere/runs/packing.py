@@ -3,9 +3,8 @@
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from logosphere.evaluation.report import Report, evaluate
 from logosphere.loading import load
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
+from logosphere.runs.history import total
 from logosphere.systems import system
 from logosphere.types import SIGN, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
@@ -62,7 +62,7 @@ def pack(run: RunFolder, folder: Path, report: Report, text: str, samples: list[
         limit = f"but a box holds {LARGEST / 1e6:.0f} MB"
         raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
     content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
-    write_recipe(folder / RECIPE, content)
+    write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings]})
     shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
     record = recorded(folder, text)
     write_json(folder / RECORD, vars(record))
@@ -94,19 +94,28 @@ def read_record(folder: Path) -> Slice:
         raise UserError(f"{folder / RECORD} is missing or damaged; install the package anew.") from None
 
 
+def _began(run: RunFolder) -> list[str]:
+    """Where the last training began, if not with random weights."""
+    if "begun" not in run.content:
+        return []
+    begun, before = run.content["begun"], total(run.trainings[:-1])
+    seen = f"{before.tokens:,} tokens of {before.data}" if before.data else "nobody knows what"
+    return [f"{begun['with']} (weights {begun['weights_sha256'][:12]}), which had seen {seen}"]
+
+
 def card(run: RunFolder, report: Report, samples: list[str], size: int) -> str:
     """The model card: what it is, what it has seen, what it cost, how good it is, and how it writes."""
     recipe, about = run.recipe, system(run.recipe.system)
-    last: dict[str, Any] = next((line for line in reversed(run.metrics()) if "tokens" in line), {})
-    hours = float(last.get("cpu_seconds", 0.0)) / 3600
-    corpus = run.content["corpus"]
+    trainings, corpus = run.trainings, run.content["corpus"]
+    whole, over = total(trainings), f", over {len(trainings)} trainings" if len(trainings) > 1 else ""
     facts = [
         ("system", f"{about.name}: {about.title} ({about.paper})"),
         ("network", f"{recipe.network.depth} blocks of width {recipe.network.width}, {recipe.network.heads} heads"),
         ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
         ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),
-        ("tokens seen", f"{int(last.get('tokens', 0)):,}, in {int(last.get('step', 0)):,} steps"),
-        ("cost", f"{hours:.2f} CPU hours"),
+        ("tokens seen", f"{whole.tokens:,}, in {whole.steps:,} steps{over}"),
+        ("cost", f"{whole.cpu_seconds / 3600:.2f} CPU hours{over}"),
+        *[("began with", told) for told in _began(run)],
         (
             "likelihood",
             f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "

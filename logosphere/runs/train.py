@@ -19,14 +19,15 @@ from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
 from logosphere.parallel.team import ALONE, Team
 from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import BEST, RunFolder
+from logosphere.runs.beginning import beginning
+from logosphere.runs.folder import BEGIN, BEST, RunFolder
 from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
 from logosphere.training.checkpoint import checkpoint_of, latest
 from logosphere.training.fit import Diverged, Progress, Training
 from logosphere.training.safety import determinism, keep_batch
-from logosphere.weights import write_tensors
+from logosphere.weights import fill, read_tensors, write_tensors
 
 SAVE_SECONDS = 300.0
 """A checkpoint is saved at least this often."""
@@ -134,7 +135,16 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
-    return RunFolder.create(path, recipe, model.spec, corpus)
+    begun = None if recipe.begin is None else beginning(recipe.begin, model, corpus.tokenizer, corpus.labels)
+    return RunFolder.create(path, recipe, model.spec, corpus, begun)
+
+
+def first_model(run: RunFolder, corpus: Corpus) -> Model:
+    """The model of a run as it is before its first step; where a checkpoint will fill it, its weights are any."""
+    model = build_model(run.recipe, corpus)
+    if run.recipe.begin is not None and latest(run.state) is None:
+        fill(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
+    return model
 
 
 def train(
@@ -153,7 +163,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     recipe = run.recipe
     _check_corpus(run, corpus)
     _check_team(recipe, team)
-    model = build_model(recipe, corpus)
+    model = first_model(run, corpus)
     training = Training(
         model, optim=recipe.optim, ema=recipe.ema, seed=recipe.seed,
         accumulate=recipe.accumulate, precision=recipe.precision, withhold=recipe.withhold,
@@ -168,7 +178,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
         _compile(model)
     team.first(lambda: _prepare(model, recipe, corpus))  # which leaves the others nothing to do
     _prepare(model, recipe, corpus)
-    team.first(lambda: run.forget_after(training.step))
+    team.first(lambda: run.forget_after(training.step if saved is not None else -1))
     crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
     if isinstance(crops, Arrivals) and training.step > 0:
         crops.go_to(training.position)
@@ -189,10 +199,22 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
         last_save = clock.seconds
         yield from done_saves(wait=wait)
 
+    def validated() -> Report:
+        nonlocal best
+        report = validate(recipe, training, corpus, team)
+        if team.leads:
+            run.log(_validation(training.step, report) | model.process.figures())
+        if report.bits < best:
+            best = report.bits
+            _keep_best(run, training)
+        return report
+
     def done_saves(*, wait: bool) -> Iterator[Saved]:
         if (step := saves.done(wait=wait)) is not None:
             yield Saved(step)
 
+    if recipe.begin is not None and saved is None:  # what is to be improved upon
+        yield Validated(training.step, validated())
     if clock.done(recipe, training.step) >= 1:  # nothing is left to do, but the result is still wanted
         yield Validated(training.step, validate(recipe, training, corpus, team))
     while (done := clock.done(recipe, training.step)) < 1:
@@ -214,13 +236,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
             run.log(_metrics(progress, clock, corpus.tokenizer.unit))
         yield Advanced(progress, min(done, 1.0))
         if int(before * recipe.validations) < int(min(done, 1.0) * recipe.validations):
-            report = validate(recipe, training, corpus, team)
-            if team.leads:
-                run.log(_validation(training.step, report) | model.process.figures())
-            if report.bits < best:
-                best = report.bits
-                _keep_best(run, training)
-            yield Validated(training.step, report)
+            yield Validated(training.step, validated())
             yield from save(wait=done >= 1)
         elif clock.seconds - last_save > SAVE_SECONDS:
             yield from save(wait=False)
