@@ -1,7 +1,8 @@
-"""What each domain measures of samples, and what its real data score: used by domains.py."""
+"""What a domain measures of samples, and what its real data score; images and DNA. Used by domains.py."""
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 
 import control
@@ -18,7 +19,7 @@ from logosphere.data.examples.collection import Examples, in_turn
 from logosphere.evaluation import checkers
 from logosphere.evaluation.images import grid, png
 from logosphere.evaluation.profiles import activity_error
-from logosphere.types import NO_TOKEN, Batch
+from logosphere.types import Batch
 
 Figures = dict[str, float | str]
 SHOWN = 49
@@ -40,13 +41,23 @@ class Domain(ABC):
     def scores(self, model: ls.Model, row: str) -> Figures:
         """Samples of a model, measured."""
 
-    def drawn(self, model: ls.Model, known: Tensor | None = None, n: int | None = None) -> tuple[Tensor, Figures]:
+    def drawn(
+        self,
+        model: ls.Model,
+        known: Tensor | None = None,
+        n: int | None = None,
+        guidance: float = 1.0,
+        sampler: str | None = None,
+    ) -> tuple[Tensor, Figures]:
         """Samples for the conditions of the test split, and what each costs in evaluations."""
         n = self.samples if n is None else min(n, self.samples)
         asked = self.asked.part(slice(n))
         given = {} if known is None else {"known": known[:n], "tokens": asked.tokens}
         rng = torch.Generator().manual_seed(0)
-        made = ls.generate(model, len(asked), self.steps, rng, condition=asked.condition, **given)
+        chosen = None if sampler is None else ls.sampler(sampler, model)
+        made = ls.generate(
+            model, len(asked), self.steps, rng, condition=asked.condition, guidance=guidance, sampler=chosen, **given
+        )
         return made.tokens, {"NFE": made.nfe}
 
     def texts(self, rows: Tensor) -> list[str]:
@@ -62,15 +73,28 @@ class Domain(ABC):
         for place in range(train.shape[1]):
             counts[place] += np.bincount(train[:, place], minlength=size)
         p = counts / counts.sum(1, keepdims=True)
-        return float(-np.log2(p[np.arange(test.shape[1]), test]).mean())
+        return float(-np.log2(p[np.arange(test.shape[1]), test]).sum() / self._counted())
+
+    def _counted(self) -> int:
+        """Tokens of the test split that bits are counted for: of texts that end, up to their first end."""
+        part = self.corpus.test
+        assert isinstance(part, Examples)
+        lengths = [len(row) for row in part.of_length(self.length).sequences]
+        return sum(lengths) if part.end is None else sum(min(n + 1, self.length) for n in lengths)
 
     def baselines(self, by_place: bool) -> dict[str, Figures]:
-        uniform = math.log2(self.corpus.tokenizer.size)
+        places = _rows(self.corpus.test, self.length).size
+        uniform = math.log2(self.corpus.tokenizer.size) * places / self._counted()
         name = "frequencies at each place" if by_place else "frequencies"
         return {
             "uniform": {"bits": uniform, "kind": "exact"},
             name: {"bits": self.unigram(by_place), "kind": "exact"},
         }
+
+    def keep(self, row: str, lines: Iterable[str]) -> None:
+        """Samples for people to look at."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"{file_name(row)}.txt").write_text("\n".join(lines) + "\n")
 
 
 class Digits(Domain):
@@ -119,7 +143,10 @@ class Promoters(Domain):
     def references(self) -> dict[str, Figures]:
         tokens, labels = control.split(self.corpus.train)
         kinds = self._kinds()
-        some = torch.stack([tokens[labels == kind][i] for i, kind in enumerate(kinds.tolist())])
+        some = torch.empty_like(self.asked.tokens)
+        for kind in (0, 1):
+            wanted = kinds == kind
+            some[wanted] = tokens[labels == kind][: int(wanted.sum())]
         rows: dict[str, Figures] = {"real, of the training split": self._measured(some)}
         rows["bases at random"] = self._measured(
             torch.randint(4, some.shape, generator=torch.Generator().manual_seed(0))
@@ -180,90 +207,8 @@ class Synthetic(Domain):
         }
 
 
-class Restaurants(Domain):
-    """E2E: how many of the slots of a meaning does its description mention?"""
-
-    def references(self) -> dict[str, Figures]:
-        shifted = self._meanings()[1:] + self._meanings()[:1]
-        people = self.texts(self.asked.tokens)
-        rows: dict[str, Figures] = {"people": {"slots": checkers.slot_accuracy(self._meanings(), people)}}
-        rows["people, of other meanings"] = {"slots": checkers.slot_accuracy(shifted, people)}
-        return rows
-
-    def scores(self, model: ls.Model, row: str) -> Figures:
-        made, cost = self.drawn(model)
-        texts = self.texts(made)
-        (self.out / f"{row}.txt").write_text(
-            "\n".join(f"{m}\n  {t}" for m, t in zip(self._meanings(), texts, strict=True))
-        )
-        return {"slots": checkers.slot_accuracy(self._meanings(), texts)} | cost
-
-    def _meanings(self) -> list[str]:
-        rows = self.asked.condition.source.tolist()  # type: ignore[union-attr]
-        return [self.corpus.tokenizer.decode([i for i in row if i != NO_TOKEN]) for row in rows]
-
-
-class Sudokus(Domain):
-    """Is a puzzle solved? Clues are known cells where a system can take them, and a source text for all."""
-
-    def references(self) -> dict[str, Figures]:
-        rng, clues = np.random.default_rng(0), self._clues()
-        guessed = np.where(clues > 0, clues - 1, rng.integers(0, 9, clues.shape))
-        return {"solutions": self._measured(self.asked.tokens.numpy()), "guesses": self._measured(guessed)}
-
-    def scores(self, model: ls.Model, row: str) -> Figures:
-        known = torch.from_numpy(self._clues() > 0) if model.block == model.length else None
-        made, cost = self.drawn(model, known)
-        return self._measured(made.numpy()) | cost
-
-    def _clues(self) -> np.ndarray:
-        return self.asked.condition.source.numpy()  # type: ignore[union-attr]
-
-    def _measured(self, cells: np.ndarray) -> Figures:
-        clues, truth = self._clues(), self.asked.tokens.numpy()
-        solved = checkers.sudoku_solved(cells) & checkers.clues_kept(cells, clues)
-        return {
-            "solved": float(solved.mean()),
-            "groups right": float(checkers.sudoku_groups(cells).mean()),
-            "open cells right": float((cells == truth)[clues == 0].mean()),
-            "clues kept": float((cells + 1 == clues)[clues > 0].mean()),
-        }
-
-
-class Chorales(Domain):
-    """Four voices: whole beats, voices in order, notes in range, chords that Bach has."""
-
-    def references(self) -> dict[str, Figures]:
-        rng = np.random.default_rng(0)
-        real = [np.asarray(song, dtype=np.int64) for song in self.corpus.test.sequences]  # type: ignore[union-attr]
-        return {
-            "real songs": self._measured(real),
-            "their notes shuffled": self._measured([rng.permutation(s) for s in real]),
-        }
-
-    def scores(self, model: ls.Model, row: str) -> Figures:
-        made, cost = self.drawn(model)
-        return self._measured([_before(row, self.corpus.tokenizer.size - 1) for row in made.numpy()]) | cost
-
-    def _measured(self, songs: list[np.ndarray]) -> Figures:
-        return dict(checkers.chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr]
-
-
-class Molecules(Domain):
-    """Valid, different and new, by RDKit."""
-
-    def references(self) -> dict[str, Figures]:
-        rng, real = np.random.default_rng(0), self.texts(self.asked.tokens)
-        shuffled = ["".join(rng.permutation(list(text))) for text in real]
-        return {"real molecules": self._measured(real), "their letters shuffled": self._measured(shuffled)}
-
-    def scores(self, model: ls.Model, row: str) -> Figures:
-        made, cost = self.drawn(model)
-        return self._measured(self.texts(made)) | cost
-
-    def _measured(self, texts: list[str]) -> Figures:
-        train = self.corpus.train.sequences  # type: ignore[union-attr]
-        return dict(checkers.molecules(texts, [self.corpus.tokenizer.decode(train[i]) for i in range(len(train))]))
+def file_name(row: str) -> str:
+    return "".join(c if c.isalnum() or c == "-" else "_" for c in row)
 
 
 def _rows(part: object, length: int) -> np.ndarray:
@@ -279,13 +224,6 @@ def _motifs(bases: Tensor) -> Tensor:
     return torch.from_numpy(promoters.occupancy(bases.numpy()).mean(1))
 
 
-def _before(song: np.ndarray, end: int) -> np.ndarray:
-    """A song up to its end."""
-    ends = np.flatnonzero(song == end)
-    return song[: ends[0]] if len(ends) else song
-
-
 def _picture(out: Path, row: str, made: Tensor, axes: tuple[int, ...], levels: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    name = "".join(c if c.isalnum() or c == "-" else "_" for c in row)
-    (out / f"{name}.png").write_bytes(png(grid(made[:SHOWN].numpy(), axes, levels)))
+    (out / f"{file_name(row)}.png").write_bytes(png(grid(made[:SHOWN].numpy(), axes, levels)))

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import domain_checks as checks
 import domain_measures as measures
 import harness  # noqa: F401 (one thread)
 import torch
@@ -53,7 +54,7 @@ IMAGES = {
 }
 BASES = {
     name: of(name) for name in ("rdlm-heat", "fisher-flow", "dirichlet-flow", "d3pm-uniform", "bit-diffusion", "ar")
-}
+} | {"rdlm-heat (convolution)": of("rdlm-heat", *CONVOLUTION)}
 THREE = {name: of(name) for name in ("mdlm", "rdlm-heat", "ar")}
 
 
@@ -80,10 +81,10 @@ PARTS = {
     "dna": Part(["dna", *sized(64, 3, 4, 64)], BASES, measures.Promoters, "base"),
     "synthetic": Part(["promoters", *sized(64, 3, 4, 64), "--optim.lr", "2e-3", "--network.body", "transformer"],
                       BASES, measures.Synthetic, "base"),
-    "e2e": Part(["e2e", *sized(96, 3, 4, 32)], THREE, measures.Restaurants, "token"),
-    "sudoku": Part(["sudoku", *sized(96, 3, 4, 32)], THREE, measures.Sudokus, "cell"),
-    "chorales": Part(["chorales", *sized(64, 3, 4, 8)], THREE, measures.Chorales, "note", 32),
-    "smiles": Part(["smiles", *sized(96, 3, 4, 64)], THREE, measures.Molecules, "character"),
+    "e2e": Part(["e2e", *sized(96, 3, 4, 32)], THREE, checks.Restaurants, "token"),
+    "sudoku": Part(["sudoku", *sized(96, 3, 4, 32)], THREE, checks.Sudokus, "cell"),
+    "chorales": Part(["chorales", *sized(64, 3, 4, 8)], THREE, checks.Chorales, "note", 32),
+    "smiles": Part(["smiles", *sized(96, 3, 4, 64)], THREE, checks.Molecules, "character"),
 }  # fmt: skip
 
 Row = dict[str, float | str]
@@ -124,7 +125,7 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
     for row, figures in domain.references().items():
         _write(folder, row, {"reference": "yes"} | figures)
     for row in missing:
-        path = folder / "runs" / _file(row)
+        path = folder / "runs" / measures.file_name(row)
         run = RunFolder(path) if path.exists() else start(recipes[row], corpus, path)
         for _ in train(run, corpus):
             pass
@@ -139,12 +140,8 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
         print(f"{name}: {row}: {json.dumps(figures | scores)}", file=sys.stderr, flush=True)
 
 
-def _file(row: str) -> str:
-    return "".join(c if c.isalnum() or c == "-" else "_" for c in row)
-
-
 def _path(folder: Path, row: str) -> Path:
-    return folder / f"{_file(row)}.json"
+    return folder / f"{measures.file_name(row)}.json"
 
 
 def _write(folder: Path, row: str, figures: Row) -> None:

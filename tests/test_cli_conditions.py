@@ -30,7 +30,9 @@ def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixt
     assert main(["sample", str(labelled), "--label", "span"]) == 1
     assert "Did you mean 'spam'" in capsys.readouterr().err
     assert main(["sample", str(labelled), "--source", "x"]) == 1
-    assert "not in the alphabet" in capsys.readouterr().err
+    assert "trained without sources; leave out --source" in capsys.readouterr().err
+    assert main(["sample", str(labelled), "--signal", "x.npy"]) == 1
+    assert "trained without a signal; leave out --signal" in capsys.readouterr().err
     assert main(["evaluate", str(labelled), "--split", "test", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "character"
     assert main(["sample", str(labelled), "--image", str(labelled / "x.png")]) == 1
@@ -45,6 +47,28 @@ def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["sample", str(tmp_path / "run"), "--label", "x"]) == 1
     assert "without labels" in capsys.readouterr().err
     assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0
+
+
+def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same noise, another signal, another text; a file of another shape is refused."""
+    run = str(tmp_path / "run")
+    words = ["--network.width", "16", "--network.depth", "1", "--steps", "20", "--batch", "8", "--optim.lr", "1e-2"]
+    assert main(["train", "promoters", *words, "--validations", "1", "--out", run]) == 0
+    np.save(tmp_path / "weak.npy", np.zeros(96))
+    np.save(tmp_path / "strong.npy", np.full((96, 1), 50.0))
+    np.save(tmp_path / "each.npy", np.zeros((2, 96, 1)))
+    np.save(tmp_path / "short.npy", np.zeros(95))
+    np.save(tmp_path / "endless.npy", np.full(96, np.inf))
+    written = {}
+    for name in ("weak", "strong", "each"):
+        capsys.readouterr()
+        words = ["sample", run, "--signal", str(tmp_path / f"{name}.npy"), "-n", "2", "--steps", "4", "--json"]
+        assert main(words) == 0
+        written[name] = [row["text"] for row in json.loads(capsys.readouterr().out)["samples"]]
+    assert written["weak"] == written["each"] != written["strong"]
+    for name, said in {"short": "96 × 1 numbers", "endless": "not finite", "none": "cannot be read"}.items():
+        assert main(["sample", run, "--signal", str(tmp_path / f"{name}.npy")]) == 1
+        assert said in capsys.readouterr().err
 
 
 def test_images_become_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,8 @@ def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
     assert levels.decode(levels.encode("0 12 255")) == "0 12 255" and levels.unit == "dimension"
     with pytest.raises(UserError, match="0 to 255"):
         levels.encode("256")
+    assert Levels(10).encode("0 09").tolist() == [0, 0, 9]  # digits, as sudokus are written
+    assert Ended(Levels(128)).decode([60, 64, 128, 3]) == "60 64"
     with pytest.raises(ValueError):
         from_description({"kind": "levels", "name": "levels", "size": "many"})
 

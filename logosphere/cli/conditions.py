@@ -1,4 +1,4 @@
-"""What a user wants text to be written for: a label or a source, by the words of the command line."""
+"""What a user wants text to be written for: a label, a source or a signal, by the words of the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,26 +7,65 @@ from typing import TYPE_CHECKING
 from logosphere.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from logosphere.data.tokenizers import Ids
     from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.guidance import Guide
     from logosphere.types import Condition
 
 
-def condition_of(folder: "RunFolder", label: str, source: str, n: int) -> "Condition | None":
+def condition_of(folder: "RunFolder", label: str, source: str, signal: Path | None, n: int) -> "Condition | None":
     """The condition of n texts, or None when nothing is asked for."""
-    if not label and not source:
+    if not label and not source and signal is None:
         return None
     import torch
 
     from logosphere.types import Condition
 
-    labels = sources = None
+    labels = sources = signals = None
     if label:
         labels = torch.full((n,), _number(label, folder))
     if source:
-        sources = torch.from_numpy(folder.tokenizer.encode(source)).expand(n, -1)
-    return Condition.of(labels=labels, source=sources)
+        sources = torch.from_numpy(_tokens(source, folder)).expand(n, -1)
+    if signal is not None:
+        signals = torch.from_numpy(_along(signal, folder, n))
+    return Condition.of(labels=labels, source=sources, signal=signals)
+
+
+def _tokens(source: str, folder: "RunFolder") -> "Ids":
+    """A source in its own alphabet: that of the texts, unless both are numbers and those of sources are more."""
+    from logosphere.data.special import Levels
+
+    size = folder.conditions["source"]
+    if not size:
+        raise UserError(f"The model in {folder.path} was trained without sources; leave out --source.")
+    tokenizer = folder.tokenizer
+    return (Levels(size) if isinstance(tokenizer, Levels) else tokenizer).encode(source)
+
+
+def _along(path: Path, folder: "RunFolder", n: int) -> "npt.NDArray[np.float32]":
+    """The signals [n, L, C] of n texts, from a file that has one for all of them or one for each."""
+    import numpy as np
+
+    channels, length = folder.conditions["signal"], int(folder.recipe.length)
+    if not channels:
+        raise UserError(f"The model in {folder.path} was trained without a signal; leave out --signal.")
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise UserError(f"{path} cannot be read as a .npy file ({problem}).") from None
+    if found.shape == (length,) and channels == 1:
+        found = found[:, None]
+    if found.shape not in ((length, channels), (n, length, channels)) or found.dtype.kind not in "fiu":
+        raise UserError(
+            f"{path} must hold {length} × {channels} numbers, or as many for each of {n} texts, not {found.shape}."
+        )
+    if not np.isfinite(found).all():
+        raise UserError(f"{path} holds numbers that are not finite.")
+    return np.broadcast_to(found, (n, length, channels)).astype(np.float32)
 
 
 def _number(label: str, folder: "RunFolder") -> int:

@@ -42,8 +42,11 @@ class Arguments:
     """Write for this label, where the model or a --classifier has learnt labels."""
     source: str = ""
     """Write from this source text, where the model has learnt pairs."""
+    signal: Path | None = None
+    """Write for this signal along the sequence, where the model has learnt one: a .npy file of L × C numbers, or n of
+    them."""
     guidance: float = 1.0
-    """How strongly to follow a label or source; 1 is as learnt, more is stronger and less varied."""
+    """How strongly to follow a label, source or signal; 1 is as learnt, more is stronger and less varied."""
     by: Annotated[ByClassifier, tyro.conf.arg(name="")] = field(default_factory=ByClassifier)
     save: Path | None = None
     """Also save how the text condenses: a page that plays it (.html), a drawing (.svg), a .gif, or numbers (.json)."""
@@ -207,7 +210,7 @@ def _draw(
             top_k=arguments.top_k,
             min_p=arguments.min_p,
             greedy_end=arguments.greedy_end,
-            condition=condition_of(folder, told, arguments.source, arguments.n),
+            condition=condition_of(folder, told, arguments.source, arguments.signal, arguments.n),
             guidance=arguments.guidance,
             guide=guide,
             renoise_known=renoise,

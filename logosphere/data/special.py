@@ -36,7 +36,10 @@ class Ended(Tokenizer):
 
 @final
 class Levels(Tokenizer):
-    """Numbers 0 … size - 1 that are no text, such as the brightness of a pixel; written with spaces between."""
+    """Numbers 0 … size - 1 that are no text, such as the brightness of a pixel; written with spaces between.
+
+    Digits may also be given without spaces, as sudokus are.
+    """
 
     name = "levels"
     unit = "dimension"
@@ -45,7 +48,7 @@ class Levels(Tokenizer):
         self.size = size
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
-        words = text.split()
+        words = text.split() if self.size > 10 else list("".join(text.split()))
         if not all(word.isdecimal() and int(word) < self.size for word in words):
             raise UserError(f"This data is written as numbers from 0 to {self.size - 1} with spaces between.")
         return np.array([int(word) for word in words], dtype=np.int64)

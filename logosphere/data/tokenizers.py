@@ -88,7 +88,7 @@ class Characters(Tokenizer):
             position = int(np.argmin(ids))
             raise UserError(
                 f"The character {text[position]!r} at position {position} is not in the alphabet of this "
-                f"'{self.name}' tokenizer; remove it, or use --tokenizer byte or --tokenizer characters."
+                f"'{self.name}' tokenizer; remove it, or train with --tokenizer byte or --tokenizer characters."
             )
         return ids
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -101,20 +101,24 @@ def _chord(beat: Numbers) -> tuple[int, ...]:
     return tuple(np.unique((notes - notes.min()) % 12).tolist()) if len(notes) else ()
 
 
-def molecules(smiles: Sequence[str], training: Iterable[str] = ()) -> dict[str, float]:
-    """Shares of valid molecules, of different ones among them, and of those that are new, by RDKit."""
+def canonical(smiles: Iterable[str]) -> list[str]:
+    """The valid ones of these molecules, each by its one name of RDKit's."""
     try:
         from rdkit import Chem, RDLogger
     except ImportError:
         raise UserError("Molecules are checked by RDKit; get it with: pip install 'logosphere[molecules]'") from None
     RDLogger.DisableLog("rdApp.*")
+    read = (Chem.MolFromSmiles(text) for text in smiles if text)
+    return [Chem.MolToSmiles(molecule) for molecule in read if molecule is not None]
 
-    def canonical(text: str) -> str | None:
-        molecule = Chem.MolFromSmiles(text) if text else None
-        return None if molecule is None else Chem.MolToSmiles(molecule)
 
-    valid = [name for name in map(canonical, smiles) if name is not None]
-    different, known = set(valid), set(map(canonical, training))
+def molecules(smiles: Sequence[str], known: Set[str] = frozenset()) -> dict[str, float]:
+    """Shares of valid molecules, of different ones among them, and of those that are new.
+
+    `known` are the names of the training molecules that `canonical` gives them, found once for many such shares.
+    """
+    valid = canonical(smiles)
+    different = set(valid)
     return {
         "valid": len(valid) / max(1, len(smiles)),
         "unique": len(different) / max(1, len(valid)),

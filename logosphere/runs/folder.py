@@ -125,6 +125,12 @@ class RunFolder:
         return [str(name) for name in self.content.get("corpus", {}).get("labels", [])]
 
     @property
+    def conditions(self) -> dict[str, int]:
+        """How many labels, tokens of sources and numbers of a signal the network was built for; 0 is none."""
+        options = self.content["model"]["options"]
+        return {name: int(options.get(name, 0)) for name in ("labels", "source", "signal")}
+
+    @property
     def state(self) -> Path:
         return self.path / "state"
 

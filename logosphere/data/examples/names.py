@@ -12,6 +12,6 @@ DESCRIPTIONS: dict[str, str] = {
     "cifar10": "CIFAR-10 in colour: 3,072 pixels of 256 levels, labelled",
     "digits": "1,797 handwritten digits of scikit-learn: 8 × 8 pixels, 17 levels, labelled",
     "mnist-binary": "MNIST in black and white, 28 × 28",
-    "sudoku": "solved sudokus with their clues",
-    "chorales": "Bach's chorales in quarters, four voices",
+    "sudoku": "solved sudokus, cells 0 to 8, with their clues, 1 to 9 and 0 for an open cell",
+    "chorales": "Bach's chorales in quarters: four pitches a beat from the lowest voice, 0 is a rest",
 }

@@ -27,7 +27,7 @@ NUMBERS: dict[str, tuple[int, Callable[[Path, Report], dict[str, Examples]]]] = 
     "digits": (17, digits),
     "mnist-binary": (2, mnist_binary),
     "sudoku": (9, sudoku),
-    "chorales": (PITCHES + 1, chorales),
+    "chorales": (PITCHES, chorales),
 }
 """Sets that are no text: the number of their levels, and how to read them."""
 
@@ -67,7 +67,8 @@ def open_collection(source: str, tokenizer: str | Tokenizer, cache: Path, report
         splits = _as_published(source, read, cache, report)
         counts = {split: part.tokens for split, part in splits.items()}
         kinds = tuple(map(str, range(splits["train"].label_count)))
-        return Collection(source, Levels(levels), splits, _digest(splits), counts, counts, kinds)
+        spelt = Levels(levels) if splits["train"].end is None else Ended(Levels(levels))
+        return Collection(source, spelt, splits, _digest(splits), counts, counts, kinds)
     if source in RECORDS:
         return _spelt(source, _as_published(source, RECORDS[source], cache, report), tokenizer)
     every = FORMATS[kind](Path(name).expanduser())
