@@ -54,9 +54,10 @@ def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: li
 
 
 class Condensing:
-    """Text on the terminal while it condenses: hidden positions are dots, new tokens bright, given ones green.
+    """Text on the terminal while it condenses: new tokens are bright, given ones green.
 
-    All others are coloured by how sure the network was of them.
+    Hidden positions are dots, or dim where the network can guess them already. All others are coloured by how sure the
+    network was of them.
     """
 
     def __init__(self, tokenizer: "Tokenizer", given: Given | None):
@@ -89,7 +90,8 @@ class Condensing:
         line = Text()
         for i, token in enumerate(moment.tokens[sample]):
             if token < 0:
-                line.append("·", style="dim")
+                guess = moment.guessed[sample][i] if moment.guessed is not None else -1
+                line.append(self.tokenizer.symbol(guess) if guess >= 0 else "·", style="dim")
                 continue
             doubtful = next((colour for limit, colour in DOUBT if sure and int(sure[i]) < limit), "")
             known = i < len(self.known) and self.known[i]
