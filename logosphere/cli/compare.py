@@ -183,7 +183,7 @@ def _report(run: "RunFolder", measure: Measure) -> "Report":
     from logosphere.evaluation.report import Report
 
     key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"]]
-    content = remembered(run.path / "eval" / "compare.json", key, lambda: asdict(measured(run, measure)))
+    content = remembered(run.results / "compare.json", key, lambda: asdict(measured(run, measure)))
     return Report(**content)
 
 
@@ -259,7 +259,7 @@ def _portrait(
             model = run.model(measure.weights)
             return asdict(portrait(model, corpus, measure.split, against, chosen, ways, units_per_token, watch))
 
-        return read_portrait(remembered(run.path / "eval" / "portrait.json", key, made))
+        return read_portrait(remembered(run.results / "portrait.json", key, made))
 
 
 def _print(standing: "Sequence[Standing]", as_json: bool) -> None:

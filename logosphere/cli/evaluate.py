@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
 
 def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
     name = " ".join([report.data, *arguments.options])
-    path = folder.path / "eval" / f"{name.replace('/', '-').replace(' ', '-')}.json"
+    path = folder.results / f"{name.replace('/', '-').replace(' ', '-')}.json"
     report.save(path)
     if arguments.json:
         print_json({key: value for key, value in asdict(report).items() if key != "nats"})

@@ -173,7 +173,8 @@ def followed(
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:
-    from logosphere.runs.train import SHORT, Advanced
+    from logosphere.runs.folder import SHORT
+    from logosphere.runs.train import Advanced
 
     assert isinstance(event, Advanced)
     progress = event.progress

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import write_json, write_whole
-from logosphere.box import first_box, located
+from logosphere.box import first_box, located, packaged
+from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
@@ -32,6 +33,8 @@ from logosphere.recipes.recipe import Recipe, recipe_from
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST = "best.safetensors"
+SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
+"""Names of bits per unit in metrics."""
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
@@ -90,6 +93,11 @@ class RunFolder:
     @property
     def state(self) -> Path:
         return self.path / "state"
+
+    @property
+    def results(self) -> Path:
+        """Where measurements are kept: with the run; for a model in the box, which belongs to the package, apart."""
+        return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
@@ -156,6 +164,11 @@ class RunFolder:
             if isinstance(content, dict) and isinstance(content.get("step", 0), int):
                 read.append(content)
         return read
+
+    def bits(self, part: str) -> list[tuple[float, float]]:
+        """The curve of a training: steps, and bits per unit in training (train) or on held-out text (val)."""
+        name = f"{part}/{SHORT[self.tokenizer.unit]}"
+        return [(float(line["step"]), float(line[name])) for line in self.metrics() if name in line and "step" in line]
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that a resumed run will take again."""
