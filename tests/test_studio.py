@@ -381,6 +381,14 @@ def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out + "complete -C 'logosphere stu'"
+    said = subprocess.run(["fish", "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split("\t")[0] == "studio" and not said.stderr
+
+
 def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:
     """Over a real connection: the server notices that the listener has gone and leaves the job."""
     import httpx

@@ -79,7 +79,8 @@ class Condensing:
             time.sleep(pause)
         self.last = time.monotonic()
         texts = [self.line(moment, sample) for sample in range(len(moment.tokens))]
-        self.live.update(Group(*(part for text in texts for part in (text, Text()))), refresh=True)
+        parts = [part for text in texts for part in (text, Text())]
+        self.live.update(Group(*parts, self.legend(moment)), refresh=True)
 
     def line(self, moment: "Moment", sample: int) -> "Text":
         """One text with its colours."""
@@ -97,6 +98,19 @@ class Condensing:
             known = i < len(self.known) and self.known[i]
             style = "green" if known else "bold yellow" if i in fresh else doubtful
             line.append(self.tokenizer.symbol(token), style=style)
+        return line
+
+    def legend(self, moment: "Moment") -> "Text":
+        """How far the texts are, and what the colours mean, each in its colour."""
+        from rich.text import Text
+
+        line = Text(f"step {moment.step}/{moment.steps}   ", style="dim")
+        line.append("· not written  guessed", style="dim").append("   ")
+        line.append("just changed", style="bold yellow").append("   sure ")
+        for limit, colour in reversed(DOUBT):
+            line.append(f"<{limit}0% ", style=colour)
+        if any(self.known):
+            line.append("  given", style="green")
         return line
 
     def close(self) -> None:
