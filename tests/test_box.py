@@ -12,6 +12,7 @@ from test_cli_mistakes import sentence
 import logosphere as ls
 from logosphere import box
 from logosphere.cli import main
+from logosphere.runs.folder import RunFolder
 from logosphere.runs.packing import read_record, recorded
 
 PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
@@ -25,6 +26,14 @@ def test_a_packaged_box_measures_what_its_record_says(name: str) -> None:
     assert measured.bits == pytest.approx(record.bits, rel=1e-4) and measured.kind == record.kind
     assert measured.weights_sha256 == record.weights_sha256
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000 and (folder / "card.md").exists()
+
+
+def test_nothing_is_written_into_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = box.located(f"box:{box.boxes()[0]}")
+    before = sorted(folder.rglob("*"))
+    Path("text.txt").write_text(read_record(folder).text * 4)
+    assert main(["evaluate", f"box:{box.boxes()[0]}", "--data", "text.txt", "--sequences", "4", "--draws", "1"]) == 0
+    assert sorted(folder.rglob("*")) == before and list(RunFolder(folder).results.glob("*.json"))
 
 
 @pytest.fixture

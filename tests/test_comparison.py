@@ -170,6 +170,18 @@ def test_slices_of_time_average_to_the_bound() -> None:
     assert integrand(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
 
 
+@pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
+def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
+    language, times = skewed(5, 6), list[float]()
+    model = network(name, language)
+    assert model.denoiser is not None
+    model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
+    batch = Batch.of(language.sample(64, generator(1)))
+    slices = integrand(model, lambda: [batch], slices=3)
+    assert len(times) == 3 and times == sorted(times) and times[0] < times[2]
+    assert [part.low for part in slices] == pytest.approx([0, 1 / 3, 2 / 3])
+
+
 def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
     return [
         replace(REPORT, name=name, kind=kind, bits=float(row.mean()) / 6 / math.log(2), nats=row.tolist())

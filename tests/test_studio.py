@@ -20,7 +20,9 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import logosphere as ls
+from logosphere.box import FIRST, PREFIX, READABLE, boxes, located
 from logosphere.cli import main
+from logosphere.runs.packing import read_record
 from logosphere.studio.app import static_files, studio
 from logosphere.studio.jobs import KEPT, MOST_VIEWERS, Busy, Desk, Job
 from logosphere.studio.shelf import Book, leaflets, shelf, thinned
@@ -75,11 +77,33 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client: TestClie
 def test_models_and_curves_are_listed(client: TestClient) -> None:
     listed = client.get(f"/{TOKEN}/systems").json()
     assert [one["system"] for one in listed["systems"]] == ["mdlm", "rdlm", "ar"]
-    assert listed["systems"][0]["length"] == 16 and listed["systems"][0]["kind"] == "bound"
+    first = listed["systems"][0]
+    assert first["length"] == 16 and first["kind"] == "bound" and first["trained"] and first["temperature"] == 1
     curves = client.get(f"/{TOKEN}/curves/0").json()
     assert [step for step, _ in curves["train"]] == [1, 2, 3, 4] and len(curves["val"]) == 2
     assert client.get(f"/{TOKEN}/curves/7").status_code == 404
     assert thinned([[float(i)] for i in range(1000)], 3) == [[0.0], [499.0], [999.0]]
+
+
+def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:
+    fits = [client.get(f"/{TOKEN}/ways/{number}").json() for number in range(3)]
+    assert all(one["own"] in one["fit"] and "ancestral" in one["fit"] for one in fits)
+    assert "star" in fits[0]["fit"] and "bridge" not in fits[0]["fit"]
+    assert "bridge" in fits[1]["fit"] and "star" not in fits[1]["fit"]
+    assert client.get(f"/{TOKEN}/ways/7").status_code == 404
+
+
+def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = [book.described() for book in shelf([])]
+    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in boxes()]
+    assert told[0]["name"] == f"{PREFIX}{FIRST[0]}"
+    for one in told:
+        record = read_record(located(one["name"]))
+        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, READABLE)
+        assert one["unit"] == "character" and not one["trained"]
 
 
 @pytest.mark.parametrize("system", [0, 1, 2])
@@ -327,10 +351,25 @@ def test_an_empty_shelf_and_a_bad_port_are_explained(
 def test_curves_are_drawn_in_the_terminal(books: list[Book], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", books[0].name, "--height", "4"]) == 0
     shown = capsys.readouterr().out
-    assert "bits on held-out text" in shown and "step 4" in shown and any(0x2800 < ord(c) <= 0x28FF for c in shown)
+    assert (
+        "bits per character on held-out text" in shown
+        and "step 4" in shown
+        and any(0x2800 < ord(c) <= 0x28FF for c in shown)
+    )
     assert main(["show", books[0].name, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["train/bpc"]) == 4
     assert main(["show", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
+
+
+def test_curves_of_pieces_of_words_are_drawn_too(
+    books: list[Book], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--tokenizer", "byte", "--out", "run", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["show", "run", "--height", "4"]) == 0 and "bits per byte on held-out text" in capsys.readouterr().out
+    book = shelf(["run"])[0]
+    assert len(book.curves()["train"]) == 4 and book.described()["unit"] == "byte" and book.described()["bits"] > 0
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -340,6 +379,14 @@ def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> Non
     said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     assert said.stdout.split() == ["studio"]
     assert main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    script = capsys.readouterr().out + "complete -C 'logosphere stu'"
+    said = subprocess.run(["fish", "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split("\t")[0] == "studio" and not said.stderr
 
 
 def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:

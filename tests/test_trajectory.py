@@ -16,7 +16,7 @@ from logosphere.data.tokenizers import text8
 from logosphere.reports.condensing import condensing
 from logosphere.reports.film import film_of
 from logosphere.reports.gif import gif
-from logosphere.sampling.trajectory import Recorder, Trajectory, seen_from_above
+from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
 
 KNOWN = torch.arange(12) < 3
 
@@ -54,6 +54,33 @@ def test_known_positions_are_sure_and_doubt_is_the_networks() -> None:
     ls.generate(model, n=1, steps=40, denoiser=oracle, known=KNOWN, tokens=torch.zeros(12).long(), watch=recorder.see)
     assert recorder.moments[-1].sure == ["999" + 9 * "3"]
     assert recorder.moments[0].sure is not None and recorder.moments[0].sure[0].startswith("999")
+
+
+def test_what_is_known_is_guessed_before_states_spell_it() -> None:
+    """A language of two texts, told apart by every token: whoever hears of one position knows all of them."""
+    model = ls.build("rdlm", vocab_size=2, length=12, denoiser=None)
+    language = ls.languages.markov(torch.eye(2), torch.tensor([0.5, 0.5]), 12)
+    recorder = Recorder(model)
+    oracle = ls.languages.oracle(model, language)
+    tokens = ls.generate(model, n=1, steps=40, denoiser=oracle, watch=recorder.see).tokens[0].tolist()
+    early = next(moment for moment in recorder.moments if moment.guessed and -1 not in moment.guessed[0])
+    assert early.tokens[0] == [-1] * 12 and max(early.guessed[0]) == min(early.guessed[0])
+    for moment in recorder.moments:
+        assert all(guess < 0 or token < 0 for guess, token in zip(moment.guessed[0], moment.tokens[0], strict=True))
+    assert recorder.moments[-1].tokens[0] == tokens and recorder.moments[-1].guessed[0] == [-1] * 12
+
+
+def test_films_show_guesses_and_end_as_the_text_does() -> None:
+    """Position 0 is guessed as b, written as a; position 1 is guessed rightly and written at last."""
+    rows = [([-1, -1], [1, -1]), ([0, -1], [-1, 2]), ([0, -1], [-1, 2]), ([0, 2], [-1, -1])]
+    moments = [
+        Moment(k + 1, 4, 1 - k / 3, [tokens], [[]], ["00"], [guess], None) for k, (tokens, guess) in enumerate(rows)
+    ]
+    film = film_of(Trajectory(2, moments), "abc".__getitem__)
+    assert film.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
+    drawing = condensing(film)
+    assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong guess is no dawn
+    assert '<g class="a2"><text x="27" y="35" class="c c4">c</text>' in drawing
 
 
 def test_watching_changes_nothing() -> None:

@@ -11,14 +11,15 @@ from logosphere.errors import UserError, nearest
 PREFIX = "box:"
 CARD, RECORD = "card.md", "record.json"
 FIRST = ("rdlm", "mdlm", "ar")
-"""Which box is opened when nobody says which, if it is there."""
+"""Which box is opened when nobody says which, if it is there, and the order in which they are shown."""
 READABLE = 0.6
 """A temperature at which small models of letters write more words than not; chosen by reading."""
 
 
 def boxes() -> list[str]:
-    """The names of all boxes that came with the package."""
-    return sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{RECORD}"))
+    """The names of all boxes that came with the package, the first to be opened first."""
+    there = sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{RECORD}"))
+    return [name for name in FIRST if name in there] + [name for name in there if name not in FIRST]
 
 
 def located(path: str | Path) -> Path:
@@ -32,8 +33,12 @@ def located(path: str | Path) -> Path:
     return Path(__file__).parent / name
 
 
+def packaged(folder: Path) -> bool:
+    """Is it one of the package's own folders? Nothing may be written there."""
+    return folder.parent == Path(__file__).parent
+
+
 def first_box() -> Path | None:
     """The box that is opened when nobody says which; None if there is none."""
     there = boxes()
-    preferred = [name for name in FIRST if name in there] + there
-    return located(f"{PREFIX}{preferred[0]}") if preferred else None
+    return located(f"{PREFIX}{there[0]}") if there else None

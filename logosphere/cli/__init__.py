@@ -34,8 +34,9 @@ Train, measure, compare and sample diffusion language models.
 commands:
 {commands}
 
-Every command explains itself: logosphere COMMAND --help
-Start here:                    logosphere train && logosphere sample --watch
+Every command explains itself:       logosphere COMMAND --help
+A small model comes along; watch it: logosphere sample --watch
+Then train one on a text of yours:   logosphere train --data my-text.txt
 options everywhere: --debug (show tracebacks), --version"""
 
 INTERRUPTED, FAILED, MISUSED = 130, 1, 2

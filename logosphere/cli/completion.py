@@ -21,19 +21,39 @@ _logosphere() {{
 }}
 complete -o filenames -F _logosphere logosphere
 """
+FISH = """\
+function __logosphere_options
+  logosphere (commandline -opc)[2] --help 2>/dev/null | string match -ar -- '--[a-z][a-z.-]*' | sort -u
+end
+complete -c logosphere -e
+complete -c logosphere -n __fish_use_subcommand -f
+{lines}
+complete -c logosphere -n 'not __fish_use_subcommand; and string match -q -- "-*" (commandline -ct)' \\
+  -f -a '(__logosphere_options)'
+"""
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Print a script that completes commands, options and files; use it with: source <(logosphere completion bash)."""
+    """Print a script that completes commands, options and files.
 
-    shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional] = "bash"
+    Put one line into the file that your shell reads when it starts.
+    bash and zsh: source <(logosphere completion bash), with zsh for zsh;
+    fish: logosphere completion fish | source
+    """
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional] = "bash"
+    """bash, zsh or fish."""
 
 
 def run(words: list[str]) -> int:
     from logosphere.cli import COMMANDS
 
     shell = parse(Arguments, words, "completion").shell
-    print((BASH if shell == "bash" else ZSH).format(commands=" ".join(COMMANDS)), end="")
+    lines = [
+        f"complete -c logosphere -n __fish_use_subcommand -a {name} -d '{line}'" for name, line in COMMANDS.items()
+    ]
+    script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[shell]
+    print(script.format(commands=" ".join(COMMANDS), lines="\n".join(lines)), end="")
     return 0

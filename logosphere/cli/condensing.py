@@ -54,9 +54,10 @@ def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: li
 
 
 class Condensing:
-    """Text on the terminal while it condenses: hidden positions are dots, new tokens bright, given ones green.
+    """Text on the terminal while it condenses: new tokens are bright, given ones green.
 
-    All others are coloured by how sure the network was of them.
+    Hidden positions are dots, or dim where the network can guess them already. All others are coloured by how sure the
+    network was of them.
     """
 
     def __init__(self, tokenizer: "Tokenizer", given: Given | None):
@@ -78,7 +79,8 @@ class Condensing:
             time.sleep(pause)
         self.last = time.monotonic()
         texts = [self.line(moment, sample) for sample in range(len(moment.tokens))]
-        self.live.update(Group(*(part for text in texts for part in (text, Text()))), refresh=True)
+        parts = [part for text in texts for part in (text, Text())]
+        self.live.update(Group(*parts, self.legend(moment)), refresh=True)
 
     def line(self, moment: "Moment", sample: int) -> "Text":
         """One text with its colours."""
@@ -89,12 +91,26 @@ class Condensing:
         line = Text()
         for i, token in enumerate(moment.tokens[sample]):
             if token < 0:
-                line.append("·", style="dim")
+                guess = moment.guessed[sample][i] if moment.guessed is not None else -1
+                line.append(self.tokenizer.symbol(guess) if guess >= 0 else "·", style="dim")
                 continue
             doubtful = next((colour for limit, colour in DOUBT if sure and int(sure[i]) < limit), "")
             known = i < len(self.known) and self.known[i]
             style = "green" if known else "bold yellow" if i in fresh else doubtful
             line.append(self.tokenizer.symbol(token), style=style)
+        return line
+
+    def legend(self, moment: "Moment") -> "Text":
+        """How far the texts are, and what the colours mean, each in its colour."""
+        from rich.text import Text
+
+        line = Text(f"step {moment.step}/{moment.steps}   ", style="dim")
+        line.append("· not written  guessed", style="dim").append("   ")
+        line.append("just changed", style="bold yellow").append("   sure ")
+        for limit, colour in reversed(DOUBT):
+            line.append(f"<{limit}0% ", style=colour)
+        if any(self.known):
+            line.append("  given", style="green")
         return line
 
     def close(self) -> None:

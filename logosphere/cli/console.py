@@ -28,12 +28,13 @@ def say(remark: str) -> None:
     messages.print(remark, soft_wrap=True)
 
 
-def parse(kind: type[T], words: list[str], command: str, default: T | None = None) -> T:
+def parse(kind: type[T], words: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
     """Options of a command out of its words; --help and mistakes are answered here."""
-    prog, config = f"logosphere {command}", (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
-    if default is None:
-        return tyro.cli(kind, args=words, prog=prog, config=config)
-    return tyro.cli(kind, args=words, prog=prog, default=default, config=config)
+    prog = f"logosphere {command}"
+    config = [tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName]
+    if default is None:  # without a recipe there is nothing that None could take back
+        return tyro.cli(kind, args=words, prog=prog, config=[*config, tyro.conf.DisallowNone])
+    return tyro.cli(kind, args=words, prog=prog, default=default, config=config, description=about)
 
 
 def print_json(content: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import tyro
 from logosphere.cli.console import clock, parse, print_json
 from logosphere.errors import UserError
 
-TITLES = {"val/bpc": "bits on held-out text", "train/bpc": "bits in training"}
+TITLES = {"val": "on held-out text", "train": "in training"}
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,22 @@ def run(words: list[str]) -> int:
         raise UserError(f"The height must be from 2 to 200 lines, not {arguments.height}.")
 
     from logosphere.reports.terminal import chart
-    from logosphere.runs.folder import RunFolder, newest
+    from logosphere.runs.folder import SHORT, RunFolder, newest
 
     folder = RunFolder(arguments.run or newest())
-    lines = folder.metrics()
-    curves = {name: [(float(line["step"]), line[name]) for line in lines if name in line] for name in TITLES}
+    unit, curves = folder.tokenizer.unit, {part: folder.bits(part) for part in TITLES}
     if not any(curves.values()):
         raise UserError(f"{folder.path} has no training curve yet.")
     if arguments.json:
-        print_json({"run": str(folder.path), **curves})
+        print_json({"run": str(folder.path)} | {f"{part}/{SHORT[unit]}": points for part, points in curves.items()})
         return 0
-    last = [line for line in lines if "train/loss" in line][-1:]
+    last = [line for line in folder.metrics() if "train/loss" in line][-1:]
     for line in last:
         spent = f", {clock(line['seconds'])}" if "seconds" in line else ""
         print(f"{folder.path}: {folder.recipe.system}, step {line['step']:,}{spent}\n")
     width = max(20, min(100, shutil.get_terminal_size().columns - 12))
-    for name, title in TITLES.items():
-        if curves[name]:
-            print(f"{title}: {curves[name][-1][1]:.4f}")
-            print("\n".join(chart(curves[name], width, arguments.height)) + "\n")
+    for part, title in TITLES.items():
+        if curves[part]:
+            print(f"bits per {unit} {title}: {curves[part][-1][1]:.4f}")
+            print("\n".join(chart(curves[part], width, arguments.height)) + "\n")
     return 0

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train a model. The recipe is demo (default), text8-tiny, text8-small, text8, or a .json/.yaml file.
-
-    Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit.
-    """
+    """What to train, where to keep it, and how to go about it."""
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
     out: Path | None = None
@@ -46,6 +43,13 @@ class Arguments:
     """Print the result as JSON."""
 
 
+ABOUT = f"""Train a model. RECIPE is a name or a .json/.yaml file; every option below changes it.
+
+Names: {", ".join(RECIPES)}. Without one it is demo: two minutes on text that every machine has.
+
+Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
+
+
 def arguments_of(words: list[str]) -> Arguments:
     """What the words of the command ask for."""
     name, rest = _named(words)
@@ -60,7 +64,7 @@ def arguments_of(words: list[str]) -> Arguments:
 
 
 def _parsed(words: list[str], default: Recipe) -> Arguments:
-    return parse(Arguments, words, f"train [{'|'.join(RECIPES)}|FILE]", default=Arguments(recipe=default))
+    return parse(Arguments, words, "train [RECIPE]", default=Arguments(recipe=default), about=ABOUT)
 
 
 def _named(words: list[str]) -> tuple[str, list[str]]:
@@ -185,7 +189,8 @@ def followed(
 
 
 def _show(shown: Bar, event: "Event", unit: str) -> None:
-    from logosphere.runs.train import SHORT, Advanced
+    from logosphere.runs.folder import SHORT
+    from logosphere.runs.train import Advanced
 
     assert isinstance(event, Advanced)
     progress = event.progress

@@ -16,9 +16,8 @@ from logosphere.loading import rebuild
 from logosphere.recipes.recipe import Recipe
 from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
 from logosphere.reports.literature import published
-from logosphere.runs.folder import RunFolder, environment
+from logosphere.runs.folder import SHORT, RunFolder, environment
 from logosphere.runs.history import total
-from logosphere.runs.train import SHORT
 from logosphere.systems import system
 
 COSTS = "costs.json"

@@ -28,7 +28,7 @@ class Within(Noise):
 
 @dataclass(frozen=True)
 class Slice:
-    """Bits per token at quantiles between `low` and `high`; the mean over equal slices is the bound."""
+    """Bits per token at quantiles between `low` and `high`, 0 being data; the mean over equal slices is the bound."""
 
     low: float
     high: float
@@ -45,9 +45,9 @@ def integrand(
     units_per_token: float = 1.0,
     watch: Callable[[Slice], None] = lambda slice: None,
 ) -> list[Slice]:
-    """The bound as an integral over the quantile w of time, slice by slice; nothing for exact likelihoods.
+    """The bound as an integral over the quantiles of time, slice by slice from data to noise.
 
-    `watch` is told of every slice as soon as it is known.
+    There is nothing for exact likelihoods. `watch` is told of every slice as soon as it is known.
     """
     if model.process.kind == "exact":
         return []
@@ -55,12 +55,14 @@ def integrand(
     scale = 1 / (math.log(2) * units_per_token)
     model.eval()
     try:
+        falling = times_fall(model, batches()[0])
         for number in range(slices):
             low, high = number / slices, (number + 1) / slices
+            within = (1 - high, 1 - low) if falling else (low, high)
             totals, counts = [], []
             for batch in batches():
                 batch = batch.to(model.device)
-                noise = Within(Keyed(seed, number, batch.ids, batch.place, batch.total), low, high)
+                noise = Within(Keyed(seed, number, batch.ids, batch.place, batch.total), *within)
                 with torch.no_grad():
                     bound = model.bound(batch, noise)
                 totals.append(bound.total.double().cpu())
@@ -71,3 +73,16 @@ def integrand(
     finally:
         model.train(was_training)
     return found
+
+
+def times_fall(model: Model, batch: Batch) -> bool:
+    """Do times fall as w grows? A process may count the quantiles of its times from either end."""
+    process, batch = model.process, batch.to(model.device)
+    noise, free = Keyed(0, 0, batch.ids, batch.place, batch.total), process.codec.spread(batch.free)
+
+    def time(quantile: float) -> float:
+        w = torch.full((len(batch), model.length // model.block), quantile, dtype=torch.float64, device=model.device)
+        return float(process.noised(process.encode(batch, noise).u, w, free, noise).t.mean())
+
+    with torch.no_grad():
+        return time(0.1) > time(0.9)

@@ -81,6 +81,8 @@ class Film:
     """Of each frame, flat lists position, symbol, position, symbol … for every sample."""
     sure: list[list[str]] = field(default_factory=list)
     """Of each frame and sample, a digit for every position: how sure the network was, in tenths. Empty if unknown."""
+    guesses: list[list[list[int]]] = field(default_factory=list)
+    """As `frames`, what the network would write where nothing is written yet. Empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,26 @@ FONTS = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "conso
 
 
 def gif(film: Film, sample: int = 0) -> bytes:
-    """One sample of a film: dots are not written yet, what has just changed is bright. The last frame stays a while."""
+    """One sample of a film: dots are not written yet, faint letters are guesses, what has just changed is bright."""
     try:
         from PIL import Image
     except ImportError:
         raise UserError("GIFs need the extra 'plot': pip install 'logosphere[plot]'") from None
     chosen = _thinned(list(range(len(film.frames))))
-    shown, fresh, pages, font = [-1] * film.length, set[int](), list[Image.Image](), _font()
+    shown, guessed = [-1] * film.length, [-1] * film.length
+    fresh, pages, font = set[int](), list[Image.Image](), _font()
     last = len(film.frames) - 1
     for number, frame in enumerate(film.frames):
         changes = frame[sample]
         for place, symbol in zip(changes[::2], changes[1::2], strict=True):
             shown[place] = symbol
             fresh.add(place)
+        if film.guesses:
+            would = film.guesses[number][sample]
+            for place, symbol in zip(would[::2], would[1::2], strict=True):
+                guessed[place] = symbol
         if number in chosen:
-            pages.append(_page(film, shown, fresh if number < last else set(), font))
+            pages.append(_page(film, shown, guessed, fresh if number < last else set(), font))
             fresh = set()
     pause = int(1000 * SECONDS / len(pages))
     pauses = [max(20, pause)] * (len(pages) - 1) + [int(1000 * HOLD)]
@@ -49,12 +54,17 @@ def _thinned(numbers: list[int]) -> set[int]:
 
 
 def _page(
-    film: Film, shown: list[int], fresh: set[int], font: "ImageFont.ImageFont | ImageFont.FreeTypeFont"
+    film: Film,
+    shown: list[int],
+    guessed: list[int],
+    fresh: set[int],
+    font: "ImageFont.ImageFont | ImageFont.FreeTypeFont",
 ) -> "Image.Image":
     """One frame."""
     from PIL import Image, ImageDraw
 
-    cells = laid([film.symbols[symbol] if symbol >= 0 else "·" for symbol in shown])
+    read = [a if a >= 0 else b for a, b in zip(shown, guessed, strict=True)]
+    cells = laid([film.symbols[symbol] if symbol >= 0 else "·" for symbol in read])
     rows = max(row for _, row, _ in cells) + 1
     page = Image.new("RGB", (COLUMNS * WIDTH + 2 * MARGIN, rows * HEIGHT + 2 * MARGIN), PAPER)
     pen = ImageDraw.Draw(page)

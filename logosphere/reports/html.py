@@ -164,7 +164,7 @@ def _readings(board: Board) -> str:
     real = "".join(f"<pre>{escape(text)}</pre>" for text in board.real_texts[:2])
     return (
         "<h2>Samples side by side</h2><p class='soft'>All systems write along one timeline: dots are not written yet, "
-        "what has just changed is coloured.</p>"
+        "grey letters are guesses, what has just changed is coloured.</p>"
         + cinema(showings, f'<div class="reading"><h3>real text</h3>{real}</div>')
     )
 

@@ -3,10 +3,10 @@
   const films = JSON.parse(document.getElementById("films").textContent);
   const slider = document.getElementById("time"), button = document.getElementById("play"), label = document.getElementById("when");
   // Every film is unrolled once: frame f of sample k is a row of symbol numbers, -1 while nothing is there.
-  const rolls = films.map(film => {
+  const unrolled = (film, changed) => {
     let rows = film.frames[0].map(() => new Array(film.length).fill(-1));
     const frames = [rows];
-    for (const frame of film.frames) {
+    for (const frame of changed) {
       rows = rows.map((row, k) => {
         const next = row.slice(), changes = frame[k];
         for (let i = 0; i < changes.length; i += 2) next[changes[i]] = changes[i + 1];
@@ -15,12 +15,13 @@
       frames.push(rows);
     }
     return frames;
-  });
+  };
+  const rolls = films.map(film => unrolled(film, film.frames)), guesses = films.map(film => unrolled(film, film.guesses));
   const places = films.map((film, n) => [...document.querySelectorAll(`[data-film="${n}"] pre`)]);
   const span = (name, text) => { const part = document.createElement(name); part.textContent = text; return part; };
-  // A part of a text is an element: i not there yet, b just changed, u5 … u9 written by a doubtful network.
+  // A part of a text is an element: i not there yet, s guessed, b just changed, u5 … u9 written by a doubtful network.
   const doubt = digit => digit === undefined || digit >= 5 ? "plain" : `u${9 - digit}`;
-  function write(place, row, before, symbols, sure) {
+  function write(place, row, before, symbols, sure, guess) {
     const parts = [];
     let kind = null, text = "";
     const made = () => {
@@ -31,9 +32,10 @@
     };
     const flush = () => { if (text) parts.push(made()); text = ""; };
     row.forEach((symbol, i) => {
-      const is = symbol < 0 ? "i" : before && before[i] !== symbol ? "b" : doubt(sure ? +sure[i] : undefined);
+      const would = guess ? guess[i] : -1;
+      const is = symbol < 0 ? would < 0 ? "i" : "s" : before && before[i] !== symbol ? "b" : doubt(sure ? +sure[i] : undefined);
       if (is !== kind) { flush(); kind = is; }
-      text += symbol < 0 ? "·" : symbols[symbol];
+      text += symbol >= 0 ? symbols[symbol] : would >= 0 ? symbols[would] : "·";
     });
     flush();
     place.replaceChildren(...parts);
@@ -41,7 +43,7 @@
   function show(share) {
     films.forEach((film, n) => {
       const frames = rolls[n], at = Math.round(share * (frames.length - 1));
-      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols, at && film.sure.length ? film.sure[at - 1][k] : ""));
+      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols, at && film.sure.length ? film.sure[at - 1][k] : "", guesses[n][at]?.[k]));
     });
     label.textContent = share >= 1 ? "finished" : `${Math.round(100 * share)} % of steps`;
   }

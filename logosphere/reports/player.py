@@ -44,7 +44,8 @@ def player_page(title: str, about: str, showings: Sequence[Showing]) -> str:
     """A page that plays films and needs nothing but itself."""
     head = (
         f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(title)}</h1>'
-        f"<p>{escape(about)}</p><p class='soft'>Dots are not written yet, what has just changed is coloured, and what "
-        "the network was less sure of is underlined the more strongly.</p></header>"
+        f"<p>{escape(about)}</p><p class='soft'>Dots are not written yet, grey letters are what the network would "
+        "write, what has just changed is coloured, and what the network was less sure of is underlined the more "
+        "strongly.</p></header>"
     )
     return page(title, head + cinema(showings))

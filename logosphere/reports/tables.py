@@ -113,10 +113,12 @@ def costs(board: Board) -> Table:
         c = entry.costs
         speed = f"{c.tokens / c.cpu_seconds:,.0f}" if c.cpu_seconds else ABSENT
         memory = ABSENT if c.peak_bytes is None else f"{c.peak_bytes / 1e6:,.0f}"
-        cells = [
-            entry.name, f"{c.parameters:,}", f"{c.steps:,}", f"{c.tokens:,}", f"{c.step_flops * c.steps / 1e12:.3g}",
-            f"{c.cpu_seconds:,.1f}", f"{c.seconds:,.1f}", speed, memory, f"{c.evaluation_seconds:,.1f}",
+        training = [
+            f"{c.steps:,}", f"{c.tokens:,}", f"{c.step_flops * c.steps / 1e12:.3g}",
+            f"{c.cpu_seconds:,.1f}", f"{c.seconds:,.1f}", speed, memory,
         ]  # fmt: skip
+        known = training if c.steps else [ABSENT] * len(training)  # a box does not say what its training took
+        cells = [entry.name, f"{c.parameters:,}", *known, f"{c.evaluation_seconds:,.1f}"]
         rows.append(Row(cells, number))
     return Table(heads, rows)
 

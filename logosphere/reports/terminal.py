@@ -6,21 +6,28 @@ from itertools import pairwise
 from logosphere.reports.svg import number
 
 Point = tuple[float, float]
+MANY = 50
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of the dots of a braille character, by column and row (Unicode, U+2800)."""
 
 
 def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[str]:
-    """Lines of a drawing with its axes: the lowest and highest value at the left, the first and last x below."""
+    """Lines of a drawing with its axes: the lowest and highest value at the left, the first and last x below.
+
+    Points that share a column are drawn as their mean. Where there are many, the highest twentieth, with which
+    trainings begin, lie at the upper edge and leave room for the rest.
+    """
     if not points:
         return []
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    low, high, first, last = min(ys), max(ys), min(xs), max(xs)
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    points = _averaged(points, first, (last - first) / (2 * width - 1) or 1.0)
+    ys = sorted(y for _, y in points)
+    low, high = ys[0], ys[-1] if len(ys) < MANY else ys[round(0.95 * len(ys)) - 1]
     cells = [[0] * width for _ in range(height)]
     dots = [
         (
             round((x - first) / ((last - first) or 1.0) * (2 * width - 1)),
-            round((high - y) / ((high - low) or 1.0) * (4 * height - 1)),
+            round((high - min(y, high)) / ((high - low) or 1.0) * (4 * height - 1)),
         )
         for x, y in points
     ]
@@ -34,6 +41,15 @@ def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[st
     ends = f"{number(last)} steps"
     lines.append(f"{'':>{margin}}  {number(first)}{ends:>{width - len(number(first))}}")
     return lines
+
+
+def _averaged(points: Sequence[Point], first: float, step: float) -> list[Point]:
+    """One point for each column that has any."""
+    columns = dict[int, list[Point]]()
+    for x, y in points:
+        columns.setdefault(round((x - first) / step), []).append((x, y))
+    ordered = [columns[column] for column in sorted(columns)]
+    return [(sum(x for x, _ in some) / len(some), sum(y for _, y in some) / len(some)) for some in ordered]
 
 
 def _joined(dots: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

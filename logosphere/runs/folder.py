@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import sync, sync_folder, write_json, write_whole
-from logosphere.box import RECORD, first_box, located
+from logosphere.box import first_box, located, packaged
 from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
@@ -37,6 +37,8 @@ from logosphere.training.checkpoint import latest
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
+SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
+"""Names of bits per unit in metrics."""
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
@@ -136,9 +138,8 @@ class RunFolder:
 
     @property
     def results(self) -> Path:
-        """Where measurements are kept: in the run, but those of a box, which may be read-only, in the cache."""
-        boxed = (self.path / RECORD).exists()
-        return cache_folder() / "boxes" / self.path.name if boxed else self.path / "eval"
+        """Where measurements are kept: with the run; for a model in the box, which belongs to the package, apart."""
+        return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
@@ -208,6 +209,11 @@ class RunFolder:
             if isinstance(content, dict) and isinstance(content.get("step", 0), int):
                 read.append(content)
         return read
+
+    def bits(self, part: str) -> list[tuple[float, float]]:
+        """The curve of a training: steps, and bits per unit in training (train) or on held-out text (val)."""
+        name = f"{part}/{SHORT[self.tokenizer.unit]}"
+        return [(float(line["step"]), float(line[name])) for line in self.metrics() if name in line and "step" in line]
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that a resumed run will take again."""

@@ -20,7 +20,7 @@ from logosphere.model import Model
 from logosphere.parallel.team import ALONE, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.beginning import beginning
-from logosphere.runs.folder import BEGIN, BEST, RunFolder
+from logosphere.runs.folder import BEGIN, BEST, SHORT, RunFolder
 from logosphere.runs.saves import Saves
 from logosphere.systems import build
 from logosphere.tasks import task
@@ -286,10 +286,6 @@ def _check_team(recipe: Recipe, team: Team) -> None:
             f"A batch of {recipe.batch} cannot be shared by {team.size} processes in {recipe.accumulate} parts each; "
             "use a larger --batch or fewer processes."
         )
-
-
-SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
-"""Names of bits per unit in metrics."""
 
 
 def _metrics(progress: Progress, clock: Clock, unit: str) -> dict[str, float | int | str | bool]:

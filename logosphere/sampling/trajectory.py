@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from logosphere.codecs.base import HIDDEN
 from logosphere.codecs.vertices import VertexCodec
 from logosphere.model import Model
 from logosphere.sampling.walk import Frame
 from logosphere.shapes import Float
 
 Place = tuple[float, float]
+LIKELY = 0.5
+"""A token of more probability is shown before it is written."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Moment:
     """Of each text, the positions that spell something else than the moment before."""
     sure: list[str] | None
     """Of each text, a digit for every position: the probability of its likeliest token, in tenths, rounded down."""
+    guessed: list[list[int]] | None
+    """Of each text, where nothing is spelt yet, the token that the network holds more likely than all others together;
+    -1 where there is none. States of the sphere and Gaussian ones spell nothing until late, though much is known."""
     places: list[list[Place]] | None
     """Of each text, where the states are on the sphere, seen from above the mask; see `seen_from_above`."""
 
@@ -66,6 +72,7 @@ class Recorder:
                 for old, new in zip(before, tokens, strict=True)
             ],
             sure=None if frame.sure is None else _digits(frame.sure, self.length),
+            guessed=_guesses(frame),
             places=_places(frame.z) if self.on_sphere else None,
         )
         self.moments.append(moment)
@@ -82,6 +89,15 @@ def _digits(sure: Float[Tensor, "B M"], length: int) -> list[str] | None:
         return None  # states of whole sequences do not belong to positions
     tenths = (sure.view(len(sure), length, -1).amin(-1) * 10).clamp(0, 9).long()
     return ["".join(map(str, row)) for row in tenths.tolist()]
+
+
+def _guesses(frame: Frame) -> list[list[int]] | None:
+    """What the network would write; nothing where a token has several states, or there are states of whole texts."""
+    if frame.sure is None or frame.likeliest is None or frame.sure.shape != frame.tokens.shape:
+        return None
+    guess = (frame.tokens == HIDDEN) & (frame.sure > LIKELY)
+    rows: list[list[int]] = torch.where(guess, frame.likeliest, HIDDEN).tolist()
+    return rows
 
 
 def seen_from_above(z: Float[Tensor, "B L d"]) -> Float[Tensor, "B L 2"]:

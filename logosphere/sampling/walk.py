@@ -10,11 +10,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from logosphere.codecs.base import HIDDEN
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.steppers import Rule, Stepper, ancestral, as_stepper
-from logosphere.shapes import Float
+from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Logits, Positions, Predict, State, Times, Tokens
 
 
@@ -31,6 +32,8 @@ class Frame:
     sure: Float[Tensor, "B M"] | None = None
     """The largest probability of a token when the network last looked at each state: 1 where a state is known, 0 where
     it has not looked yet. None where nobody watches, and where networks do not answer with tokens."""
+    likeliest: Int64[Tensor, "B M"] | None = None
+    """That token, or HIDDEN where the network has not looked; None where `sure` is."""
 
 
 def walk(
@@ -58,6 +61,7 @@ def walk(
     stepper.check(process)
     rows = stepper.clocks(process, codec.spread(plan.times.to(free.device)), free, noise)
     sure = (~free).float() if watched else None
+    likeliest = torch.full_like(free, HIDDEN, dtype=torch.long) if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
         now = noise.during(step)
 
@@ -69,18 +73,20 @@ def walk(
             row: Float[Tensor, "#B M"] = t_row,
             now: Noise = now,
         ) -> Logits:
-            nonlocal sure
+            nonlocal sure, likeliest
             seen, seen_t = z, t
             if renoise_known:
                 seen_t = torch.where(free, t, row)
                 seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, now))
             with torch.no_grad():
                 out = (predict if of is None else of)(seen, seen_t, context=z, where=where)
-            if sure is not None and of is None:
+            if sure is not None and likeliest is not None and of is None:
+                share, token = out.float().softmax(-1).max(-1)
                 tells = out.shape[-1] == codec.choices
-                sure = sure.masked_scatter(where, out.float().softmax(-1).amax(-1)) if tells else None
+                sure = sure.masked_scatter(where, share) if tells else None
+                likeliest = likeliest.masked_scatter(where, token) if tells else None
             return out
 
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         z = stepper(process, ask, z, t, s, now)
-        yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure)
+        yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure, likeliest)

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -65,6 +66,12 @@ def studio(
         number = request.path_params["number"]
         return JSONResponse(books[number].curves()) if number < len(books) else _sorry("There is no such model.", 404)
 
+    async def ways(request: Request) -> Response:
+        number = request.path_params["number"]
+        if number >= len(books):
+            return _sorry("There is no such model.", 404)
+        return JSONResponse(await run_in_threadpool(books[number].ways))
+
     async def report(request: Request) -> Response:
         number = request.path_params["number"]
         if number >= len(reports):
@@ -101,6 +108,7 @@ def studio(
         Route(f"/{token}/static/{{name}}", piece),
         Route(f"/{token}/systems", systems),
         Route(f"/{token}/curves/{{number:int}}", curves),
+        Route(f"/{token}/ways/{{number:int}}", ways),
         Route(f"/{token}/reports/{{number:int}}", report),
         Route(f"/{token}/time/{{number:int}}", spend, methods=["POST"]),
         Route(f"/{token}/generate", write, methods=["POST"]),

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from logosphere.box import PREFIX, RECORD, boxes
+from logosphere.box import PREFIX, READABLE, RECORD, boxes
 from logosphere.data.batches import sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
@@ -16,6 +16,8 @@ from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.packing import read_record, rows
 from logosphere.runs.train import device_of
+from logosphere.sampling.catalogue import LISTINGS
+from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
 from logosphere.weights import WEIGHTS
 
@@ -43,6 +45,11 @@ class Book:
     def tokenizer(self) -> Tokenizer:
         return self.folder.tokenizer
 
+    @property
+    def boxed(self) -> bool:
+        """Did it come with the package? Then it has a record instead of a training."""
+        return (self.folder.path / RECORD).exists()
+
     def open(self) -> None:
         """Load the model before it is wanted, so that the first text begins at once."""
         with self.turn:
@@ -50,7 +57,7 @@ class Book:
 
     def held_out(self, most: int) -> Batch:
         """Text that the model was not trained on: of its corpus, or of its record if it came in a box."""
-        if (self.folder.path / RECORD).exists():
+        if self.boxed:
             tokens = rows(read_record(self.folder.path).text, self.tokenizer, self.model.length)
             return Batch.of(tokens[:most])
         corpus = open_corpus(self.folder.recipe.data, self.tokenizer)
@@ -58,8 +65,8 @@ class Book:
 
     def described(self) -> dict[str, Any]:
         """What the page shows in its list; the model is not opened for it."""
-        spec, losses = self.folder.content["model"], [line for line in self.folder.metrics() if "val/bpc" in line]
-        last, size = losses[-1] if losses else {}, spec["vocab_size"]
+        spec, (bits, kind) = self.folder.content["model"], self.measured()
+        size = spec["vocab_size"]
         return {
             "name": self.name,
             "system": spec["system"],
@@ -67,20 +74,42 @@ class Book:
             "vocabulary": size,
             "tokenizer": self.tokenizer.fingerprint,
             "alphabet": [self.tokenizer.symbol(token) for token in range(size)] if size <= MOST_LETTERS else [],
-            "bits": last.get("val/bpc"),
-            "kind": last.get("val/kind"),
+            "bits": bits,
+            "kind": kind,
+            "unit": self.tokenizer.unit,
+            "temperature": READABLE if self.boxed else 1.0,
+            "trained": not self.boxed,
         }
+
+    def measured(self) -> tuple[float | None, str | None]:
+        """The bits per unit last measured on held-out text, and of what kind they are."""
+        if self.boxed:
+            record = read_record(self.folder.path)
+            return record.bits, record.kind
+        bits = self.folder.bits("val")
+        kinds = [line["val/kind"] for line in self.folder.metrics() if "val/kind" in line]
+        return (bits[-1][1], kinds[-1]) if bits and kinds else (None, None)
+
+    def ways(self) -> dict[str, Any]:
+        """The sampler that belongs to the model, and all that fit it."""
+        with self.turn:
+            model = self.model
+        return {"own": model.sampler, "fit": [listing.name for listing in LISTINGS if _fits(listing.name, model)]}
 
     def curves(self) -> dict[str, list[list[float]]]:
         """(step, bits) of training and validation, thinned for a plot; a running training adds to them."""
-        lines = self.folder.metrics()
-        return {
-            name: thinned([[float(m["step"]), m[f"{name}/bpc"]] for m in lines if f"{name}/bpc" in m])
-            for name in CURVES
-        }
+        return {part: thinned([list(point) for point in self.folder.bits(part)]) for part in CURVES}
 
 
 CURVES = ("train", "val")
+
+
+def _fits(name: str, model: Model) -> bool:
+    try:
+        sampler(name, model)
+    except UserError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def _write(job: Job, book: Book, wish: Wish) -> None:
 
 def shown(moment: Moment, told: set[int], tokenizer: Tokenizer) -> dict[str, Any]:
     """A moment for the page, with the symbols of tokens that it has not been told yet."""
-    fresh = {token for row in moment.tokens for token in row if token >= 0} - told
+    rows = moment.tokens + (moment.guessed or [])
+    fresh = {token for row in rows for token in row if token >= 0} - told
     told |= fresh
     return asdict(moment) | {"symbols": {token: tokenizer.symbol(token) for token in sorted(fresh)}}
 

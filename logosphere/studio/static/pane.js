@@ -1,5 +1,5 @@
 import { asked, spent, watched, wished } from "./stream.js";
-import { curves, disc, overTime } from "./pictures.js";
+import { curves, disc, overTime, signed, wander } from "./pictures.js";
 
 // One model: what was chosen for it, what it has written so far, and which of its positions are held.
 export class Pane {
@@ -10,15 +10,14 @@ export class Pane {
     const find = name => this.root.querySelector(`.${name}`);
     [this.system, this.sampler, this.texts, this.canvas, this.cost] = ["system", "sampler", "texts", "disc", "cost"].map(find);
     this.system.append(...studio.systems.map((one, i) => new Option(`${one.name} (${one.system})`, i)));
-    this.sampler.append(new Option("of the system", "auto"), ...studio.samplers.map(one => new Option(one.name, one.name)));
+    this.sampler.addEventListener("change", () => this.explain());
     this.system.value = Math.min(chosen, studio.systems.length - 1);
     this.system.addEventListener("change", () => this.choose());
     this.texts.addEventListener("click", event => event.target.matches(".token") && this.toggle(event.target));
     this.texts.addEventListener("keydown", event => event.target.matches(".token") && this.key(event));
-    for (const name of ["command", "python"])
-      find(name).addEventListener("click", () => navigator.clipboard.writeText(this.begun[name]).then(() => studio.say("Copied.")));
-    find("link").addEventListener("click", () => navigator.clipboard.writeText(`${location.href.split("#")[0]}#watch=${this.begun.job}`)
-      .then(() => studio.say("Copied: whoever opens this address on this machine sees the same text being written.")));
+    for (const name of ["command", "python"]) find(name).addEventListener("click", () => this.copy(find(name), this.begun[name], "Copied."));
+    find("link").addEventListener("click", () => this.copy(find("link"), `${location.href.split("#")[0]}#watch=${this.begun.job}`,
+      "Copied: whoever opens this address on this machine sees the same text being written."));
     this.copies = [find("command"), find("python"), find("link")];
     this.details = find("training");
     this.bound = find("bound");
@@ -32,14 +31,49 @@ export class Pane {
   get locks() { return this.studio.locksOf(this.about); }
 
   choose() {
-    const { length, vocabulary, bits, kind } = this.about;
-    const figure = bits == null ? "" : `, ${{ exact: "=", bound: "≤", surrogate: "~" }[kind] ?? ""} ${bits.toFixed(3)} bits`;
-    this.root.querySelector(".facts").textContent = `${length} tokens of ${vocabulary.toLocaleString()}${figure}`;
-    this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.hidden = true;
+    const { length, vocabulary, bits, kind, unit, trained } = this.about;
+    const figure = bits == null ? "" : `; ${signed(bits, kind)} bits per ${unit} on held-out text`;
+    this.root.querySelector(".facts").textContent = `Writes ${length} tokens from a vocabulary of ${vocabulary.toLocaleString()}${figure}.`;
+    this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.parentElement.hidden = true;
+    this.details.hidden = !trained;
+    this.offer();
+    this.studio.chosen();
     this.copies.forEach(button => { button.disabled = true; });
     this.lay(1, Math.min(length, 256));
     this.following?.abort(); this.bound.open = false;
     if (this.details.open) this.draw();
+  }
+
+  // The samplers that fit the model; the system's own at once, the others as soon as the model has been opened.
+  async offer() {
+    const number = this.system.value;
+    this.own = this.fit = undefined;
+    this.sampler.replaceChildren(new Option("its own", "auto"));
+    this.explain();
+    try {
+      const { own, fit } = await asked(`ways/${number}`);
+      if (this.system.value !== number) return;
+      this.fit = new Set(fit);
+      this.sampler.options[0].text = `its own: ${own}`;
+      this.sampler.append(...fit.filter(name => name !== own).map(name => new Option(name, name)));
+      this.own = own;
+      this.explain();
+    } catch (problem) { this.studio.say(problem.message, true); }
+  }
+
+  explain() {
+    const name = this.sampler.value === "auto" ? this.own : this.sampler.value;
+    const about = this.studio.samplers.find(one => one.name === name)?.about;
+    this.root.querySelector(".way").textContent = about ? `Sampler ${name}: ${about}.` : "";
+  }
+
+  copy(button, text, sentence) {
+    const name = button.textContent;
+    navigator.clipboard.writeText(text).then(() => {
+      this.studio.say(sentence);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = name; }, 1500);
+    }, () => this.studio.say("The browser did not allow this page to copy.", true));
   }
 
   // The bound over time, slice by slice as it is measured.
@@ -56,7 +90,7 @@ export class Pane {
   }
 
   async draw() {
-    try { curves(this.root.querySelector(".curves"), await asked(`curves/${this.system.value}`)); }
+    try { curves(this.root.querySelector(".curves"), await asked(`curves/${this.system.value}`), this.about); }
     catch (problem) { this.studio.say(problem.message, true); }
   }
 
@@ -96,9 +130,15 @@ export class Pane {
         this.moments.push(content);
         this.studio.arrived(this);
       } else if (name === "done") {
-        this.cost.textContent = `${content.nfe} network evaluations each, ${content.seconds.toFixed(2)} s`;
+        this.cost.textContent = `${content.nfe} network evaluations for each text, ${content.seconds.toFixed(1)} s in all`;
+        this.caption();
       } else if (name === "failed") throw new Error(content.sentence);
     }
+  }
+
+  caption() {
+    const still = this.moments[0]?.places && !wander(this.moments) && this.fit?.has("bridge");
+    this.root.querySelector(".still").textContent = still ? "Here each position goes straight from the mask to its token when its turn comes; with the sampler bridge all of them move together." : "";
   }
 
   // Show the moment at this share of the way; what has not changed is left alone.
@@ -108,18 +148,18 @@ export class Pane {
     const finished = moment.step === moment.steps;
     this.shown = at;
     this.rows.forEach((row, k) => {
-      const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k];
-      moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i]));
+      const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k], guess = moment.guessed?.[k];
+      moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i], guess ? guess[i] : -1));
     });
     disc(this.canvas, this.moments, at, 0, this.about.alphabet);
   }
 
-  mark(place, token, i, fresh, sure) {
+  mark(place, token, i, fresh, sure, guess) {
     const lock = this.locks.get(i), held = lock || this.known.has(i);
     const written = lock?.text !== undefined && !this.known.has(i);
-    const text = written ? lock.text : this.symbols.get(lock?.token ?? token) ?? "·";
+    const text = written ? lock.text : this.symbols.get(lock?.token ?? token) ?? this.symbols.get(guess) ?? "·";
     const doubt = sure !== undefined && sure < 5 ? `u${9 - sure}` : "";
-    const look = `token ${held ? "locked" : token < 0 ? "hidden" : fresh ? "fresh" : doubt}`;
+    const look = `token ${held ? "locked" : token < 0 ? guess < 0 ? "hidden" : "guess" : fresh ? "fresh" : doubt}`;
     if (place.textContent !== text) place.textContent = text;
     if (place.className !== look) place.className = look;
     place.setAttribute("aria-pressed", held ? "true" : "false");
@@ -127,7 +167,9 @@ export class Pane {
 
   tokenAt(place) {
     const row = this.rows.indexOf(place.parentElement);
-    return this.moments[this.shown]?.tokens[row][+place.dataset.at] ?? -1;
+    const at = +place.dataset.at, moment = this.moments[this.shown];
+    const token = moment?.tokens[row][at] ?? -1;
+    return token >= 0 ? token : moment?.guessed?.[row][at] ?? -1;
   }
 
   toggle(place) {

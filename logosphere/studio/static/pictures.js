@@ -8,59 +8,71 @@ function drawn(name, attributes, text) {
   return part;
 }
 
-// Bits against steps: training thin, validation strong.
-export function curves(place, content) {
+const WIDTH = 560, HEIGHT = 260, HEAD = 34, FOOT = HEIGHT - 44;
+
+// A frame with round numbers at the left: what is measured above it, both ends of the other axis and a remark below.
+function framed(label, title, low, high, ends, remark) {
+  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
+  const y = v => FOOT - (Math.min(Math.max(v, low), high) - low) / (high - low || 1) * (FOOT - HEAD);
+  const rough = (high - low || 1) / 4, size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map(k => k * size).find(s => s >= rough), places = Math.max(0, -Math.floor(Math.log10(step)));
+  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9; v += step) {
+    svg.append(drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - 10, y1: y(v), y2: y(v) }));
+    svg.append(drawn("text", { x: LEFT - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(places)));
+  }
+  svg.append(drawn("text", { x: 10, y: 15 }, title));
+  svg.append(drawn("text", { x: LEFT, y: FOOT + 18 }, ends[0]), drawn("text", { x: WIDTH - 10, y: FOOT + 18, "text-anchor": "end" }, ends[1]));
+  svg.append(drawn("text", { x: WIDTH - 10, y: HEIGHT - 6, "text-anchor": "end" }, remark));
+  return { svg, y };
+}
+
+const SIGN = { exact: "=", bound: "≤", surrogate: "~" };
+export const signed = (bits, kind) => `${SIGN[kind] ?? ""} ${bits.toFixed(3)}`.trim();
+
+// Bits against steps: training thin, held-out text strong.
+export function curves(place, content, { unit, kind }) {
   const points = [...content.val, ...content.train];
-  if (points.length < 2) { place.textContent = "This model has no training curve."; return; }
-  const width = 560, height = 240, left = LEFT, foot = height - 26;
+  if (points.length < 2) { place.textContent = "There is no curve yet."; return; }
   const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
   const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0], high = ys[Math.floor(0.98 * (ys.length - 1))];
-  const x = v => left + (v - first) / (last - first || 1) * (width - left - 10);
-  const y = v => foot - (Math.min(v, high) - low) / (high - low || 1) * (foot - 12);
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "training curves" });
-  for (let k = 0; k <= 4; k++) {
-    const v = low + (high - low) * k / 4;
-    svg.append(drawn("line", { class: "grid", x1: left, x2: width - 10, y1: y(v), y2: y(v) }));
-    svg.append(drawn("text", { x: left - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(2)));
-  }
-  for (const name of ["train", "val"])
-    svg.append(drawn("polyline", { class: name, points: content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") }));
-  const end = content.val.at(-1);
-  const label = `${last.toLocaleString()} steps` + (end ? `, ${end[1].toFixed(3)} bits on held-out text` : "");
-  svg.append(drawn("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, label));
+  const x = v => LEFT + (v - first) / (last - first || 1) * (WIDTH - LEFT - 10);
+  const end = content.val.at(-1), remark = end ? `${signed(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
+  const ends = [first.toLocaleString(), `${last.toLocaleString()} steps`];
+  const { svg, y } = framed("training curves", `bits per ${unit}`, low, high, ends, remark);
+  ["train", "val"].forEach((name, k) => {
+    const from = WIDTH - 230 + 120 * k;
+    svg.append(drawn("line", { class: name, x1: from, x2: from + 18, y1: 11, y2: 11 }), drawn("text", { x: from + 24, y: 15 }, { train: "training", val: "held-out" }[name]));
+    const path = content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
+    svg.append(drawn("polyline", { class: name, points: path.join(" ") }));
+    if (name === "val") for (const point of path) svg.append(drawn("circle", { class: "dot", cx: point.split(",")[0], cy: point.split(",")[1], r: 3 }));
+  });
   place.replaceChildren(svg);
 }
 
 // Bits in each stretch of time: level steps with error bars, whose mean is the bound.
 export function overTime(place, slices, done) {
   if (!slices.length) return;
-  const width = 560, height = 240, left = LEFT, foot = height - 40, high = 1.12 * Math.max(...slices.map(s => s.bits + s.error));
-  const x = v => left + v * (width - left - 10), y = v => foot - Math.max(0, v) / high * (foot - 12);
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "the bound over time" });
-  for (let k = 0; k <= 4; k++) {
-    svg.append(drawn("line", { class: "grid", x1: left, x2: width - 10, y1: y(high * k / 4), y2: y(high * k / 4) }));
-    svg.append(drawn("text", { x: left - 7, y: y(high * k / 4) + 4, "text-anchor": "end" }, (high * k / 4).toFixed(2)));
-  }
+  const high = 1.05 * Math.max(...slices.map(s => s.bits + s.error)), x = v => LEFT + v * (WIDTH - LEFT - 10);
+  const remark = done ? `mean ${signed(done.bits, done.kind)} bits per token on ${done.sequences} held-out texts` : "measuring …";
+  const { svg, y } = framed("the bound over time", "bits per token in each twelfth of time, ± 1 s.e.", 0, high, ["data", "noise"], remark);
   svg.append(drawn("polyline", { class: "val", points: slices.map(s => `${x(s.low)},${y(s.bits)} ${x(s.high)},${y(s.bits)}`).join(" ") }));
   for (const s of slices) {
     const middle = x((s.low + s.high) / 2);
     svg.append(drawn("line", { class: "error", x1: middle, x2: middle, y1: y(s.bits - s.error), y2: y(s.bits + s.error) }));
   }
-  const sign = { bound: "≤", surrogate: "~" }[done?.kind];
-  svg.append(drawn("text", { x: left, y: foot + 16 }, "data"), drawn("text", { x: width - 10, y: foot + 16, "text-anchor": "end" }, "noise"));
-  svg.append(drawn("text", { x: width - 10, y: height - 6, "text-anchor": "end" },
-    done ? `mean ${sign} ${done.bits.toFixed(3)} bits per token on ${done.sequences} held-out texts` : "measuring …"));
   place.replaceChildren(svg);
 }
 
 // States on the sphere: the mask in the middle, the tokens around the rim, each state drawn with the path it has come.
 export function disc(canvas, moments, at, text, alphabet) {
   const places = moments[at]?.places;
-  canvas.hidden = !places;
+  canvas.parentElement.hidden = !places;
   if (!places) return;
   const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
   const size = canvas.width, scale = 0.43 * size, middle = size / 2;
   const colour = name => style.getPropertyValue(name).trim();
+  // Under much noise the share of any one token is small, and states would crowd in the middle until the last steps.
+  const spot = ([x, y]) => { const stretch = scale * Math.hypot(x, y) ** (1 / 3 - 1); return [middle + (x && x * stretch), middle + (y && y * stretch)]; };
   pen.clearRect(0, 0, size, size);
   pen.lineWidth = 2;
   pen.strokeStyle = colour("--line");
@@ -71,17 +83,19 @@ export function disc(canvas, moments, at, text, alphabet) {
     const angle = 2 * Math.PI * k / alphabet.length, out = scale + 20;
     pen.fillText(symbol === " " ? "␣" : symbol, middle + out * Math.cos(angle), middle + out * Math.sin(angle));
   });
-  places[text].forEach(([px, py], i) => {
+  places[text].forEach((place, i) => {
     pen.strokeStyle = pen.fillStyle = colour(`--s${i % 7}`);
     pen.globalAlpha = 0.3;
     pen.beginPath();
     for (let k = Math.max(0, at - 5); k <= at; k++) {
-      const [qx, qy] = moments[k].places[text][i];
-      pen.lineTo(middle + scale * qx, middle + scale * qy);
+      pen.lineTo(...spot(moments[k].places[text][i]));
     }
     pen.stroke();
     pen.globalAlpha = 0.9;
-    pen.beginPath(); pen.arc(middle + scale * px, middle + scale * py, 5, 0, 2 * Math.PI); pen.fill();
+    pen.beginPath(); pen.arc(...spot(place), 5, 0, 2 * Math.PI); pen.fill();
   });
   pen.globalAlpha = 1;
 }
+
+// Does any state ever stand between the mask and a token?
+export const wander = moments => moments.some(moment => moment.places?.some(row => row.some(([x, y]) => { const r = Math.hypot(x, y); return r > 0.02 && r < 0.98; })));

@@ -4,12 +4,11 @@ export const watched = (job, signal) => told(`watch/${job}`, { signal });
 export const spent = (system, signal) => told(`time/${system}`, { method: "POST", signal });
 
 async function* told(path, request) {
-  const answer = await fetch(path, request);
-  if (!answer.ok) throw new Error(await sentence(answer));
+  const answer = await reached(path, request);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(gone);
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -21,9 +20,17 @@ async function* told(path, request) {
 }
 
 export async function asked(path) {
-  const answer = await fetch(path);
+  return (await reached(path)).json();
+}
+
+async function reached(path, request) {
+  const answer = await fetch(path, request).catch(gone);
   if (!answer.ok) throw new Error(await sentence(answer));
-  return answer.json();
+  return answer;
+}
+
+function gone(problem) {
+  throw problem.name === "AbortError" ? problem : new Error("The studio no longer answers. Start it again with: logosphere studio");
 }
 
 async function sentence(answer) {

@@ -5,7 +5,7 @@ const $ = id => document.getElementById(id);
 const FIELDS = ["steps", "temperature", "top_p", "n", "seed"];
 
 const studio = {
-  systems: [], samplers: [], panes: [], held: new Map(), running: null, timer: null,
+  systems: [], samplers: [], panes: [], held: new Map(), running: null, timer: null, warmed: false,
 
   say(sentence, bad = false) { $("word").textContent = sentence; $("word").classList.toggle("bad", bad); },
 
@@ -23,10 +23,14 @@ const studio = {
     this.show();
   },
 
+  // A model that is best read at another temperature than 1 brings it along, until somebody sets one.
+  chosen() { if (!this.warmed && this.panes.length) $("temperature").value = this.panes[0].about.temperature; },
+
   add() {
     const pane = new Pane(this, this.panes.length);
     this.panes.push(pane);
     $("panes").append(pane.root);
+    this.chosen();
   },
 
   pair() {
@@ -38,6 +42,7 @@ const studio = {
   write() {
     const wish = { prompt: $("prompt").value };
     for (const name of FIELDS) wish[name] = $(name).valueAsNumber;
+    this.panes[0].texts.scrollIntoView({ block: "nearest" });
     return this.run("Writing …", signal => this.panes.map(pane => pane.write(wish, signal)));
   },
 
@@ -107,7 +112,9 @@ $("free").addEventListener("click", () => {
 $("dice").addEventListener("click", () => { $("seed").value = Math.floor(Math.random() * 1e6); studio.write(); });
 $("play").addEventListener("click", () => studio.play());
 $("time").addEventListener("input", () => { studio.pause(); studio.show(); });
+$("temperature").addEventListener("input", () => { studio.warmed = true; });
 $("theme").addEventListener("click", () => studio.show()); // pictures are drawn in the colours of the theme
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => studio.show());
 
 $("report").addEventListener("change", () => { $("sheet").src = `reports/${$("report").value}`; });
 $("reports").addEventListener("toggle", () => { if ($("reports").open && !$("sheet").src) $("sheet").src = `reports/${$("report").value}`; });
