@@ -39,7 +39,7 @@ def resident() -> int:
 
 
 def status(name: str) -> int:
-    """A number that the kernel knows of this process; VmRSS = RssAnon (our own pages) + RssFile (libraries) + RssShmem."""
+    """A number that the kernel knows of this process; VmRSS = RssAnon (its own pages) + RssFile (libraries)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 

@@ -113,7 +113,9 @@ def load_sharded(path: Path, training: Training) -> dict[str, float]:
 
 def _reason(problem: BaseException) -> Exception:
     """Why shares could not be written, out of what the library has wrapped around it."""
-    causes = [cause for cause, _ in problem.failures.values()] if isinstance(problem, CheckpointException) else [problem]
+    causes: list[BaseException] = [problem]
+    if isinstance(problem, CheckpointException):
+        causes = [cause for cause, _ in problem.failures.values()]
     for cause in causes:
         if isinstance(cause, OSError):
             return OSError(cause.errno, cause.strerror, cause.filename)
