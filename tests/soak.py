@@ -6,7 +6,6 @@ Memory and open files are noted after each cycle, in a line of the log if one is
 
 import argparse
 import ctypes
-import ctypes.util
 import gc
 import json
 import os
@@ -26,23 +25,40 @@ from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
 from logosphere.sampling.generate import generate
 
+LIBC = ctypes.CDLL(None)
+"""Opened once: to look for it starts a program, and opening it makes a class, each time."""
 SYSTEMS = ("mdlm", "rdlm", "ar", "gaussian-ce", "udlm")
 
 
 def resident() -> int:
     """Kilobytes of memory in use, without those that malloc keeps for later where it can be asked to give them back."""
     gc.collect()
-    if sys.platform == "linux" and (name := ctypes.util.find_library("c")):
-        trim = getattr(ctypes.CDLL(name), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if (trim := getattr(LIBC, "malloc_trim", None)) is not None:
+        trim(0)
     return status("VmRSS")
 
 
 def status(name: str) -> int:
-    """A number that the kernel knows of this process; VmRSS = RssAnon (our own pages) + RssFile (libraries) + RssShmem."""
+    """A number that the kernel knows of this process; VmRSS = RssAnon (its own pages) + RssFile (libraries)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
+
+
+class _Malloc(ctypes.Structure):
+    """What glibc's mallinfo2 answers with."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "parts", "fast", "maps", "mapped", "_", "__", "used")] + [
+        (name, ctypes.c_size_t) for name in ("free", "top")
+    ]
+
+
+def held() -> tuple[int, int]:
+    """Blocks that Python holds and kilobytes that malloc has given out: what lives, however it lies in pages."""
+    if (ask := getattr(LIBC, "mallinfo2", None)) is None:
+        return sys.getallocatedblocks(), 0
+    ask.restype = _Malloc
+    told = ask()
+    return sys.getallocatedblocks(), (told.used + told.mapped) >> 10
 
 
 def open_files() -> int:
@@ -91,10 +107,11 @@ if __name__ == "__main__":
             marks.append((memory, files))
             if chosen.log:
                 minutes = round((time.monotonic() - begun) / 60, 3)
-                own, libraries = status("RssAnon"), status("RssFile")
-                line = {"minutes": minutes, "memory": memory, "own": own, "libraries": libraries, "files": files}
+                blocks, given = held()
+                line = {"minutes": minutes, "memory": memory, "files": files, "blocks": blocks, "malloc": given}
+                parts = {"own": status("RssAnon"), "libraries": status("RssFile"), "threads": status("Threads")}
                 with chosen.log.open("a") as log:
-                    log.write(json.dumps({**line, "threads": status("Threads")}) + "\n")
+                    log.write(json.dumps(line | parts) + "\n")
     thirds = [marks[len(marks) * part // 3 :][: len(marks) // 3] for part in range(3)]
     figures = {
         "cycles": len(marks),

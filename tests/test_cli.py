@@ -133,6 +133,10 @@ def test_data_of_every_kind_can_be_trained_on() -> None:
         assert train("--data", *words, steps=1, out=f"run{number}") == 0
         assert main(["sample", f"run{number}", "-n", "1", "--steps", "2"]) == 0
     assert main(["evaluate", "run2", "--per", "character", "--sequences", "4"]) == 0
+    deep = Path("a" * 120, "b" * 120)  # reports are named after their data, and file names have at most 255 bytes
+    deep.mkdir(parents=True)
+    Path("tale.txt").rename(deep / "tale.txt")
+    assert main(["evaluate", "run0", "--data", str((deep / "tale.txt").resolve()), "--sequences", "1"]) == 0
 
 
 def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -> None:

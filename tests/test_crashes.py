@@ -1,5 +1,6 @@
 """Whatever happens to the machine: nothing that was reported as saved is lost, and a sentence says what is wrong."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from kills import RECIPE, Death, Patient, doomed, harness
+from teams import in_team
 from test_parallel import corpus
 from test_runs import RECIPE as PLAIN
 from test_runs import bits, timeless
 
 from logosphere.cli import main
 from logosphere.data.corpora import Corpus
+from logosphere.parallel.team import Team
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import Saved, start, train
 
@@ -71,7 +74,29 @@ def test_a_full_disk_and_one_that_cannot_be_written(
     for command in (["train", "--out", str(run), "--resume"], [*words, "--out", str(small_disk / "other")]):
         capsys.readouterr()
         assert main(command) == 1
-        assert "Read-only file system" in (said := capsys.readouterr().err) and "Traceback" not in said
+        assert "Read-only file system); choose another" in (said := capsys.readouterr().err) and "Traceback" not in said
+    # What was measured is told all the same.
+    assert main(["evaluate", str(run), "--sequences", "2", "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["sequences"] == 2 and "choose another folder" in said.err
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
+    """The library wraps this in a traceback, and would leave what is half written on the full disk."""
+    recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64))
+    run, filler = start(recipe, corpus, small_disk / "run"), small_disk / "filler"
+    filler.write_bytes(bytes(1_100_000))
+
+    def work(team: Team) -> str:
+        with pytest.raises(OSError, match="No space left"):
+            list(train(RunFolder(run.path), corpus, team=team))
+        return "refused"
+
+    assert in_team(size, work, tmp_path / "team") == ["refused"] * size
+    assert [path.name for path in run.state.iterdir()] == []
+    filler.unlink()
+    assert [type(event) for event in train(run, corpus)][-1] is Saved
 
 
 def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

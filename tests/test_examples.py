@@ -1,7 +1,7 @@
 """Examples: sequences of their own with labels, sources and signals, from files and from published sets."""
 
-import csv
 import contextlib
+import csv
 import io
 import json
 import tarfile

@@ -68,6 +68,7 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
 def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = start(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
     list(train(run, corpus, after(4)))
+    update = Training._update
     for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
         broken: list[Training] = []
 
@@ -77,7 +78,6 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, cor
                 seen.append(training)
                 training.parameters[0].data.fill_(torch.nan)
 
-        update = Training._update
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
             patch.setattr(Training, "_update", spoil)
             list(train(RunFolder(run.path), corpus))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,6 +66,21 @@ def test_a_stream_goes_on_where_it_was_left(taken: int) -> None:
     assert again.table.read < 60, "what was read before is not read again"
 
 
+def test_what_waits_is_not_copied_for_every_batch() -> None:
+    """Else a document of n tokens would take n² time, which for a book is minutes."""
+
+    class Book(Rows):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield {"text": "x" * 4000}
+
+    begun = Stream(Book(1), Bytes(), length=10, batch=4)
+    reader = iter(begun)
+    next(reader)
+    before = begun.waiting
+    next(reader)
+    assert np.shares_memory(before, begun.waiting) and len(before) - len(begun.waiting) == 40
+
+
 def test_a_stream_can_be_trained_on() -> None:
     model = ls.build("mdlm", vocab_size=256, length=10, width=16, depth=1, heads=2)
     assert len(list(ls.fit(model, stream(), steps=3))) == 3
@@ -75,6 +91,8 @@ def test_mistakes_are_told() -> None:
         next(iter(Stream(Rows(3, "words"), Bytes(), length=4, batch=1)))
     with pytest.raises(UserError, match="at least 1"):
         Stream(Rows(3), Bytes(), length=0, batch=1)
-    for state in ({}, {"waiting": 3, "samples": 1, "table": {}}, {"waiting": [], "samples": 1, "table": {}}):
+    empty: list[dict[str, Any]] = [{}, {"waiting": 3, "samples": 1, "table": {}}]
+    huge = {"waiting": [2**70], "samples": 1, "table": {"position": 0}}
+    for state in (*empty, {"waiting": [], "samples": 1, "table": {}}, huge):
         with pytest.raises(UserError, match="no position"):
             stream().restore(state)

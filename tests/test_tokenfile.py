@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +15,7 @@ from prose import PROSE, leftovers, texts
 
 from logosphere.data import corpora
 from logosphere.data.corpora import open_corpus
-from logosphere.data.tokenfile import SPLITS, DamagedCache, build, open_tokens, verify
+from logosphere.data.tokenfile import BUSY, SPLITS, DamagedCache, build, open_tokens, verify
 from logosphere.data.tokenizers import Bytes, Characters, Subwords
 
 
@@ -105,6 +107,32 @@ def test_a_crash_while_building_leaves_nothing(prose: Path, own_cache: Path, mon
     with pytest.raises(KeyboardInterrupt):
         open_corpus(str(prose), report=interrupt)
     assert list((own_cache / "tokens").iterdir()) == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_whoever_is_killed_while_installing_leaves_nothing_behind(tmp_path: Path, after: bool) -> None:
+    """Just before a finished folder is moved to its place, and just after a damaged one was moved aside."""
+    folder, pieces = tmp_path / "tokens" / "one", [("train", "aaa"), ("valid", "bb"), ("test", "cc")]
+    folder.mkdir(parents=True)
+    spoil_meta(folder)
+
+    def die(source: Path, target: Path) -> None:
+        if after == (Path(target).name == "damaged"):
+            if after:
+                os.rename(source, target)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.rename(source, target)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if (child := os.fork()) == 0:
+            os.replace = die
+            build(folder, pieces, Bytes(), "x", "0")
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    build(folder, pieces, Bytes(), "x", "0")
+    assert [path.name for path in folder.parent.iterdir()] == ["one"]
+    assert BUSY not in {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("damaged", [False, True])

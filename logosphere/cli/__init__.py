@@ -92,6 +92,9 @@ def _explain(problem: BaseException) -> int:
             return _complain(
                 "The disk is full. What was saved before is whole; free some space and run this again.", FAILED
             )
+        case OSError(errno=errno.EROFS | errno.EACCES | errno.EPERM):
+            place = f"{problem.filename or 'A file'} cannot be used ({problem.strerror})"
+            return _complain(f"{place}; choose another folder, or change who may write there.", FAILED)
         case OSError():
             return _complain(f"{problem.strerror or problem}: {problem.filename or ''}".rstrip(": ") + ".", FAILED)
         case MemoryError():

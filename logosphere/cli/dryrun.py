@@ -29,7 +29,8 @@ def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
     print(f"  parameters        {bill.parameters:,}")
     print(f"  FLOPs per token   {bill.flops_per_token:.3g}")
     print(f"  memory            {_size(bill.state_bytes)} of weights, gradients, moments and average")
-    print(f"                    {_size(bill.activation_bytes)} of activations, on {'each process' if processes > 1 else 'one process'}")
+    where = "each process" if processes > 1 else "one process"
+    print(f"                    {_size(bill.activation_bytes)} of activations, on {where}")
     if bill.steps is None or here is None:
         print("  time              as long as the recipe says, in minutes")
         return 0

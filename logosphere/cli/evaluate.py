@@ -1,5 +1,6 @@
 """logosphere evaluate"""
 
+import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from logosphere.evaluation.report import Report
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
+
+
+LONGEST_NAME = 200
+"""Bytes of a report's name; file systems allow 255, and drafts have longer ones."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,19 @@ def run(words: list[str]) -> int:
 
 
 def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
-    name = " ".join([report.data, *arguments.options])
-    path = folder.results / f"{name.replace('/', '-').replace(' ', '-')}.json"
-    report.save(path)
     if arguments.json:
         print_json({key: value for key, value in asdict(report).items() if key != "nats"})
     else:
         print(f"{report.name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
         print(f"  {terms}; {report.tokens:,} tokens counted")
-        say(f"Saved as {path}")
+    # Told before it is saved: a folder that cannot be written must not cost the figure.
+    name = " ".join([report.data, *arguments.options]).replace("/", "-").replace(" ", "-")
+    if len(name.encode()) > LONGEST_NAME:  # the file of a long path
+        name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{report.data.split()[-1]}"
+    path = folder.results / f"{name}.json"
+    report.save(path)
+    say(f"Saved as {path}")
     return 0
 
 

@@ -16,7 +16,7 @@ import torch
 
 from logosphere.data.examples.collection import EVERYTHING
 from logosphere.data.readers import BLANK_LINE, FIELD, row_text
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Ids, Tokenizer
 from logosphere.errors import UserError
 from logosphere.types import Batch
 
@@ -47,8 +47,8 @@ class Stream:
     rows: slice = field(default_factory=lambda: EVERYTHING)
     samples: int = 0
     """Samples that were given out."""
-    waiting: list[int] = field(default_factory=list)
-    """Tokens that were read and not yet given out."""
+    waiting: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    """Tokens that were read and not yet given out; cut off in views, for a document may have millions of batches."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.batch < 1:
@@ -61,7 +61,7 @@ class Stream:
                 raise UserError(f"The stream has no column '{FIELD}', only {', '.join(row)}; rename the one with text.")
             text = row_text(row[FIELD], "the stream")
             if text:
-                self.waiting += self.tokenizer.encode(text + BLANK_LINE).tolist()
+                self.waiting = np.concatenate([self.waiting, self.tokenizer.encode(text + BLANK_LINE)], dtype=np.int64)
             while len(self.waiting) >= size:
                 tokens, self.waiting = self.waiting[:size], self.waiting[size:]
                 self.samples += self.batch
@@ -72,20 +72,21 @@ class Stream:
         """Batches that were given out."""
         return self.samples // self.batch
 
-    def _batch(self, tokens: list[int]) -> Batch:
-        windows = torch.from_numpy(np.array(tokens, dtype=np.int64)).view(self.batch, self.length)
+    def _batch(self, tokens: Ids) -> Batch:
+        windows = torch.from_numpy(tokens.copy()).view(self.batch, self.length)
         return Batch.of(windows, first=self.samples - self.batch).part(self.rows)
 
     def state(self) -> dict[str, Any]:
         """Where the stream stands, as plain data: after the batch that was given out last."""
-        return {"table": self.table.state_dict(), "waiting": list(self.waiting), "samples": self.samples}
+        return {"table": self.table.state_dict(), "waiting": self.waiting.tolist(), "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there; to be called before reading."""
         try:
-            waiting, samples = [int(token) for token in state["waiting"]], int(state["samples"])
+            waiting = np.array([int(token) for token in state["waiting"]], dtype=np.int64)
+            samples = int(state["samples"])
             self.table.load_state_dict(state["table"])
-        except (KeyError, TypeError, ValueError) as problem:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as problem:
             raise UserError(f"This is no position in a stream ({problem!r}).") from None
         self.waiting, self.samples = waiting, samples
 

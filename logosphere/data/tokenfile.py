@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,27 @@ def build(
     _discard(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
-    workshop = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with _workshop(folder) as workshop:
+        _furnish(workshop, pieces, tokenizer, source, source_sha256, report, shard)
+        workshop.chmod(0o755)
+        _install(workshop, folder)  # with its lock, so that whoever is killed here leaves nothing that is not swept
+        (folder / BUSY).unlink(missing_ok=True)
+
+
+@contextmanager
+def _workshop(folder: Path) -> Iterator[Path]:
+    """A place beside a folder where it is made, locked against being swept, and removed in the end."""
+    while True:
+        workshop = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         with (workshop / BUSY).open("w") as busy:
             fcntl.flock(busy, fcntl.LOCK_EX)
-            _furnish(workshop, pieces, tokenizer, source, source_sha256, report, shard)
-            (workshop / BUSY).unlink()
-        workshop.chmod(0o755)
-        _install(workshop, folder)
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+            if not (workshop / BUSY).exists():
+                continue  # somebody has swept it before it was locked
+            try:
+                yield workshop
+            finally:
+                shutil.rmtree(workshop, ignore_errors=True)
+            return
 
 
 def _furnish(
@@ -238,6 +249,7 @@ def _discard(folder: Path) -> None:
         return
     # Moved aside first, so that nobody ever finds it half deleted.
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    (aside / BUSY).touch()  # locked by nobody: whatever is left here is swept
     try:
         os.replace(folder, aside / "damaged")
     except FileNotFoundError:

@@ -50,8 +50,9 @@ def batch_script(job: Job, out: str, words: list[str]) -> str:
         f"#SBATCH --signal=B:TERM@{job.warning}",
     ]
     return "\n".join(head) + BODY.format(
-        out=shlex.quote(out), words=shlex.join(words), processes=processes, threads=job.cpus
-    )
+        out=shlex.quote(out), words=shlex.join(words), processes=processes, threads=job.cpus,
+        patience=job.warning - 10,
+    )  # fmt: skip
 
 
 BODY = """
@@ -61,6 +62,8 @@ run={out}
 resume=""
 if [ -e "$run/recipe.json" ]; then resume="--resume"; fi
 export OMP_NUM_THREADS={threads}
+# torchrun kills after half a minute otherwise, which a large checkpoint may need more than.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 # Shortly before the limit: the processes save and end, and the job goes back into the queue.

@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from logosphere.errors import UserError
 from logosphere.parallel.launch import Deserted
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=7)
-"""How long the team waits for its first process, which may have a large text to tokenise. Who dies is noticed at once."""
+"""How long the team waits for its first process, which may tokenise a large text. Who dies is noticed at once."""
 WHY = "why"
 """Where the team finds the reason of a process that gives up alone."""
 
@@ -108,9 +110,9 @@ def assembled() -> Iterator[Team]:
     if size == 1:
         yield ALONE
         return
-    store, rank, size = next(iter(dist.rendezvous("env://")))
+    store, rank, size = next(iter(rendezvous("env://")))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=dist.PrefixStore("team", store), rank=rank, world_size=size)
+    dist.init_process_group(backend, store=PrefixStore("team", store), rank=rank, world_size=size)
     try:
         yield Team(rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
     except FailedElsewhere:

@@ -29,7 +29,6 @@ class Objective(ABC):
         """A parameter, or what was made of parameters, put together where it is shared out."""
         return tensor
 
-
     def own(self, tensor: Tensor) -> Tensor:
         """What this process has of a parameter."""
         return tensor

@@ -8,6 +8,7 @@ together for everybody else, and the checkpoint appears.
     state/step-00001000/          model and ema as one safetensors each, state.json
 """
 
+import shutil
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -47,8 +48,12 @@ class ShardedSave:
         writer = HuggingFaceStorageWriter(str(self.draft / SHARDS), save_distributed=True)
         self.writing: Future[Any] | None = None
         if team.size == 1:
-            with _alone():
-                save(self.tensors, storage_writer=writer, no_dist=True)
+            try:
+                with _alone():
+                    save(self.tensors, storage_writer=writer, no_dist=True)
+            except (Exception, CheckpointException) as problem:
+                shutil.rmtree(self.draft, ignore_errors=True)
+                raise _reason(problem) from None
         else:
             # A group of its own: what it says must not get between the words of training.
             started = async_save(self.tensors, storage_writer=writer, process_group=group)
@@ -65,12 +70,18 @@ class ShardedSave:
         team = self.training.team
         problem = None if self.writing is None else self.writing.exception()
         (failed,) = team.total(problem is not None)
-        if problem is not None:
-            raise UserError(f"A share of the checkpoint could not be written ({problem}).")
-        if failed:
-            raise UserError("Another process could not write its share of the checkpoint.")
-        team.first(self._install)
+        if failed:  # nobody writes any more, and what is half written takes space
+            team.first(lambda: shutil.rmtree(self.draft, ignore_errors=True))
+            raise UserError("Another process could not write its share.") if problem is None else _reason(problem)
+        team.first(self._finished)
         return self.folder / f"step-{self.step:08d}"
+
+    def _finished(self) -> None:
+        try:
+            self._install()
+        except BaseException:
+            shutil.rmtree(self.draft, ignore_errors=True)
+            raise
 
     def _install(self) -> None:
         """Put the weights together, as they are needed outside of training."""
@@ -98,6 +109,17 @@ def load_sharded(path: Path, training: Training) -> dict[str, float]:
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
             raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
     return rest
+
+
+def _reason(problem: BaseException) -> Exception:
+    """Why shares could not be written, out of what the library has wrapped around it."""
+    causes: list[BaseException] = [problem]
+    if isinstance(problem, CheckpointException):
+        causes = [cause for cause, _ in problem.failures.values()]
+    for cause in causes:
+        if isinstance(cause, OSError):
+            return OSError(cause.errno, cause.strerror, cause.filename)
+    return UserError(f"A share of the checkpoint could not be written ({causes[0]!r}).")
 
 
 def _tensors(training: Training) -> dict[str, Tensor]:
