@@ -28,7 +28,7 @@ class Within(Noise):
 
 @dataclass(frozen=True)
 class Slice:
-    """Bits per token at quantiles between `low` and `high`; the mean over equal slices is the bound."""
+    """Bits per token at quantiles between `low` and `high`, counted from data to noise; their mean is the bound."""
 
     low: float
     high: float
@@ -55,12 +55,14 @@ def integrand(
     scale = 1 / (math.log(2) * units_per_token)
     model.eval()
     try:
+        turned = from_noise(model, next(iter(batches())))
         for number in range(slices):
             low, high = number / slices, (number + 1) / slices
             totals, counts = [], []
             for batch in batches():
                 batch = batch.to(model.device)
-                noise = Within(Keyed(seed, number, batch.ids, batch.place, batch.total), low, high)
+                inner = Keyed(seed, number, batch.ids, batch.place, batch.total)
+                noise = Within(inner, 1 - high, 1 - low) if turned else Within(inner, low, high)
                 with torch.no_grad():
                     bound = model.bound(batch, noise)
                 totals.append(bound.total.double().cpu())
@@ -71,3 +73,14 @@ def integrand(
     finally:
         model.train(was_training)
     return found
+
+
+@torch.no_grad()
+def from_noise(model: Model, batch: Batch) -> bool:
+    """Do the quantiles of this process run from noise to data, as on the sphere, rather than from data to noise?"""
+    process, batch = model.process, batch.to(model.device)
+    noise = Keyed(0, 0, batch.ids, batch.place, batch.total)
+    u, _, _ = process.encode(batch, noise)
+    free, w = process.codec.spread(batch.free), noise.quantiles(1, model.length // model.block)[:, 0]
+    early, late = (float(process.noised(u, torch.full_like(w, at), free, noise).t.mean()) for at in (0.1, 0.9))
+    return early > late
