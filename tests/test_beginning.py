@@ -134,11 +134,13 @@ def test_the_command_takes_everything_else_from_the_parent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(box, "__file__", str(workplace / "shelf" / "__init__.py"))
-    assert trained("--system", "ar", out="parent") == 0
+    assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
     assert main(["pack", "parent", "--out", "shelf/small", *PACK]) == 0
     assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0
     ours, theirs = RunFolder("child"), RunFolder("parent")
-    expected = replace(theirs.recipe, begin="box:small", seed=1, steps=2, optim=ours.recipe.optim)
+    expected = replace(
+        theirs.recipe, begin="box:small", seed=1, steps=2, optim=ours.recipe.optim, device="auto", recompute=False
+    )
     assert ours.recipe == expected and ours.recipe.optim.lr == 1e-4
     assert json.loads(Path("child/recipe.json").read_text())["begun"]["with"] == "box:small"
     assert main(["pack", "child", "--out", "shelf/larger", *PACK]) == 0

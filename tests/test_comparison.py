@@ -26,7 +26,7 @@ from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import text8
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import step_flops
-from logosphere.evaluation.integrand import integrand
+from logosphere.evaluation.integrand import integrand, times_fall
 from logosphere.evaluation.report import Report
 from logosphere.parallel.team import Team
 from logosphere.recipes.recipe import Recipe
@@ -157,9 +157,11 @@ def test_operations_are_those_of_a_transformer() -> None:
     assert step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
 
 
-def test_slices_of_time_average_to_the_bound() -> None:
+@pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
+def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
+    """They are counted from data to noise, also where a process counts its quantiles the other way."""
     language = skewed(5, 6)
-    model = network("mdlm", language)
+    model = network(system, language).eval()
     tokens = language.sample(2000, generator(1))
     slices = integrand(model, lambda: [Batch.of(tokens)], slices=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
@@ -167,6 +169,7 @@ def test_slices_of_time_average_to_the_bound() -> None:
     mean = sum(part.bits for part in slices) / 5
     assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
     assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert times_fall(model, Batch.of(tokens)) == turned
     assert integrand(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
 
 

@@ -81,8 +81,8 @@ def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) 
     card = system(run.recipe.system)
     seeds = []
     for trained, seed in zip(runs, one.seeds, strict=True):
-        weights, step = digest(trained.weights_file()), int(_last(trained).get("step", 0))
-        seeds.append(Seed(trained.recipe.seed, str(trained.path), seed.bits, seed.error, weights, step))
+        weights, step = digest(trained.weights_file()), total(trained.trainings).steps
+        seeds.append(Seed(trained.recipe.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.recipe.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
@@ -121,7 +121,7 @@ def _costs(run: RunFolder, evaluation: float) -> Costs:
         step_flops=step_flops(model, recipe.batch),
         steps=seen.steps,
         tokens=seen.tokens,
-        seconds=float(last.get("seconds", 0.0)),
+        seconds=last.get("seconds"),  # a box does not know, and nobody knows of all trainings together
         cpu_seconds=seen.cpu_seconds,
         peak_bytes=json.loads(noted.read_bytes())["peak_bytes"] if noted.exists() else None,
         evaluation_seconds=evaluation,

@@ -10,7 +10,7 @@ from logosphere.weights import RECIPE, WEIGHTS
 
 def opened(folder: Path) -> RunFolder:
     """A run that can be compared: there, saved, and not being written."""
-    folder = located(folder)
+    name, folder = folder, located(folder)
     if folder.is_dir() and not any(folder.iterdir()):
         raise UserError(
             f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"
@@ -19,7 +19,7 @@ def opened(folder: Path) -> RunFolder:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{RECIPE}"))
         hint = f" The runs in it are: {', '.join(inside)}." if inside else ""
         raise UserError(f"{folder} is not the folder of a run: {RECIPE} is missing.{hint}")
-    run = RunFolder(folder)
+    run = RunFolder(name)
     try:
         if (folder / ".lock").exists():
             with run.lock():

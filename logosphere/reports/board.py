@@ -113,7 +113,7 @@ class Costs:
     step_flops: float
     steps: int
     tokens: int
-    seconds: float
+    seconds: float | None
     cpu_seconds: float
     peak_bytes: int | None
     evaluation_seconds: float

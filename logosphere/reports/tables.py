@@ -62,7 +62,12 @@ def _named(board: Board, paper: Published) -> bool:
 
 def _quoted(board: Board, entry: Entry, kind: Kind) -> str:
     found = [p for p in board.literature if p.system == entry.system and p.kind == kind]
-    return f"{SIGN[kind]} {found[0].value:g}" if found else ""
+    return f"{SIGN[kind]} {_published(found[0].value)}" if found else ""
+
+
+def _published(value: float) -> str:
+    """As papers print it: two places, or more where there are more."""
+    return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
 
 
 def literature(board: Board) -> Table:
@@ -72,7 +77,12 @@ def literature(board: Board) -> Table:
     heads += [("protocol", ""), ("source", "")]
     rows = [
         Row(
-            [p.system, *[f"{SIGN[kind]} {p.value:g}" if p.kind == kind else "" for kind in kinds], p.protocol, p.source]
+            [
+                p.system,
+                *[f"{SIGN[kind]} {_published(p.value)}" if p.kind == kind else "" for kind in kinds],
+                p.protocol,
+                p.source,
+            ]
         )
         for p in board.literature
     ]
@@ -112,10 +122,11 @@ def costs(board: Board) -> Table:
     for number, entry in enumerate(board.entries):
         c = entry.costs
         speed = f"{c.tokens / c.cpu_seconds:,.0f}" if c.cpu_seconds else ABSENT
+        passed = ABSENT if c.seconds is None else f"{c.seconds:,.1f}"
         memory = ABSENT if c.peak_bytes is None else f"{c.peak_bytes / 1e6:,.0f}"
         training = [
             f"{c.steps:,}", f"{c.tokens:,}", f"{c.step_flops * c.steps / 1e12:.3g}",
-            f"{c.cpu_seconds:,.1f}", f"{c.seconds:,.1f}", speed, memory,
+            f"{c.cpu_seconds:,.1f}", passed, speed, memory,
         ]  # fmt: skip
         known = training if c.steps else [ABSENT] * len(training)  # a box does not say what its training took
         cells = [entry.name, f"{c.parameters:,}", *known, f"{c.evaluation_seconds:,.1f}"]

@@ -30,9 +30,15 @@ def beginning(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[st
 
 
 def as_parent(name: str) -> Recipe:
-    """The recipe of a parent as the default of a training that begins with it; the text comes in another order."""
-    recipe = RunFolder(name).recipe
-    return replace(recipe, begin=name, seed=recipe.seed + 1)
+    """The recipe of a parent as the default of a training that begins with it.
+
+    The text comes in another order, and what suited the parent's machine is not asked of this one.
+    """
+    recipe, plain = RunFolder(name).recipe, Recipe()
+    return replace(
+        recipe, begin=name, seed=recipe.seed + 1, precision=plain.precision, device=plain.device,
+        compile=plain.compile, shard=plain.shard, recompute=plain.recompute,
+    )  # fmt: skip
 
 
 def tokenizer_of(recipe: Recipe) -> str | Tokenizer:

@@ -47,7 +47,7 @@ class RunFolder:
     """A folder that holds a run."""
 
     def __init__(self, path: str | Path):
-        self.path = located(path)
+        self.path, self.name = located(path), str(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
