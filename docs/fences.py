@@ -1,9 +1,14 @@
-"""What the pages write between fences: formulas, and tables made of what the package says of itself."""
+"""What the pages write between fences: formulas, and tables made of what the package says of itself; and short names
+of sections for the contents beside a page."""
 
+import re
 from html import escape
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from latex2mathml.converter import convert
+from markdown import Extension, Markdown
+from markdown.treeprocessors import Treeprocessor
 
 import logosphere
 from logosphere.cards import CARDS
@@ -34,3 +39,23 @@ def _table(titles: list[str], rows: list[list[str]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class ShortNames(Treeprocessor):
+    """A heading may end with the command that made its figures, in parentheses; the contents beside it leave that out."""
+
+    def run(self, root: Element) -> None:
+        for heading in root.iter():
+            if heading.tag in ("h2", "h3") and (code := heading.find("code")) is not None:
+                name = re.match(r"(.+) \($", heading.text or "")
+                if name and code.tail == ")":
+                    heading.set("data-toc-label", name[1])
+
+
+class Contents(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (the name is Markdown's)
+        md.treeprocessors.register(ShortNames(md), "short-names", 6)  # after inline code (20), before the contents (5)
+
+
+def makeExtension(**_: Any) -> Extension:  # noqa: N802 (the name is Markdown's)
+    return Contents()

@@ -14,7 +14,7 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[str]:
     """Lines of a drawing with its axes: the lowest and highest value at the left, the first and last x below.
 
-    Points that share a column are drawn as their mean. Where there are many, the highest twentieth, with which
+    Points that share a column are drawn as their mean. Where there are many, the highest tenth, with which
     trainings begin, lie at the upper edge and leave room for the rest.
     """
     if not points:
@@ -22,7 +22,7 @@ def chart(points: Sequence[Point], width: int = 60, height: int = 12) -> list[st
     first, last = min(x for x, _ in points), max(x for x, _ in points)
     points = _averaged(points, first, (last - first) / (2 * width - 1) or 1.0)
     ys = sorted(y for _, y in points)
-    low, high = ys[0], ys[-1] if len(ys) < MANY else ys[round(0.95 * len(ys)) - 1]
+    low, high = ys[0], ys[-1] if len(ys) < MANY else ys[round(0.9 * len(ys)) - 1]
     cells = [[0] * width for _ in range(height)]
     dots = [
         (

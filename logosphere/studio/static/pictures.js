@@ -8,7 +8,7 @@ function drawn(name, attributes, text) {
   return part;
 }
 
-const WIDTH = 560, HEIGHT = 260, HEAD = 34, FOOT = HEIGHT - 44;
+const WIDTH = 560, HEIGHT = 260, HEAD = 40, FOOT = HEIGHT - 44;
 
 // A frame with round numbers at the left: what is measured above it, both ends of the other axis and a remark below.
 function framed(label, title, low, high, ends, remark) {
@@ -20,7 +20,7 @@ function framed(label, title, low, high, ends, remark) {
     svg.append(drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - 10, y1: y(v), y2: y(v) }));
     svg.append(drawn("text", { x: LEFT - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(places)));
   }
-  svg.append(drawn("text", { x: 10, y: 15 }, title));
+  svg.append(drawn("text", { x: 10, y: 20 }, title));
   svg.append(drawn("text", { x: LEFT, y: FOOT + 18 }, ends[0]), drawn("text", { x: WIDTH - 10, y: FOOT + 18, "text-anchor": "end" }, ends[1]));
   svg.append(drawn("text", { x: WIDTH - 10, y: HEIGHT - 6, "text-anchor": "end" }, remark));
   return { svg, y };
@@ -34,14 +34,15 @@ export function curves(place, content, { unit, kind }) {
   const points = [...content.val, ...content.train];
   if (points.length < 2) { place.textContent = "There is no curve yet."; return; }
   const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
-  const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0], high = ys[Math.floor(0.98 * (ys.length - 1))];
+  const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0];
+  const high = Math.max(ys[Math.floor((ys.length < 50 ? 1 : 0.9) * (ys.length - 1))], ...content.val.map(p => p[1]));  // trainings begin high
   const x = v => LEFT + (v - first) / (last - first || 1) * (WIDTH - LEFT - 10);
   const end = content.val.at(-1), remark = end ? `${signed(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
   const ends = [first.toLocaleString(), `${last.toLocaleString()} steps`];
   const { svg, y } = framed("training curves", `bits per ${unit}`, low, high, ends, remark);
   ["train", "val"].forEach((name, k) => {
     const from = WIDTH - 230 + 120 * k;
-    svg.append(drawn("line", { class: name, x1: from, x2: from + 18, y1: 11, y2: 11 }), drawn("text", { x: from + 24, y: 15 }, { train: "training", val: "held-out" }[name]));
+    svg.append(drawn("line", { class: name, x1: from, x2: from + 18, y1: 15, y2: 15 }), drawn("text", { x: from + 24, y: 20 }, { train: "training", val: "held-out" }[name]));
     const path = content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
     svg.append(drawn("polyline", { class: name, points: path.join(" ") }));
     if (name === "val") for (const point of path) svg.append(drawn("circle", { class: "dot", cx: point.split(",")[0], cy: point.split(",")[1], r: 3 }));
