@@ -77,7 +77,7 @@ PARTS = {
     "cifar10": Part(["cifar10", *sized(48, 3, 4, 4), "--optim.lr", "2e-3", "--optim.warmup", "10", "--ema", "0.98",
                      "--validation-sequences", "4"],
                     {name: IMAGES[name] for name in ("md4", "rdlm-heat", "d3pm-gaussian")}, measures.Colours,
-                    "dimension", 24),
+                    "dimension", 128),
     "dna": Part(["dna", *sized(64, 3, 4, 64)], BASES, measures.Promoters, "base"),
     "synthetic": Part(["promoters", *sized(64, 3, 4, 64), "--optim.lr", "2e-3", "--network.body", "transformer"],
                       BASES, measures.Synthetic, "base"),
