@@ -42,7 +42,7 @@ def _table(titles: list[str], rows: list[list[str]]) -> str:
 
 
 class ShortNames(Treeprocessor):
-    """A heading may end with the command that made its figures, in parentheses; the contents beside it leave that out."""
+    """A heading may end with the command that made its figures, in parentheses; the contents leave that out."""
 
     def run(self, root: Element) -> None:
         for heading in root.iter():

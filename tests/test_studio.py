@@ -82,7 +82,8 @@ def test_models_and_curves_are_listed(client: TestClient) -> None:
     curves = client.get(f"/{TOKEN}/curves/0").json()
     assert [step for step, _ in curves["train"]] == [1, 2, 3, 4] and len(curves["val"]) == 2
     assert client.get(f"/{TOKEN}/curves/7").status_code == 404
-    assert thinned([[float(i)] for i in range(1000)], 3) == [[0.0], [499.0], [999.0]]
+    assert thinned([[float(i), 2.0 * i] for i in range(6)], 3) == [[0.5, 1.0], [2.5, 5.0], [4.5, 9.0]]
+    assert thinned([[1.0, 2.0]], 3) == [[1.0, 2.0]] and len(thinned([[float(i)] for i in range(1000)], 7)) == 7
 
 
 def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:

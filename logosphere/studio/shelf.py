@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
 from logosphere.weights import WEIGHTS
 
-MOST_POINTS = 400
+MOST_POINTS = 120
 """Points of a training curve that are sent."""
 MOST_LETTERS = 64
 """Tokens that fit around the picture of the sphere."""
@@ -141,10 +142,11 @@ def _is_report(page: Path) -> bool:
 
 
 def thinned(points: list[list[float]], most: int = MOST_POINTS) -> list[list[float]]:
-    """Evenly spaced points, the first and last among them."""
+    """No more than so many points: each is the mean of its stretch of them, for single steps of a training scatter."""
     if len(points) <= most:
         return points
-    return [points[i * (len(points) - 1) // (most - 1)] for i in range(most)]
+    cuts = [i * len(points) // most for i in range(most + 1)]
+    return [[sum(values) / len(values) for values in zip(*points[a:b], strict=True)] for a, b in pairwise(cuts)]
 
 
 def shelf(runs: Sequence[str]) -> list[Book]:

@@ -38,7 +38,7 @@ export function curves(place, content, { unit, kind }) {
   const high = Math.max(ys[Math.floor((ys.length < 50 ? 1 : 0.9) * (ys.length - 1))], ...content.val.map(p => p[1]));  // trainings begin high
   const x = v => LEFT + (v - first) / (last - first || 1) * (WIDTH - LEFT - 10);
   const end = content.val.at(-1), remark = end ? `${signed(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
-  const ends = [first.toLocaleString(), `${last.toLocaleString()} steps`];
+  const ends = [Math.round(first).toLocaleString(), `${Math.round(last).toLocaleString()} steps`];
   const { svg, y } = framed("training curves", `bits per ${unit}`, low, high, ends, remark);
   ["train", "val"].forEach((name, k) => {
     const from = WIDTH - 230 + 120 * k;
