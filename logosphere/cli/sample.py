@@ -111,8 +111,8 @@ def _carried_out(arguments: Arguments, team: "Team") -> int:
     if arguments.temperature is None:
         unasked = arguments.run is None and folder.path == first_box()
         if unasked:
-            model = f"the small model that comes along ({PREFIX}{folder.path.name})"
-            say(f"There is no run here yet, so {model} writes, at a temperature of {READABLE}; 1 is what it has learnt.")
+            whose = f"the small model that comes along ({PREFIX}{folder.path.name})"
+            say(f"There is no run here, so {whose} writes, at a temperature of {READABLE}; 1 is what it has learnt.")
         arguments = replace(arguments, temperature=READABLE if unasked else 1.0)
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
