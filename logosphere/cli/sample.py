@@ -106,7 +106,7 @@ def run(words: list[str]) -> int:
 
 
 def _carried_out(arguments: Arguments, team: "Team") -> int:
-    from logosphere.box import READABLE, first_box
+    from logosphere.box import PREFIX, READABLE, first_box
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
@@ -114,7 +114,8 @@ def _carried_out(arguments: Arguments, team: "Team") -> int:
     if arguments.temperature is None:
         unasked = arguments.run is None and folder.path == first_box()
         if unasked:
-            say(f"The model in the box ({folder.path.name}), at a temperature of {READABLE}; 1 is what it has learnt.")
+            whose = f"the small model that comes along ({PREFIX}{folder.path.name})"
+            say(f"There is no run here, so {whose} writes, at a temperature of {READABLE}; 1 is what it has learnt.")
         arguments = replace(arguments, temperature=READABLE if unasked else 1.0)
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
