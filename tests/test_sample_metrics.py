@@ -190,6 +190,13 @@ def test_texts_of_other_lengths_are_cut_and_filled() -> None:
     assert whole == pytest.approx(first + rest, abs=1e-5) and nothing == 0
 
 
+def test_nothing_written_is_nothing_judged() -> None:
+    """A model that writes empty texts must not look like the best of all."""
+    judge = OwnJudge(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    assert math.isnan(judge.bits(["", ""]).value)
+    assert judge.bits(["abcdab", "", ""]).value == judge.bits(["abcdab"]).value
+
+
 def test_a_bound_cannot_judge() -> None:
     with pytest.raises(UserError, match="--system ar"):
         OwnJudge(network("mdlm", LANGUAGE), LETTERS, "ours", "letters")

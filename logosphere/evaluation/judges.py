@@ -41,7 +41,8 @@ class Judge(Protocol):
 
 
 def _verdict(nats: Tensor, texts: Sequence[str]) -> Verdict:
-    characters = torch.tensor([max(len(text), 1) for text in texts])
+    """An empty text counts for nothing, and texts that are all empty have no bits per character: nan, not 0."""
+    characters = torch.tensor([len(text) for text in texts])
     value, error = ratio(nats.double() / LN2, characters)
     return Verdict(value, error, tuple(nats.tolist()))
 
