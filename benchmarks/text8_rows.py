@@ -81,9 +81,13 @@ ROWS: dict[str, list[str]] = {
     "dirichlet-flow": ["dirichlet-flow"],
     "ddsm": ["ddsm"],
     "ld4lg": ["ld4lg"],
+    "ld4lg, latents of 8 numbers": ["ld4lg", "latent_width=8"],
+    "ld4lg, latents of 64 numbers": ["ld4lg", "latent_width=64"],
     "planner": ["planner"],
+    "planner, latents of 64 numbers": ["planner", "latent_width=64"],
     "tencdm": ["tencdm"],
     "cosmos": ["cosmos"],
+    "cosmos, latents of 64 numbers": ["cosmos", "latent_width=64"],
 }
 
 

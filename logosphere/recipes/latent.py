@@ -133,13 +133,13 @@ def _builder(system: Settings) -> Callable[..., Model]:
 
 
 ld4lg = _builder(
-    Settings(compressed=True, latent_width=64, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
+    Settings(compressed=True, latent_width=16, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
 )
 """LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction."""
 
 planner = _builder(
     Settings(
-        compressed=True, latent_width=64, from_left=True, scale="standard",
+        compressed=True, latent_width=16, from_left=True, scale="standard",
         teaching=Teaching(divergence=0.001, substitution=0.1), predicts="x0", self_conditioning=0.0,
     )
 )  # fmt: skip
@@ -158,7 +158,7 @@ blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
 
 cosmos = _builder(
     Settings(
-        compressed=True, latent_width=64, from_left=False, scale="standard",
+        compressed=True, latent_width=16, from_left=False, scale="standard",
         teaching=Teaching(match=1.0, position_drop=0.3, feature_noise=0.71, latent_dropout=0.4),
         predicts="x0", tan=5.0,
     )
