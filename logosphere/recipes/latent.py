@@ -26,8 +26,10 @@ from logosphere.processes.predictions import STATES
 
 INTERVALS = 128
 """The clock measures nats in intervals of so much of the path."""
-COMPRESSION = 4
-"""Tokens to a latent, if nothing is said."""
+COMPRESSION, NUMBERS = 4, 16
+"""Tokens to a latent and numbers in it, if nothing is said: at the end of the path, at a log-SNR of 3, 16 numbers can
+say ½ · 16 log(1 + e³) = 24 nats, 6 a token. The papers have 64 and more; whatever they do not say is paid for all the
+same, and must be learnt by the path (docs/results.md)."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _builder(system: Settings) -> Callable[..., Model]:
     ) -> Model:
         """Latent diffusion in two stages: an autoencoder, then Gaussian diffusion of its latents.
 
-        latents, latent_width   how many and how wide; by default one for 4 tokens
+        latents, latent_width   how many and how wide; by default one of 16 numbers for 4 tokens
         encoder, layer          minilm or hf:OWNER/NAME, and which of its layers; left out, a reader is trained
         pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
         predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
@@ -133,13 +135,13 @@ def _builder(system: Settings) -> Callable[..., Model]:
 
 
 ld4lg = _builder(
-    Settings(compressed=True, latent_width=16, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
+    Settings(compressed=True, latent_width=NUMBERS, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
 )
 """LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction."""
 
 planner = _builder(
     Settings(
-        compressed=True, latent_width=16, from_left=True, scale="standard",
+        compressed=True, latent_width=NUMBERS, from_left=True, scale="standard",
         teaching=Teaching(divergence=0.001, substitution=0.1), predicts="x0", self_conditioning=0.0,
     )
 )  # fmt: skip
@@ -158,7 +160,7 @@ blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
 
 cosmos = _builder(
     Settings(
-        compressed=True, latent_width=16, from_left=False, scale="standard",
+        compressed=True, latent_width=NUMBERS, from_left=False, scale="standard",
         teaching=Teaching(match=1.0, position_drop=0.3, feature_noise=0.71, latent_dropout=0.4),
         predicts="x0", tan=5.0,
     )
