@@ -31,9 +31,10 @@ def say(remark: str) -> None:
 def parse(kind: type[T], words: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
     """Options of a command out of its words; --help and mistakes are answered here."""
     prog = f"logosphere {command}"
-    config = [tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName]
-    if default is None:  # without a recipe there is nothing that None could take back
-        return tyro.cli(kind, args=words, prog=prog, config=[*config, tyro.conf.DisallowNone])
+    config = [tyro.conf.AvoidSubcommands, tyro.conf.PositionalMetavarFromFieldName]
+    if default is None:  # without a recipe there is nothing that None or --no-… could take back
+        plain = [*config, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone]
+        return tyro.cli(kind, args=words, prog=prog, config=plain)
     return tyro.cli(kind, args=words, prog=prog, default=default, config=config, description=about)
 
 
