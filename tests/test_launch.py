@@ -48,8 +48,8 @@ def test_parameters_for_conditions_are_counted(system: str) -> None:
     """Labels, sources and signals take parameters of their own."""
     Path("l.jsonl").write_text("".join(f'{{"text": "{"abcd"[i % 4] * 6}", "label": "{i % 3}"}}\n' for i in range(60)))
     Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
-    for data in ("labelled:l.jsonl", "pairs:p.tsv", "digits"):
-        chosen = Recipe(system=system, data=data, length=64 if data == "digits" else 8, steps=10)
+    for data, length in {"labelled:l.jsonl": 8, "pairs:p.tsv": 8, "synthetic-promoters": 64}.items():
+        chosen = Recipe(system=system, data=data, length=length, steps=10)
         corpus = open_corpus(data)
         model = build_model(chosen, corpus)
         bill = cost(chosen, corpus.tokenizer.size, conditions=corpus.conditions)

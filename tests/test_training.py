@@ -19,7 +19,7 @@ LANGUAGE = skewed(5, 6)
 QUICK = Optim(lr=1e-2, warmup=2)
 
 
-SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "cosmos", "tencdm")
+SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
 
 
 def batches(n: int = 8, seed: int = 1):
@@ -69,15 +69,19 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     """150 steps bring the bound well below log V, and not below the entropy.
 
     Networks that read the time open their gates slowly and have learnt little but frequencies by then. Those that learn
-    states by squared error are far above log V at first, and have only to come down.
+    states by squared error are far above log V at first, and have only to come down: from where they stand after two
+    steps, since latents that are standardised by what training has shown are not before.
     """
+    optim = Optim(lr=1e-2, warmup=10)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = ls.build(name, vocab_size=5, length=6, **SMALL)
+        model, fresh = (ls.build(name, vocab_size=5, length=6, **SMALL) for _ in range(2))
     start = 6 * math.log(5) - LANGUAGE.entropy()
     if name in SQUARED:
-        start = float(excess(model.eval(), LANGUAGE, n=200, draws=8, denoiser=model.denoiser).mean())
-    for _ in fit(model, batches(32), steps=150, optim=Optim(lr=1e-2, warmup=10), ema=0.95):
+        for _ in fit(fresh, batches(32), steps=2, optim=optim):
+            pass
+        start = float(excess(fresh.eval(), LANGUAGE, n=200, draws=8, denoiser=fresh.denoiser).mean())
+    for _ in fit(model, batches(32), steps=150, optim=optim, ema=0.95):
         pass
     mean, error = mean_and_error(excess(model.eval(), LANGUAGE, n=2000, draws=16, denoiser=model.denoiser))
     assert error < 0.04 * start
