@@ -22,7 +22,7 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -30,13 +30,8 @@ def write_json(path: Path, content: object) -> None:
     write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power cut."""
-    sync(folder)
-
-
 def sync(path: Path) -> None:
-    """Wait until what was written to a file or folder, by whomever, is on the disk."""
+    """Wait until what was written to a file, by whomever, or renamed inside a folder would survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

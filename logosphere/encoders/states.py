@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from logosphere.atomic import sync_folder, write_json
+from logosphere.atomic import sync, write_json
 from logosphere.encoders.pretrained import Encoder
 from logosphere.errors import UserError
 from logosphere.shapes import Bool, Float, Int64
@@ -122,10 +122,10 @@ def _write(
             draft / "meta.json",
             {"format": FORMAT, "version": VERSION, "origin": vars(origin), **sizes, **measured},
         )
-        sync_folder(draft)
+        sync(draft)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(draft, folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise

@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from logosphere.atomic import sync, sync_folder, write_json, write_whole
+from logosphere.atomic import sync, write_json, write_whole
 from logosphere.box import first_box, located, packaged
 from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
@@ -80,14 +80,14 @@ class RunFolder:
                 _linked(begun.weights, draft / BEGIN)  # so that the run needs its parent no more
                 content["begun"] = begun.content()
             write_recipe(draft / RECIPE, content)
-            sync_folder(draft)
+            sync(draft)
             if path.exists():
                 path.rmdir()
             os.replace(draft, path)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
         return RunFolder(path)
 
     @property
@@ -177,7 +177,7 @@ class RunFolder:
                 link.unlink(missing_ok=True)
                 _linked(checkpoint / name, link)
                 os.replace(link, self.path / name)
-        sync_folder(self.path)
+        sync(self.path)
 
     def sweep(self) -> None:
         """Remove what a killed training has left half written; only for whoever holds the lock."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,10 @@ def _sound(one: Trained) -> bool:
 def total(trainings: Sequence[Trained]) -> Trained:
     """All trainings as if they were one."""
     return Trained(
-        data=", then ".join(_without_repetition([one.data for one in trainings])),
+        data=", then ".join(name for name, _ in groupby(one.data for one in trainings)),
         sha256=trainings[-1].sha256 if trainings else "",
         steps=sum(one.steps for one in trainings),
         tokens=sum(one.tokens for one in trainings),
         cpu_seconds=sum(one.cpu_seconds for one in trainings),
         begin=trainings[-1].begin if trainings else None,
     )
-
-
-def _without_repetition(names: list[str]) -> list[str]:
-    return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.atomic import sync_folder, write_json
+from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
 from logosphere.training.fit import Training
 from logosphere.weights import fill, read_tensors, write_tensors
@@ -52,10 +52,10 @@ def draft_of(folder: Path, step: int) -> Path:
 def install(folder: Path, draft: Path, step: int) -> Path:
     """Move a whole draft to its place, name it the latest and drop the one before."""
     final = checkpoint_of(folder, step)
-    sync_folder(draft)
+    sync(draft)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(draft, final)
-    sync_folder(folder)
+    sync(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
     for old in folder.glob("step-*"):
         if old != final:
