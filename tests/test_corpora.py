@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from prose import PROSE, texts, written
 from pyarrow import parquet
 
-from logosphere.data import corpora, sources
+from logosphere.data import corpora, lettered, sources
 from logosphere.data.corpora import CORPORA, get, open_corpus
+from logosphere.data.examples.texts import Record
+from logosphere.data.text8 import text8_filter
 from logosphere.data.tokenfile import verify
 from logosphere.data.tokenizers import Subwords, text8
 from logosphere.errors import UserError
@@ -66,6 +68,27 @@ def test_pydoc_is_on_every_machine() -> None:
     assert corpus.train.dtype == np.uint8
     assert 200_000 < sum(corpus.characters.values()) < 1_000_000
     assert "  " not in texts(corpus)[0]
+
+
+@given(st.text(st.sampled_from("aB 3é.\n")), st.integers(1, 9))
+def test_letters_are_the_same_however_the_text_was_read(text: str, step: int) -> None:
+    pieces = [text8_filter(text[i : i + step]) for i in range(0, len(text), step)]
+    assert "".join(lettered._joined(pieces)) == text8_filter(text)
+
+
+def test_any_text_can_be_read_in_letters(prose: Path) -> None:
+    corpus = open_corpus(f"letters:{prose}")
+    assert corpus.tokenizer.fingerprint == text8().fingerprint
+    assert corpus.name == f"letters:{prose}"
+    assert "".join(texts(corpus)) == text8_filter(PROSE)
+    assert "".join(texts(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
+
+
+def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {"train": ["A cat.", "Two dogs!"], "valid": ["3 mice"], "test": ["No one?"]}
+    records = {split: [Record(text) for text in rows] for split, rows in splits.items()}
+    monkeypatch.setitem(lettered.RECORDS, "tinystories", lambda cache, report: records)
+    assert texts(open_corpus("letters:tinystories")) == ["a cat two dogs ", " three mice", "no one "]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ def test_a_file_that_changes_while_it_is_read(
         ("zzzzzzzz", "Choose from: pydoc, text8"),
         ("nowhere/a.txt", "no corpus or file 'nowhere/a.txt'"),
         ("", "no corpus or file ''"),
+        ("letters:", "names no text; write letters:FILE"),
+        ("letters:prosa.txt", "Did you mean 'prose.txt'"),
         ("x" * 5000, "cannot be read"),
     ],
 )
@@ -123,7 +125,7 @@ def test_a_missing_source_suggests_what_there_is(
         ("bpe", "lacks a size; write bpe:8000"),
         ("bpe:many", "lacks a size"),
         ("bpe:12", "has 256 to"),
-        ("text8", "holds '\\\\n', which is not in the alphabet of text8; use --tokenizer characters"),
+        ("text8", "holds '\\\\n', which is not in the alphabet of text8; read it as letters:TEXT, or use --tokenizer"),
         ("prose.txt", "not a readable tokenizer.json"),
     ],
 )

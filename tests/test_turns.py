@@ -14,9 +14,11 @@ from logosphere.errors import UserError
 from logosphere.noise import Drawn
 from logosphere.processes.moves import MOVES
 from logosphere.processes.turns import Turns
+from logosphere.sampling.catalogue import HIDDEN, LISTINGS
 from logosphere.sampling.steppers import Moved
 
 ORDERS = ["random", "left-to-right"]
+TOGETHER = {"path": "together"}
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +77,36 @@ def test_samples_of_an_oracle_are_the_language(order: str) -> None:
     model = sphere_model("rdlm-heat", language, path="in-turn", order=order)
     drawn = ls.sample(model, n=4000, steps=4, rng=generator(5), denoiser=Oracle(model, language))
     assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > CHANCE
+
+
+@pytest.mark.parametrize("name", ["random", "entropy"])
+def test_whose_turn_it_is_may_be_decided_on_the_way(name: str) -> None:
+    """One position at a time is exact in any order that does not look at what was drawn, as with masks."""
+    language = table()
+    model = sphere_model("rdlm-heat", language, path="in-turn")
+    way = ls.sampler(name, model)
+    drawn = ls.sample(model, n=4000, steps=4, rng=generator(5), denoiser=Oracle(model, language), sampler=way)
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > CHANCE
+
+
+@pytest.mark.parametrize("name", [one.name for one in LISTINGS if one.fits == HIDDEN])
+def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=5, length=8, **SMALL)
+    known = torch.rand(6, 8, generator=generator(5)) < 0.4
+    tokens = torch.randint(5, (6, 8), generator=generator(6))
+    drawn = ls.generate(
+        model, n=6, steps=4, rng=generator(7), known=known, tokens=tokens, sampler=ls.sampler(name, model)
+    )
+    assert torch.equal(drawn.tokens[known], tokens[known])
+    assert drawn.tokens.max() < 5 and drawn.nfe <= 16
+
+
+@pytest.mark.parametrize(("system", "options"), [("rdlm", {}), ("rdlm-heat", {"base": 3}), ("rdlm-heat", TOGETHER)])
+def test_positions_that_take_no_turns_are_in_no_order(system: str, options: dict[str, object]) -> None:
+    model = ls.build(system, vocab_size=5, length=4, **options, **SMALL)
+    with pytest.raises(UserError, match="do not take turns by whole tokens"):
+        ls.sampler("entropy", model)
 
 
 def test_infilling_reproduces_what_is_likely_given_the_known() -> None:

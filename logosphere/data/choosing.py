@@ -38,7 +38,7 @@ def _named(name: str, alphabet: str) -> Choice:
         if strange:
             raise UserError(
                 f"The text holds {min(strange)!r}, which is not in the alphabet of text8; "
-                f"use --tokenizer characters or --tokenizer byte."
+                f"read it as letters:TEXT, or use --tokenizer characters or --tokenizer byte."
             )
         return Choice(name, lambda texts: text8())
     if name == "characters":

@@ -15,6 +15,7 @@ from logosphere.data.choosing import TOKENIZERS, choose
 from logosphere.data.examples.collection import Examples
 from logosphere.data.examples.opening import Collection, is_collection, open_collection
 from logosphere.data.hubstream import Live, is_stream, open_stream
+from logosphere.data.lettered import is_lettered, lettered
 from logosphere.data.sources import CORPORA, Report, Source, find_source
 from logosphere.data.tokenfile import DamagedCache, build, open_tokens, read_meta
 from logosphere.data.tokenizers import Tokenizer, characters_of, from_description
@@ -69,6 +70,7 @@ def open_corpus(
 ) -> Corpus:
     """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer.
 
+    letters: before any of these reads it in the alphabet of text8.
     stream:OWNER/NAME[:CONFIG] is not tokenised beforehand, but while it is trained on.
     """
     cache = cache or cache_folder()
@@ -78,7 +80,8 @@ def open_corpus(
             return _collected(open_collection(source, tokenizer, cache, report))
         if is_stream(source):
             return _streamed(open_stream(source, tokenizer, report))
-        return _open(find_source(source, cache, report), tokenizer, cache, report)
+        found = (lettered if is_lettered(source) else find_source)(source, cache, report)
+        return _open(found, tokenizer, cache, report)
     except OSError as error:
         raise UserError(
             f"The cache folder {cache} cannot be used ({error}); set the environment variable "

@@ -86,9 +86,10 @@ class Characters(Tokenizer):
         ids = self._numbers[np.minimum(_code_points(text), len(self._numbers) - 1)]
         if ids.size and ids.min() < 0:
             position = int(np.argmin(ids))
+            cleaned = ", read a text by --data letters:TEXT" if self.alphabet == TEXT8_ALPHABET else ""
             raise UserError(
-                f"The character {text[position]!r} at position {position} is not in the alphabet of this "
-                f"'{self.name}' tokenizer; remove it, or train with --tokenizer byte or --tokenizer characters."
+                f"The character {text[position]!r} at position {position} is not in the alphabet of this '{self.name}' "
+                f"tokenizer; remove it{cleaned}, or train with --tokenizer byte or --tokenizer characters."
             )
         return ids
 

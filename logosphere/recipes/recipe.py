@@ -23,8 +23,9 @@ class Recipe:
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500."""
     data: str = "pydoc"
-    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, stream:owner/name to train
-    while it is read, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE for separate sequences."""
+    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, any of these after letters:
+    in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE, pairs:FILE,
+    promoters:FILE for separate sequences."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"

@@ -7,6 +7,7 @@ from logosphere.errors import UserError, nearest
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
 REMASKED = "masked diffusion with a remasker"
+HIDDEN = "masked diffusion and the sphere in turn"
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ LISTINGS = [
     Listing("conf-star", "the least likely tokens are hidden again", MASKED, False),
     Listing("g-star", "a second network hides what it takes for errors, from t = 0.3", REMASKED, False),
     Listing("p2", "every token judged anew in each step, the surest kept", MASKED, False),
-    Listing("confidence", "the likeliest tokens first", MASKED, False),
-    Listing("margin", "the clearest decisions first", MASKED, False),
-    Listing("entropy", "the least doubtful positions first", MASKED, False),
-    Listing("random", "as many positions at random as the schedule asks for", MASKED, True),
-    Listing("llada", "the likeliest tokens first, in four blocks from left to right", MASKED, False),
-    Listing("threshold", "all tokens of more than 0.9 probability at once", MASKED, False),
-    Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", MASKED, False),
+    Listing("confidence", "the likeliest tokens first", HIDDEN, False),
+    Listing("margin", "the clearest decisions first", HIDDEN, False),
+    Listing("entropy", "the least doubtful positions first", HIDDEN, False),
+    Listing("random", "as many positions at random as the schedule asks for", HIDDEN, True),
+    Listing("llada", "the likeliest tokens first, in four blocks from left to right", HIDDEN, False),
+    Listing("threshold", "all tokens of more than 0.9 probability at once", HIDDEN, False),
+    Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", HIDDEN, False),
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
     Listing("bridge", "towards a drawn token along its bridge, all positions together", "the sphere", True),
     Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),

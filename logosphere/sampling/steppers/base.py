@@ -114,11 +114,15 @@ def moving(t: Times, s: Times) -> Positions:
     return (t > s) | ((t > 0) & (t < 1))
 
 
-def still_hidden(schedule: Schedule, s: Times, among: Positions) -> Int64[Tensor, "B 1"]:
-    """ceil((1 - a_s) n): how many of the n positions `among` the schedule leaves hidden at time s."""
-    level = schedule.noise(torch.where(among, s, 0.0).amax(1, keepdim=True))
+Level = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+"""Time -> the share of positions that is hidden then."""
+
+
+def still_hidden(level: Level, s: Times, among: Positions) -> Int64[Tensor, "B 1"]:
+    """ceil((1 - a_s) n): how many of the n positions `among` are left hidden at time s."""
+    share = level(torch.where(among, s, 0.0).amax(1, keepdim=True))
     # Times are rounded to float32, so 7/13 of 13 may come out a little above 7 and must not become 8.
-    return (level.double() * among.sum(1, keepdim=True) - 1e-4).ceil().long()
+    return (share.double() * among.sum(1, keepdim=True) - 1e-4).ceil().long()
 
 
 def field(where: Positions, values: Float[Tensor, "N"], elsewhere: float) -> Float[Tensor, "B L"]:

@@ -3,6 +3,9 @@
 They write good text in few steps, but what they write is not a draw from the model: they prefer what is likely.
 MaskGIT (Chang et al. 2022), LLaDA (Nie et al. 2025) and Dream (Ye et al. 2025) are fixed counts by three orders; a
 threshold (Wu et al. 2025, Fast-dLLM) and a budget of entropy (Ben-Hamu et al. 2025, EB) let the count adapt.
+
+On the sphere, positions that take turns wait at the start or stand at their vertices (processes/turns.py): a network
+that knows such states answers about those that wait as about masks, and is read by the same orders.
 """
 
 from collections.abc import Callable
@@ -14,8 +17,10 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
+from logosphere.processes.spherical import Spherical
 from logosphere.sampling.steppers.base import (
     Ask,
+    Level,
     Stepper,
     best,
     field,
@@ -25,7 +30,7 @@ from logosphere.sampling.steppers.base import (
     still_hidden,
 )
 from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, State, Times
+from logosphere.types import Logits, Positions, State, Times
 
 Order = Callable[[Logits, Int64[Tensor, "N"]], Float[Tensor, "N"]]
 """(prediction, tokens drawn) -> score; the highest are committed first."""
@@ -108,7 +113,7 @@ class Ordered(Stepper):
     temperature: float = 0.0
 
     def check(self, process: Process) -> None:
-        masked(process)
+        _hiding(process)
         if self.temperature < 0:
             raise UserError(f"The temperature of the order must not be negative, not {self.temperature}.")
 
@@ -119,17 +124,36 @@ class Ordered(Stepper):
     def steps(self, length: int, steps: int) -> int:
         return length if self.adaptive else steps
 
+    def clocks(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, "S #B M"]:
+        """The common clock for all: whose turn it is, is what the order decides."""
+        return Process.clocks(process, rows, free, noise)
+
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
         falls = t > s
         where = process.wanted(z, falls)
         if not where.any():
             return z
-        out = ask(z, t, where)
+        out = ask(z, where.float() if isinstance(process, Spherical) else t, where)
         drawn = categorical(out, noise.at(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
-        due = (hidden - still_hidden(masked(process)[0], s, falls)).clamp_min(0)
+        due = (hidden - still_hidden(_hiding(process), s, falls)).clamp_min(0)
         count = self.count(scores.sort(1, descending=True).values, due)
         last = torch.where(falls, s, 0.0).amax(1, keepdim=True) == 0
         chosen = where & best(scores, torch.where(last, hidden, count))
-        return torch.where(chosen, torch.zeros_like(z).masked_scatter(where, drawn), z)
+        written = process.codec.encode(torch.zeros_like(where, dtype=torch.long).masked_scatter(where, drawn))
+        return torch.where(chosen.view(*chosen.shape, *[1] * (z.dim() - 2)), written, z)
+
+
+def _hiding(process: Process) -> Level:
+    """Which share of the positions is hidden at a time, of a process that hides whole tokens; or a sentence."""
+    if not isinstance(process, Spherical):
+        return masked(process)[0].noise
+    if process.turns is None or process.turns.together > 1:
+        raise UserError(
+            "This sampler chooses whose turn it is, but positions of this model do not take turns by whole tokens; it "
+            "needs masked diffusion such as mdlm, or rdlm-heat with path=in-turn and without base. Use ancestral here."
+        )
+    return lambda t: t

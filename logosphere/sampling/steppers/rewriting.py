@@ -68,7 +68,7 @@ class Rewriting(Stepper):
             z = torch.where(z == mask, z.masked_scatter(where, drawn), z)
             surety = surety.masked_scatter(where, log_probability(out, z[where]).double())
         self.surety = surety
-        count = still_hidden(schedule, s, active)
+        count = still_hidden(schedule.noise, s, active)
         if not count.any():
             return z
         doubt = torch.where(active, self._doubt(z, surety), -torch.inf)
