@@ -18,7 +18,7 @@ REMASKER = "remasker.safetensors"
 WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
-VERSION = 1
+VERSION = 2
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -68,4 +68,13 @@ def read_recipe(path: Path) -> dict[str, Any]:
     version = content.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
+    return _without_neighbours(content) if version < 2 else content
+
+
+def _without_neighbours(content: dict[str, Any]) -> dict[str, Any]:
+    """A recipe of version 1, whose network had attention alone: it says so now."""
+    for part, options in (("model", "options"), ("recipe", "network")):
+        found = content.get(part)
+        if isinstance(found, dict) and isinstance(found.get(options), dict):
+            found[options].setdefault("neighbours", 0)
     return content

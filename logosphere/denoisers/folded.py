@@ -20,7 +20,7 @@ class FoldedTransformer(Conditional):
         self.block, self.reads_time = length * codec.digits, reads_time
         self.digits, self.base = codec.digits, codec.base
         self.stem = Coordinates(codec.digits * codec.base, network.width)
-        self.trunk = Trunk(network, length, reads_time=reads_time)
+        self.trunk = Trunk(network, length, reads_time=reads_time, reach=network.neighbours)
         self.head = Head(network.width, codec.digits * codec.base)
         self.conditioner = conditioner(network)
 

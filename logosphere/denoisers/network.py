@@ -8,6 +8,9 @@ from logosphere.errors import UserError
 WIDEST, DEEPEST, LARGEST = 1 << 17, 1 << 10, 1 << 24
 """Beyond these a size is a slip of the pen or a damaged file, and building such a network would never end."""
 
+FARTHEST = 8
+"""Neighbours cost a matrix each; what is farther away is for attention."""
+
 SMALLEST = 4
 """A U-Net stops halving before a side would be shorter than this."""
 
@@ -24,6 +27,8 @@ class Network:
     """Attention heads; must divide the width into even parts."""
     dropout: float = 0.0
     """Share of activations dropped while training."""
+    neighbours: int = 1
+    """Places on each side that a transformer of whole sequences reads directly, beside attention; 0 for none."""
     body: str = "transformer"
     """What reads the states: attention, dilated convolutions (for DNA), or a U-Net (for images)."""
     shape: str = ""
@@ -46,6 +51,8 @@ class Network:
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
+        if not 0 <= self.neighbours <= FARTHEST:
+            raise UserError(f"neighbours is a number of places from 0 to {FARTHEST}, not {self.neighbours}.")
         if self.body not in ("transformer", "convolution", "unet"):
             raise UserError(f"The body of a network is transformer, convolution or unet, not '{self.body}'.")
         if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):

@@ -25,9 +25,8 @@ class Remasker(nn.Module):
         if not 1 <= depth <= network.depth:
             raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
         self.stem = codec.stem(network.width)
-        self.trunk = Trunk(
-            replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer"), length, reads_time=False
-        )
+        reading = replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer")
+        self.trunk = Trunk(reading, length, reads_time=False, reach=network.neighbours)
         self.head = Head(network.width, 1)
         self.requires_grad_(False)  # it has a training of its own
 
@@ -39,5 +38,7 @@ class Remasker(nn.Module):
     def inherit(self, stem: nn.Module, trunk: Trunk) -> None:
         """Begin with the first blocks of a trained denoiser."""
         self.stem.load_state_dict(stem.state_dict())
+        if self.trunk.neighbours is not None and trunk.neighbours is not None:
+            self.trunk.neighbours.load_state_dict(trunk.neighbours.state_dict())
         for own, trained in zip(self.trunk.blocks, trunk.blocks, strict=False):
             own.load_state_dict(trained.state_dict())

@@ -39,7 +39,7 @@ def trunk(network: Network, length: int, *, reads_time: bool, own: bool) -> Trun
         case "unet":
             return UNetTrunk(network, length, reads_time=reads_time, own=own)
         case _:
-            return Trunk(network, length, reads_time=reads_time, own=own)
+            return Trunk(network, length, reads_time=reads_time, own=own, reach=network.neighbours)
 
 
 def along(h: Float[Tensor, "B M D"], memory: Memory | None) -> Float[Tensor, "B M D"]:

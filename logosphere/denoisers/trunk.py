@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from logosphere.denoisers.attention import Attention, CrossAttention, KeyValues, rotary_table
+from logosphere.denoisers.neighbours import Neighbours
 from logosphere.denoisers.network import Network
 from logosphere.shapes import Bool, Float, Int64
 
@@ -109,9 +110,9 @@ def left_out(own: bool) -> Tensor | None:
 class Trunk(nn.Module):
     """The blocks, from embedded inputs to normalised features.
 
-    Without `own` these are features of what the blocks add, h - h₀: the embedding of a position's own state does not
+    Without `own` these are features of what is added to it, h - h₀: the embedding of a position's own state does not
     run straight into the head. That is for states of which the process itself says what they tell of their token, while
-    the head is asked what the others say.
+    the head is asked what the others say. With `reach` positions look next door before the first block (neighbours.py).
     """
 
     table: Tensor
@@ -119,7 +120,16 @@ class Trunk(nn.Module):
     recompute: bool = False
     """Forget what happens inside a block and compute it anew for the backward pass."""
 
-    def __init__(self, network: Network, length: int, *, reads_time: bool, looks_ahead: bool = True, own: bool = True):
+    def __init__(
+        self,
+        network: Network,
+        length: int,
+        *,
+        reads_time: bool,
+        looks_ahead: bool = True,
+        own: bool = True,
+        reach: int = 0,
+    ):
         super().__init__()
         self.register_buffer("out", left_out(own))
         time_features = min(network.width, 128) if reads_time else None
@@ -129,6 +139,7 @@ class Trunk(nn.Module):
         self.register_buffer(
             "table", rotary_table(length, network.width // network.heads, network.axes), persistent=False
         )
+        self.neighbours = Neighbours(network.width, reach, network.axes) if reach else None
         self.network, self.length = network, length
         self._initialise(looks_ahead)
 
@@ -146,6 +157,8 @@ class Trunk(nn.Module):
         for module in self.modules():
             if isinstance(module, Attention):
                 module.look_at_neighbours(ahead=looks_ahead, axes=max(1, len(self.network.axes)))
+        if self.neighbours is not None:
+            self.neighbours.initialise()
 
     def forward(
         self,
@@ -161,6 +174,8 @@ class Trunk(nn.Module):
         table = self.table[:, : h.shape[1]] if positions is None else self.table[:, positions]
         c = None if self.time is None or t is None else self.time(t)
         first = h
+        if self.neighbours is not None:
+            h = h + self.neighbours(h)
         for i, block in enumerate(self.blocks):
             given = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
             anew = self.recompute and torch.is_grad_enabled()
