@@ -29,7 +29,8 @@ class Bare(torch.nn.Module):
     def __init__(self, causal: bool) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(VOCABULARY + 1, NETWORK.width)
-        self.trunk, self.head = Trunk(NETWORK, LENGTH, reads_time=False), Head(NETWORK.width, VOCABULARY)
+        self.trunk = Trunk(NETWORK, LENGTH, reads_time=False, reach=0 if causal else NETWORK.neighbours)
+        self.head = Head(NETWORK.width, VOCABULARY)
         self.causal = causal
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

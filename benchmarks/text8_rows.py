@@ -96,6 +96,9 @@ def main() -> None:
     read.add_argument("rows", nargs="*", help="rows to make; all when none is named")
     read.add_argument("--minutes", type=float, default=10.0, help="processor time of each training")
     read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
+    read.add_argument(
+        "--neighbours", type=int, default=0, help="of the networks; the table in docs/results.md has none"
+    )
     read.add_argument("--out", type=Path, default=Path("runs/rows"))
     read.add_argument("--table", action="store_true", help="only print the rows that are there, as a table")
     given = read.parse_args()
@@ -105,7 +108,7 @@ def main() -> None:
     if unknown:
         sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
     for name in given.rows or ROWS:
-        report = _report(name, given.out, given.minutes, given.sequences)
+        report = _report(name, given)
         print(f"{name:32} {report['kind']:6} {report['bits']:.4f} ± {report['error']:.4f}", flush=True)
 
 
@@ -128,8 +131,8 @@ def _folder(name: str) -> str:
     return name.replace(", ", "--").replace(" ", "-").replace("=", "")
 
 
-def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
-    folder = out / _folder(name)
+def _report(name: str, given: argparse.Namespace) -> dict:
+    folder = given.out / _folder(name)
     path = folder / "test.json"
     if not path.exists():
         system, *options = ROWS[name]
@@ -138,8 +141,9 @@ def _report(name: str, out: Path, minutes: float, sequences: int) -> dict:
         choices = ["--options", *choices] if choices else []
         rate = ["--optim.lr", *(rates or [RATES.get(system, OTHER_RATE)])]
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
-             "--cpu-minutes", str(minutes), "--validations", "3", "--out", str(folder))  # fmt: skip
-        printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(sequences), "--json")
+             "--network.neighbours", str(given.neighbours), "--cpu-minutes", str(given.minutes),
+             "--validations", "3", "--out", str(folder))  # fmt: skip
+        printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(given.sequences), "--json")
         path.write_text(printed)
     return json.loads(path.read_text())
 

@@ -14,6 +14,18 @@ import torch
 from prose import PROSE, written
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a `thorough` test the fast suite has the first case; the others are slow."""
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("thorough") is not None:
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker(pytest.mark.slow)
+            begun.add(name)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tiny tensors gain nothing from threads, and test processes share the cores."""

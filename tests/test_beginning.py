@@ -33,6 +33,7 @@ def child_of(parent: RunFolder):
     return replace(RECIPE, begin=str(parent.path), seed=6, optim=Optim(lr=1e-3, warmup=2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "ar", "ld4lg"])
 def test_before_its_first_step_it_measures_what_its_parent_does(system: str, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
     """Learned clocks and autoencoders included."""
@@ -59,6 +60,7 @@ def test_a_resumed_child_is_the_same_to_the_last_bit(parent: RunFolder, corpus: 
         assert bits(broken.path / name) == bits(straight.path / name)
 
 
+@pytest.mark.slow
 def test_several_processes_begin_together(parent: RunFolder, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
     alone, _ = carried_out(child_of(parent), corpus, tmp_path / "alone")
     for shard in (False, True):

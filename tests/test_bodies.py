@@ -55,6 +55,7 @@ def test_systems_take_images(name: str) -> None:
     assert ls.sample(model, n=2, steps=4, rng=generator(4)).shape == (2, 12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform", "rdlm-heat"])
 def test_convolutions_learn_a_motif(name: str) -> None:
     torch.manual_seed(0)
@@ -100,6 +101,7 @@ def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> No
     assert ls.sample(model, n=2, steps=2, rng=generator(4), condition=told).shape == (2, 192)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
 def test_a_u_net_learns_stripes(name: str) -> None:
     torch.manual_seed(0)

@@ -89,6 +89,7 @@ def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.Ca
     assert said(capsys)["samples"] != from_box  # a run of one's own comes first
 
 
+@pytest.mark.slow
 def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'rdlm'" in sentence(capsys, ["sample", "box:rdml"])
     assert "exists already" in sentence(capsys, ["pack", "trained/run", "--out", str(boxed), *PACK])
@@ -100,6 +101,7 @@ def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], mo
     assert "logosphere train" in sentence(capsys, ["sample"])
 
 
+@pytest.mark.slow
 def test_the_bench_measures_systems_and_runs(boxed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--length", "16", "--batch", "2"]
     assert main(["bench", "box:rdlm", "--systems", "ar,mdlm", "--steps", "4", "--rounds", "2", *size, "--json"]) == 0

@@ -71,6 +71,7 @@ def simulated(bridge: Bridge, origin: torch.Tensor, times: torch.Tensor, n: int)
     return x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["log", "heat"])
 @pytest.mark.parametrize(("d", "total_noise"), [(3, 0.2), (4, 0.1), (28, 0.0376)])
 @pytest.mark.parametrize("share", [0.0, 0.9])
@@ -123,6 +124,7 @@ def eulers_walk(bridge: Bridge, d: int, cosine: float, particles: int) -> dict[f
     return rows
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("start", REFERENCE)
 def test_reference_moments_are_reproduced(start: str) -> None:
     """Within 3 s.e. of both simulations and half a unit of the last digit, at every time.

@@ -60,6 +60,7 @@ def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str])
     assert list((run / "samples").glob("*.txt")) and (run / "eval" / "valid.json").is_file()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["ar", "mdlm", "d3pm-absorbing", "d3pm-uniform"])
 def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--system", system) == 0
@@ -72,6 +73,7 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
     assert result["nfe"] == (12 if system == "ar" else 4) and result["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "rdlm-heat")
     found = []
@@ -84,6 +86,7 @@ def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[
     assert main(["evaluate", "run", "--options", "pth=together"]) != 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["cached", "first-hitting", "llada", "entropy-bounded", "star"])
 def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     train()

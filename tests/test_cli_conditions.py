@@ -49,6 +49,7 @@ def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["train", "--out", str(tmp_path / "run"), "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same noise, another signal, another text; a file of another shape is refused."""
     run = str(tmp_path / "run")
@@ -71,6 +72,7 @@ def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_images_become_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.packbits(np.random.default_rng(0).integers(0, 2, (60, 784), dtype=np.uint8), axis=1)
     np.savez(tmp_path / "binarized_mnist.npz", train=rows, valid=rows[:8], test=rows[:8])

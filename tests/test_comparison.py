@@ -45,6 +45,7 @@ def compare(*more: str, systems: str = "ar,mdlm", steps: int = 3) -> list[str]:
     return ["compare", "--systems", systems, "--recipe", "small.yaml", "--steps", str(steps), "--out", "both", *more]
 
 
+@pytest.mark.slow
 def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*compare("--seeds", "2", "--judge", "train", "--report", "out.html", "--json"), *FEW]) == 0
     rows = said(capsys)["rows"]
@@ -157,6 +158,7 @@ def test_operations_are_those_of_a_transformer() -> None:
     assert step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
 def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
     """They are counted from data to noise, also where a process counts its quantiles the other way."""

@@ -41,6 +41,7 @@ def other(condition: Condition) -> Condition:
     return condition.each(changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["labels", "source", "signal"])
 @pytest.mark.parametrize("name", [*NAMES, "block"])
 def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) -> None:

@@ -81,6 +81,7 @@ def test_a_full_disk_and_one_that_cannot_be_written(
     assert json.loads(said.out)["sequences"] == 2 and "choose another folder" in said.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
     """The library wraps this in a traceback, and would leave what is half written on the full disk."""

@@ -146,6 +146,7 @@ def test_a_session_does_not_outlive_its_walk() -> None:
     torch.testing.assert_close(denoiser.session()(z, t, changed(context, 0)), denoiser(z, t, changed(context, 0)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_a_fresh_network_knows_nothing(name: str) -> None:
     """A head of zeros predicts every token equally often: the bound of masked systems is log V for each token."""
@@ -232,6 +233,7 @@ def test_weights_of_the_other_kind_of_head_are_refused(tmp_path) -> None:
         ls.load(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_every_weight_learns(name: str) -> None:
     """Each parameter gets a gradient that is finite and not zero everywhere."""

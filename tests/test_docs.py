@@ -46,6 +46,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=named)
 def test_python_blocks_run(page: Path, elsewhere: Path) -> None:
     namespace: dict[str, object] = {}
@@ -95,6 +96,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(elsewhere: Path) -> None:
     shown = commands(ROOT / "docs" / "tutorial.md")
     assert {words[0] for words in shown} >= {"train", "evaluate", "sample", "show", "compare", "studio"}
@@ -172,6 +174,7 @@ def shown_by(cell: str, namespace: dict[str, object]) -> object:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), namespace) if isinstance(last, ast.Expr) else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)
 def test_notebooks_run_and_draw(notebook: Path, elsewhere: Path) -> None:
     content = json.loads(notebook.read_text(encoding="utf-8"))

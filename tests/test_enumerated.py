@@ -73,6 +73,7 @@ def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
     assert same_law(drawn, language) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
 @pytest.mark.parametrize("language", [skewed(3, 2), table(2, 3)], ids=["skewed", "table"])
 def test_the_error_of_ancestral_sampling_falls_like_one_over_the_number_of_steps(make, language: Language) -> None:

@@ -75,6 +75,7 @@ def test_sums_are_kept_in_float64() -> None:
     assert report.bits == pytest.approx(sum(report.nats) / report.tokens / math.log(2), rel=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_numbers_do_not_depend_on_the_batch(name: str) -> None:
     large, small, odd = (measured(name, batch, draws=2) for batch in (16, 4, 7))

@@ -71,6 +71,7 @@ def truth(x: Tensor, vocab_size: int = V) -> Tensor:
 # ---- the oracle law --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "language",
     [sticky(3, 4), pytest.param(table(), marks=pytest.mark.slow), pytest.param(alone(5, 2), marks=pytest.mark.slow)],
@@ -101,6 +102,7 @@ def test_noise_on_a_dirichlet_flow_makes_a_bound_that_is_not_tight() -> None:
     assert 3 * error < mean < 0.08 * language.entropy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", BOUNDS, ids=str)
 def test_an_oracle_that_is_too_sure_or_wrong_is_not_below_the_entropy(system: System) -> None:
     language = sticky(3, 4)
@@ -169,6 +171,7 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "language", [table(), pytest.param(skewed(3, 4), marks=pytest.mark.slow)], ids=["table", "chain"]
 )
@@ -179,6 +182,7 @@ def test_samples_of_an_oracle_are_the_language(system: System, language: Languag
     assert same_law(drawn, language) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", CONTINUOUS, ids=str)
 def test_infilling_reproduces_the_law_given_what_is_known(system: System) -> None:
     language, known = table(), torch.tensor([True, False, False, True])
@@ -229,6 +233,7 @@ def test_a_step_to_time_zero_is_clean(system: System) -> None:
     assert torch.equal(process.step(truth(x[:, 0]), z[:, 0], field(0.2)[:, 0], field(0.0)[:, 0], noise), u[:, 0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 200])
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, steps: int) -> None:
@@ -301,6 +306,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("published", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ours", "published"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(name: str, published: bool) -> None:

@@ -191,6 +191,7 @@ WORDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=5))
 def test_any_words_on_the_command_line(words: list[str]) -> None:

@@ -15,6 +15,7 @@ from logosphere.errors import UserError
 HERE = str(Path(__file__).parent)
 
 
+@pytest.mark.slow
 def test_mutations_of_sound_inputs_are_met_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def assert_tight(name: str, options: dict[str, Any], language: Language, n: int,
     assert -3 * error < mean < 3 * error + prior(model, language) + float(bound.recon.mean())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_the_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     assert_tight(*variant, sticky(3, 4), n=2000, draws=48)
@@ -97,6 +98,7 @@ def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any
     assert_tight(*variant, language, n=3000, draws=64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     language = sticky(3, 4)
@@ -124,6 +126,7 @@ def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
     assert math.isfinite(mean) and mean > 3 * error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("predicts", ["x0", "v", *(pytest.param(s, marks=pytest.mark.slow) for s in ("eps", "score"))])
 def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     """With tokens read off their own noisy states it is another bound, and tight where those states are clear."""
@@ -152,6 +155,7 @@ def test_predictions_convert_into_each_other(predicts: str) -> None:
     torch.testing.assert_close(error, (way.factor(alpha, sigma)[:, 0] * (wrong - x).square().sum(-1)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", [VARIANTS["plaid"], VARIANTS["one-hot, sqrt"]], ids=["plaid", "one-hot"])
 @pytest.mark.parametrize("language", [skewed(3, 4), table()], ids=["chain", "table"])
 def test_samples_are_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
@@ -324,6 +328,7 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     assert whole.keys() == good.keys() and whole["embedding/rounding"] > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, options",
     [

@@ -46,6 +46,7 @@ def end_of_path(name: str, steps: int) -> Tensor:
     ].z.double()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name, order", [("ddim", 1), ("dpm++", 2), ("heun", 2)])
 def test_orders_of_convergence(name: str, order: int) -> None:
     """Twice the steps, 2^order times less error; against 400 steps of Heun's method."""
@@ -56,6 +57,7 @@ def test_orders_of_convergence(name: str, order: int) -> None:
     assert errors[-1] < (0.03 if order == 1 else 0.002)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "token-drawn"])
 def test_samples_are_the_language(name: str) -> None:
     language = table()
@@ -76,6 +78,7 @@ def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
         assert (same_law(drawn, language) > CHANCE) == right
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_what_samplers_cost_and_keep(name: str) -> None:
     language = alone(4, 6)
@@ -138,6 +141,7 @@ def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
     assert same_law(drawn, language) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
 def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
     language = alone(4, 6)

@@ -66,6 +66,7 @@ def exact_classifier(model: Model):
     return classify
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [*UNIFORM, *MASKED], ids=str)
 @pytest.mark.parametrize("scale, law", [(1.0, EACH[1]), (0.0, BOTH)], ids=["told", "untold"])
 def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, scale: float, law) -> None:

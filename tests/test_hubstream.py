@@ -60,6 +60,7 @@ def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
         batches.at(1)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path: Path) -> None:
     """To the last bit, beyond the end of the stream, by another number of processes too."""
     recipe = replace(RECIPE, data=dataset, steps=90, batch=8, length=12, validations=3)

@@ -44,6 +44,7 @@ def untaught(model: ls.Model, network: Network = TINY) -> Labeller:
     return Labeller.fresh(model, ["zero", "one"], network)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "genmd4", "ar", "rdlm-heat", "bfn", "diffusion-lm"])
 def test_a_classifier_is_taught_and_steers(name: str) -> None:
     """Without it as many ones as zeros are written; the stronger it is, the more ones."""
@@ -187,6 +188,7 @@ def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["udlm", "plaid"])
 def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = str(mail / system), ["--data", f"labelled:{mail / 'mail.jsonl'}"]

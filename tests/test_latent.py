@@ -232,6 +232,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", CONDITIONS)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_labels_and_sources_reach_the_latents_and_guidance_0_hears_none(name: str, kind: str) -> None:
@@ -371,6 +372,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ld4lg", "planner"])
 def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     """Words before say much of the next one, and a decoder finds them first; its latents must matter all the same."""

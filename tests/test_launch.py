@@ -43,6 +43,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "d3pm-uniform", "plaid"])
 def test_parameters_for_conditions_are_counted(system: str) -> None:
     """Labels, sources and signals take parameters of their own."""

@@ -39,6 +39,7 @@ def drawn(model: ls.Model, length: int, **how: object) -> torch.Tensor:
     return ls.sample(model, n=12, rng=generator(1), **{"steps": 6} | given | how)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in ls.systems() if name not in (*REFUSED, "rdlm")])
 def test_texts_have_the_wanted_length(name: str) -> None:
     tokens = drawn(random_model(name), 5, steps=32 if name == "fisher-flow" else 6)  # flows arrive if steps are small
@@ -78,6 +79,7 @@ def ending(length: int = 3, letters: int = 2) -> Joint:
     return ls.languages.joint(table)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [System("mdlm"), System("udlm"), System("rdlm-heat")], ids=str)
 @pytest.mark.parametrize("length", [2, 3])
 def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: int) -> None:

@@ -38,11 +38,13 @@ def assert_tight(system: System, language: Language, tokens: int = 32_000) -> No
     assert abs(mean) < 3 * error + 1e-6  # float32, where strata leave no chance at all
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy(system: System) -> None:
     assert_tight(system, sticky(3, 6))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("d3pm-uniform", {"timesteps": None})], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_of_any_language(system: System, language: Language) -> None:
@@ -93,6 +95,7 @@ def test_few_steps_cost_something_when_tokens_depend_on_each_other(name: str) ->
     assert costs[0][0] > costs[1][0] + 3 * math.hypot(costs[0][1], costs[1][1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("timesteps", [1, 2, 4])
 @pytest.mark.parametrize("name", ["d3pm-absorbing", "d3pm-uniform"])
 def test_few_steps_cost_nothing_when_tokens_are_independent(name: str, timesteps: int) -> None:
@@ -103,6 +106,7 @@ def test_few_steps_cost_nothing_when_tokens_are_independent(name: str, timesteps
     assert abs(mean) < 3 * error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, *DIFFUSIONS], ids=str)
 def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
     language = sticky(3, 6)
@@ -121,6 +125,7 @@ def test_the_oracle_of_another_language_is_not_below_the_entropy(system: System)
     assert mean > 3 * error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_an_oracle_that_is_slightly_too_sure_is_not_below_the_entropy(system: System) -> None:
     """A bound with a wrong weight can be fooled by sharper logits; a true one cannot."""

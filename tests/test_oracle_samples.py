@@ -37,6 +37,7 @@ def drawn(system: System, language: Language, n: int = N, **how) -> torch.Tensor
     return ls.sample(model, n=n, rng=rng, denoiser=Oracle(model, language), **{"steps": 128} | how)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [AR, System("mdlm"), System("d3pm-uniform"), System("gidd")], ids=str)
 def test_samples_have_the_law_of_the_language(system: System, language: Language) -> None:
@@ -62,6 +63,7 @@ def test_first_hitting_is_exact(system: System, language: Language) -> None:
     assert same_law(drawn(system, language, 10_000, stepper=first_hitting), language) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, System("mdlm"), System("mdlm", {"block": 2})], ids=str)
 def test_the_cached_sampler_draws_what_the_plain_one_draws(system: System) -> None:
     language = skewed(3, 4)
@@ -73,12 +75,14 @@ def test_too_few_steps_are_seen_by_this_test() -> None:
     assert same_law(drawn(System("mdlm"), skewed(3, 4), steps=2), skewed(3, 4)) < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [System("mdlm"), System("d3pm-uniform", {"timesteps": None})], ids=str)
 def test_the_cosine_grid_has_the_same_limit(system: System) -> None:
     language = skewed(3, 4)
     assert same_law(drawn(system, language, grid=cosine_grid), language) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("d3pm-uniform", {"timesteps": None})], ids=str)
 def test_infilling_reproduces_the_law_given_what_is_known(system: System, language: Language) -> None:
@@ -89,6 +93,7 @@ def test_infilling_reproduces_the_law_given_what_is_known(system: System, langua
     assert same_law(written, language, p * (sequences[:, KNOWN] == tokens[KNOWN]).all(1)) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, System("mdlm", {"block": 2}), System("d3pm-absorbing")], ids=str)
 def test_a_prompt_is_continued_by_its_own_law(system: System) -> None:
     language, prompt = skewed(3, 4), torch.tensor([True, True, False, False])
@@ -98,6 +103,7 @@ def test_a_prompt_is_continued_by_its_own_law(system: System) -> None:
     assert same_law(written, language, p * (sequences[:, :2] == tokens[:2]).all(1)) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"exact_count": False}), *UNIFORM[:2]], ids=str)
 def test_the_bound_of_an_infilling_oracle_is_the_conditional_entropy(system: System, language: Language) -> None:

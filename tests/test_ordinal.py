@@ -73,6 +73,7 @@ def test_one_step_costs_the_divergence_of_its_laws() -> None:
     torch.testing.assert_close(PROCESS.nats(out, x, z, t), T * divergence, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 def test_the_bound_of_an_oracle_tends_to_the_entropy(language: Language) -> None:
     """Above it by what the end costs and by what steps taken together cost, which four steps show."""

@@ -61,6 +61,7 @@ def carried_out(recipe: Recipe, corpus: Corpus, path: Path, *, size: int = 1) ->
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path: Path) -> None:
     """Two processes begin, three end; learned clocks and infilling included."""

@@ -154,6 +154,7 @@ def posterior(process: Interpolating, x: Tensor, z: int, t: float, s: float) -> 
     return joint / joint.sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
 def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float, s: float) -> None:

@@ -50,6 +50,7 @@ def bits(path: Path) -> list[bytes]:
     return [tensor.numpy().tobytes() for _, tensor in sorted(read_tensors(path).items())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "recipe", [RECIPE, DROPOUT, replace(DROPOUT, system="d3pm-uniform")], ids=["plain", "dropout", "uniform"]
 )

@@ -57,6 +57,7 @@ def test_a_sampler_that_does_not_fit_says_which_does(system: str, name: str, say
         ls.sampler(name, network(system, LANGUAGE))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MASKED)
 def test_known_tokens_stay_and_nothing_remains_hidden(name: str) -> None:
     known = torch.rand(8, 6, generator=generator(5)) < 0.4
@@ -86,6 +87,7 @@ COSTS = {
 VARYING = {"cached", "threshold", "entropy-bounded"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in MASKED if name not in VARYING])
 @pytest.mark.parametrize("steps", [1, 5, 16])
 def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
@@ -95,6 +97,7 @@ def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
     assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["udlm", "gidd", "sedd-uniform", "genmd4", "d3pm-gaussian"])
 @pytest.mark.parametrize("name", ["ancestral", "analytic", "tau-leaping", "tau-leaping-pc", "self-correcting"])
 def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> None:
@@ -113,6 +116,7 @@ def law_of(system: System, language: Language, n: int = N, steps: int = 128, **h
     return same_law(ls.sample(model, n, steps, rng, Oracle(model, language), **how), language)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["remdm-cap", "tau-leaping"])
 def test_exact_samplers_draw_from_the_language(name: str) -> None:
     system, language = System("mdlm"), CASES["chain"]
@@ -128,6 +132,7 @@ def test_exact_samplers_draw_from_every_language(name: str, language: Language) 
     assert law_of(system, language, sampler=way) > CHANCE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tau-leaping", pytest.param("tau-leaping-pc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("system", [System("udlm"), System("gidd")], ids=str)
 def test_leaps_over_random_tokens_draw_from_the_language(system: System, name: str) -> None:

@@ -62,6 +62,7 @@ def test_a_process_takes_no_more_steps_than_it_has() -> None:
     assert len(model_plan(System("mdlm", {"block": 2}).model(LANGUAGE), 12).times) == 13
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 @pytest.mark.parametrize("steps", [1, 5, 16])
 def test_every_evaluation_is_counted(name: str, steps: int) -> None:
@@ -87,6 +88,7 @@ def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -
     assert drawn.tokens.max() < 5 and torch.equal(drawn.tokens[:, known], tokens[known].expand(8, -1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3, 50, 400])
 def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
     """Each sequence is asked about at most once for each change of its state, and once at the start."""
@@ -146,6 +148,7 @@ def test_an_ordered_sampler_takes_the_surest_first() -> None:
         assert torch.equal(frames[0].tokens != HIDDEN, (torch.arange(6) % 2 == 0).expand(4, 6))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_the_seed_decides_the_samples(name: str) -> None:
     model = network(name, LANGUAGE)

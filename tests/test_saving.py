@@ -26,6 +26,7 @@ def answers(model) -> torch.Tensor:
         return model.eval().denoiser(z, torch.full(z.shape[:2], 0.5), u)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, options", [*[(name, {}) for name in ls.systems()], ("mdlm", {"block": 3, "schedule": "cosine"})]
 )

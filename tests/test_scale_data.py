@@ -36,6 +36,7 @@ def test_a_permutation_leaves_nothing_out(size: int) -> None:
         assert not torch.equal(shuffled, Permutation(size, key=8)(places))
 
 
+@pytest.mark.slow
 def test_all_orders_are_as_likely() -> None:
     """The 24 orders of four things over 6,000 keys: chi-square."""
     orders = [tuple(Permutation(4, key)(torch.arange(4)).tolist()) for key in range(6000)]

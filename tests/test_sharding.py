@@ -22,6 +22,7 @@ __all__ = ["corpus"]  # a fixture
 SHARED = replace(CALM, shard=True, accumulate=2, recompute=True, batch=8)
 
 
+@pytest.mark.slow
 def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) -> None:
     """Two processes begin, three go on, one ends: with averages, moments, accumulation and recomputation."""
     alone = start(replace(SHARED, shard=False, accumulate=1, recompute=False), corpus, tmp_path / "alone")

@@ -57,6 +57,7 @@ def cases() -> list[tuple[str, str]]:
     return sorted({("g-star" if name == "g-star" else system, name) for system, name in made + own})
 
 
+@pytest.mark.slow
 def test_a_team_writes_what_one_process_writes(tmp_path: Path) -> None:
     """Two processes of three and two texts each: all systems, all samplers; the counts of evaluations too."""
     todo = [(system, name, model_of(system)) for system, name in cases()]

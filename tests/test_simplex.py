@@ -141,6 +141,7 @@ def test_lives_are_probabilities_and_end_faint(choices: int) -> None:
     torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("construction", ["shares", "sticks"])
 def test_time_dilation_prefers_what_is_likely(construction: str) -> None:
     language = ls.languages.independent([0.5, 0.3, 0.2], 1)

@@ -27,6 +27,7 @@ def sphere_model(name: str, language: Language, **options: object) -> Model:
     return measured(name, language, **({"path": "together"} | options))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"start": "uniform"}, {"total_noise": 0.3}, {"total_noise": 0.01}], ids=str)
 @pytest.mark.parametrize("language", [sticky(3, 4), table(), alone(5, 2)], ids=["sticky", "table", "alone"])
 def test_the_brownian_bound_of_an_oracle_is_the_entropy(language: Language, options: dict[str, object]) -> None:
@@ -48,6 +49,7 @@ def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_no
     assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.005 * language.entropy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("total_noise", [0.05, 0.3])
 def test_the_log_bridge_has_a_bound_that_may_be_loose(total_noise: float) -> None:
     """≥ H whatever the noise; close to it for little noise."""

@@ -134,6 +134,7 @@ def test_the_papers_clocks() -> None:
     assert float(drawn[(t > 0.3) & (t < 0.6)].sum()) > 0.999 and float(drawn.sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

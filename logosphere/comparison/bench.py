@@ -25,13 +25,14 @@ WARM_UP = 2
 
 
 class Bare(nn.Module):
-    """A transformer and nothing else."""
+    """A transformer and nothing else; `block` is the number of positions that are written at once."""
 
-    def __init__(self, network: Network, vocab_size: int, length: int, causal: bool):
+    def __init__(self, network: Network, vocab_size: int, length: int, block: int):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size + 1, network.width)
-        self.trunk, self.head = Trunk(network, length, reads_time=False), Head(network.width, vocab_size)
-        self.causal = causal
+        self.trunk = Trunk(network, length, reads_time=False, reach=network.neighbours if block == length else 0)
+        self.head = Head(network.width, vocab_size)
+        self.causal = block == 1
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.trunk(self.embedding(tokens), causal=self.causal))
@@ -61,7 +62,7 @@ def bench(name: str, model: Model, network: Network, *, batch: int, steps: int, 
     """Train and sample a model for a few rounds, each beside the bare network so that both meet the same machine."""
     device, length = model.device, model.length
     tokens = torch.randint(model.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
-    bare = Bare(network, model.vocab_size, length, causal=model.block == 1).to(device)
+    bare = Bare(network, model.vocab_size, length, model.block).to(device)
     bare_optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
     training = Training(model, ema=0.999)
 
