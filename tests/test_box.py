@@ -89,6 +89,25 @@ def test_sample_uses_the_box_when_there_is_no_run(boxed: Path, capsys: pytest.Ca
     assert said(capsys)["samples"] != from_box  # a run of one's own comes first
 
 
+def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
+    workplace: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shelf, lines = workplace / "shelf", [f"a tale of {'so ' * (number % 3)}few words" for number in range(60)]
+    monkeypatch.setattr(box, "__file__", str(shelf / "__init__.py"))
+    Path("tales.txt").write_text("\n".join(lines))
+    assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
+    assert main(["pack", "trained/run", "--out", str(shelf / "stories"), *PACK]) == 0
+    record = read_record(shelf / "stories")
+    assert set(record.text.splitlines()) <= set(lines) and recorded(shelf / "stories", record.text) == record
+    capsys.readouterr()
+    assert main(["sample", "-n", "1", "--steps", "4"]) == 0
+    way = box.reading("stories")
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"at a temperature of {way.temperature} by the sampler '{way.sampler}'" in told
+
+
 @pytest.mark.slow
 def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'rdlm'" in sentence(capsys, ["sample", "box:rdml"])

@@ -20,8 +20,9 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import logosphere as ls
-from logosphere.box import FIRST, PREFIX, READABLE, boxes, located
+from logosphere.box import FIRST, PREFIX, boxes, located, reading
 from logosphere.cli import main
+from logosphere.runs.folder import RunFolder
 from logosphere.runs.packing import read_record
 from logosphere.studio.app import static_files, studio
 from logosphere.studio.jobs import KEPT, MOST_VIEWERS, Busy, Desk, Job
@@ -103,8 +104,9 @@ def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
     assert told[0]["name"] == f"{PREFIX}{FIRST[0]}"
     for one in told:
         record = read_record(located(one["name"]))
-        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, READABLE)
-        assert one["unit"] == "character" and not one["trained"]
+        wanted = reading(one["name"].removeprefix(PREFIX)).temperature
+        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, wanted)
+        assert one["unit"] == RunFolder(one["name"]).tokenizer.unit and not one["trained"]
 
 
 @pytest.mark.parametrize("system", [0, 1, 2])

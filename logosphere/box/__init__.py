@@ -5,15 +5,29 @@ bound, samples) and record.json: a piece of text with the bound that was measure
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 from logosphere.errors import UserError, nearest
 
 PREFIX = "box:"
 CARD, RECORD = "card.md", "record.json"
-FIRST = ("rdlm", "mdlm", "ar")
+FIRST = ("stories", "rdlm", "mdlm", "ar")
 """Which box is opened when nobody says which, if it is there, and the order in which they are shown."""
-READABLE = 0.6
-"""A temperature at which small models of letters write more words than not; chosen by reading."""
+
+
+class Reading(NamedTuple):
+    """How a small model is sampled when nobody says how; chosen by reading."""
+
+    sampler: str = "auto"
+    temperature: float = 0.6
+
+
+_READINGS = {"stories": Reading("entropy", 0.7)}
+
+
+def reading(name: str) -> Reading:
+    """How the box of this name reads best."""
+    return _READINGS.get(name, Reading())
 
 
 def boxes() -> list[str]:

@@ -34,7 +34,7 @@ def run(words: list[str]) -> int:
 
     from logosphere.data.batches import sequences
     from logosphere.runs.folder import RunFolder
-    from logosphere.runs.packing import SLICE, pack
+    from logosphere.runs.packing import SLICE, pack, written
     from logosphere.sampling.generate import generate
 
     folder = RunFolder(arguments.run)
@@ -45,8 +45,7 @@ def run(words: list[str]) -> int:
     model = folder.model(measure.weights)
     drawn = generate(model, n=arguments.samples, steps=arguments.steps, rng=torch.Generator().manual_seed(0))
     texts = [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
-    text = tokenizer.decode(held_out.flatten().numpy())
-    record = pack(folder, arguments.out, report, text, texts, measure.weights)
+    record = pack(folder, arguments.out, report, written(held_out, tokenizer), texts, measure.weights)
     if arguments.json:
         print_json({"box": str(arguments.out), **vars(record)})
     else:

@@ -64,7 +64,8 @@ class Arguments:
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
     temperature: float | None = None
-    """Below 1: likelier, less varied. 1 unless set; 0.6 where the model in the box is taken for want of a run."""
+    """Below 1: likelier, less varied. 1 unless set; where the model in the box is taken for want of a run, what reads
+    well."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens with this much probability together."""
     top_k: int | None = None
@@ -106,17 +107,20 @@ def run(words: list[str]) -> int:
 
 
 def _carried_out(arguments: Arguments, team: "Team") -> int:
-    from logosphere.box import PREFIX, READABLE, first_box
+    from logosphere.box import PREFIX, first_box, reading
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
     folder = RunFolder(arguments.run or newest_or_box())
     if arguments.temperature is None:
-        unasked = arguments.run is None and folder.path == first_box()
-        if unasked:
+        arguments = replace(arguments, temperature=1.0)
+        if arguments.run is None and folder.path == first_box():
+            best = reading(folder.path.name)
+            name = best.sampler if arguments.sampler == "auto" else arguments.sampler
+            arguments = replace(arguments, temperature=best.temperature, sampler=name)
             whose = f"the small model that comes along ({PREFIX}{folder.path.name})"
-            say(f"There is no run here, so {whose} writes, at a temperature of {READABLE}; 1 is what it has learnt.")
-        arguments = replace(arguments, temperature=READABLE if unasked else 1.0)
+            way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
+            say(f"There is no run here, so {whose} writes, {way}; --temperature 1 is what it has learnt.")
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
     given: Given | None = None

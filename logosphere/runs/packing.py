@@ -12,6 +12,8 @@ from torch import Tensor
 
 from logosphere.atomic import write_json, write_whole
 from logosphere.box import CARD, RECORD
+from logosphere.data.examples.collection import Examples, in_turn
+from logosphere.data.special import Ended
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
@@ -20,7 +22,7 @@ from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.history import total
 from logosphere.systems import system
-from logosphere.types import SIGN, Tokens
+from logosphere.types import SIGN, Batch, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 LARGEST = 12_000_000
@@ -70,19 +72,31 @@ def pack(run: RunFolder, folder: Path, report: Report, text: str, samples: list[
     return record
 
 
-def rows(text: str, tokenizer: Tokenizer, length: int) -> Tokens:
-    """A text as whole sequences; what is left over at the end is dropped."""
+def written(rows: Tokens, tokenizer: Tokenizer) -> str:
+    """Sequences as the text of a record: one a line where texts end by themselves, else one after another."""
+    if isinstance(tokenizer, Ended):
+        return "\n".join(tokenizer.decode(row) for row in rows.numpy())
+    return tokenizer.decode(rows.flatten().numpy())
+
+
+def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None = None) -> Batch:
+    """The sequences of a record, at most `limit` of them; of a running text, what is left over is dropped."""
+    if isinstance(tokenizer, Ended):
+        lines = [tokenizer.encode(line) for line in text.splitlines()][:limit]
+        return next(in_turn(Examples(lines, end=tokenizer.end), length, len(lines)))
     tokens = tokenizer.encode(text)
     count = len(tokens) // length
     if count < 1:
         raise UserError(f"The text of a record must have at least {length} tokens.")
-    return torch.from_numpy(np.asarray(tokens[: count * length], dtype=np.int64)).view(count, length)
+    rows = torch.from_numpy(np.asarray(tokens[: count * length], dtype=np.int64)).view(count, length)
+    return Batch.of(rows[:limit])
 
 
 def recorded(folder: Path, text: str) -> Slice:
     """Measure a box on a text; the same weights and text always give the same number."""
     model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
-    report = evaluate(model, [rows(text, tokenizer, model.length)], draws=DRAWS, rng=0, unit=tokenizer.unit)
+    batch = sequences_of(text, tokenizer, model.length)
+    report = evaluate(model, [batch], draws=DRAWS, rng=0, unit=tokenizer.unit)
     digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     return Slice(text, report.bits, report.kind, digest)
 

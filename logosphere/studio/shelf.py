@@ -8,14 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from logosphere.box import PREFIX, READABLE, RECORD, boxes
+from logosphere.box import PREFIX, RECORD, boxes, reading
 from logosphere.data.batches import sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
-from logosphere.runs.packing import read_record, rows
+from logosphere.runs.packing import read_record, sequences_of
 from logosphere.runs.train import device_of
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.sampling.samplers import sampler
@@ -59,8 +59,7 @@ class Book:
     def held_out(self, most: int) -> Batch:
         """Text that the model was not trained on: of its corpus, or of its record if it came in a box."""
         if self.boxed:
-            tokens = rows(read_record(self.folder.path).text, self.tokenizer, self.model.length)
-            return Batch.of(tokens[:most])
+            return sequences_of(read_record(self.folder.path).text, self.tokenizer, self.model.length, most)
         corpus = open_corpus(self.folder.recipe.data, self.tokenizer)
         return next(iter(sequences(corpus.valid, self.model.length, most, most)))
 
@@ -78,7 +77,7 @@ class Book:
             "bits": bits,
             "kind": kind,
             "unit": self.tokenizer.unit,
-            "temperature": READABLE if self.boxed else 1.0,
+            "temperature": reading(self.folder.path.name).temperature if self.boxed else 1.0,
             "trained": not self.boxed,
         }
 
@@ -95,7 +94,9 @@ class Book:
         """The sampler that belongs to the model, and all that fit it."""
         with self.turn:
             model = self.model
-        return {"own": model.sampler, "fit": [listing.name for listing in LISTINGS if _fits(listing.name, model)]}
+        best = reading(self.folder.path.name).sampler if self.boxed else "auto"
+        own = model.sampler if best == "auto" else best
+        return {"own": own, "fit": [listing.name for listing in LISTINGS if _fits(listing.name, model)]}
 
     def curves(self) -> dict[str, list[list[float]]]:
         """(step, bits) of training and validation, thinned for a plot; a running training adds to them."""
