@@ -1,7 +1,7 @@
 """How the models in the box read: python benchmarks/box_reading.py [box:NAME]
 
-1. Temperature and steps: the share of words that the training split knows, of words that differ, and the entropy of
-   letters, beside held-out text of the same length and number.
+1. Samplers, temperature and steps: the share of words that the training split knows, of words that differ, of runs of
+   six words that stand in the training split as they are, and the entropy of letters, beside held-out text.
 2. On the sphere, with all positions together: after each step, tokens that states spell and tokens that are guessed.
 """
 
@@ -13,39 +13,54 @@ from collections.abc import Sequence
 import torch
 
 import logosphere as ls
+from logosphere.data.batches import first_tokens, sequences
 from logosphere.data.corpora import open_corpus
+from logosphere.data.text8 import text8_filter
 from logosphere.runs.folder import RunFolder
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Recorder
 
-TEXTS, LETTERS, TIMES = 16, 5_000_000, 3
-WAYS = [(64, 1.0), (64, 0.8), (32, 0.6), (64, 0.6), (128, 0.6), (64, 0.5), (64, 0.4)]
+TEXTS, TOKENS, TIMES, RUN = 16, 5_000_000, 3, 6
+WAYS = [("ancestral", 64, 1.0), ("ancestral", 64, 0.8), ("ancestral", 32, 0.6), ("ancestral", 64, 0.6),
+        ("ancestral", 128, 0.6), ("ancestral", 64, 0.5), ("ancestral", 64, 0.4), ("entropy", 64, 1.0),
+        ("entropy", 64, 0.8), ("entropy", 64, 0.7), ("entropy", 64, 0.6)]  # fmt: skip
 READABLE = 0.6
 
 
-def row(name: str, texts: Sequence[str], known: set[str]) -> str:
+def runs(words: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + RUN]) for i in range(len(words) - RUN + 1)]
+
+
+def row(name: str, texts: Sequence[str], known: set[str], seen: set[tuple[str, ...]]) -> str:
     """Ends of texts may cut words, so the first and last of each are left out."""
-    words = [word for text in texts for word in text.split()[1:-1]]
-    letters = Counter("".join(texts))
+    split = [text8_filter(text).split()[1:-1] for text in texts]
+    words, together = [word for one in split for word in one], [found for one in split for found in runs(one)]
+    letters = Counter(text8_filter(" ".join(texts)))
     shares = [count / letters.total() for count in letters.values()]
     spelt, different = sum(word in known for word in words) / len(words), len(set(words)) / len(words)
     error = math.sqrt(spelt * (1 - spelt) / len(words))
     entropy = -sum(share * math.log2(share) for share in shares)
-    return f"{name:<28} spelt {spelt:.3f} ± {error:.3f}   different {different:.3f}   letters {entropy:.2f} bits"
+    copied = sum(found in seen for found in together) / max(1, len(together))
+    return (
+        f"{name:<32} spelt {spelt:.3f} ± {error:.3f}   different {different:.3f}   letters {entropy:.2f} bits   "
+        f"copied {copied:.3f}   {len(words)} words"
+    )
 
 
 def main() -> None:
     run = RunFolder(sys.argv[1] if len(sys.argv) > 1 else "box:rdlm")
-    model, corpus = run.model(), open_corpus(run.recipe.data, run.tokenizer)
-    words = Counter(run.tokenizer.decode(corpus.train[:LETTERS]).split())
-    known = {word for word, count in words.items() if count >= TIMES}
-    held_out = run.tokenizer.decode(corpus.valid[: TEXTS * model.length])
-    print(row("held-out text", [held_out[i : i + model.length] for i in range(0, len(held_out), model.length)], known))
-    for steps, temperature in WAYS:
-        rng = torch.Generator().manual_seed(0)
-        drawn = ls.generate(model, n=TEXTS, steps=steps, rng=rng, temperature=temperature)
-        texts = [run.tokenizer.decode(tokens) for tokens in drawn.tokens.numpy()]
-        print(row(f"{steps} steps, temperature {temperature}", texts, known), flush=True)
+    texts_drawn = int(sys.argv[2]) if len(sys.argv) > 2 else TEXTS
+    model, corpus, decode = run.model(), open_corpus(run.recipe.data, run.tokenizer), run.tokenizer.decode
+    words = text8_filter(decode(first_tokens(corpus.train, TOKENS))).split()
+    known = {word for word, count in Counter(words).items() if count >= TIMES}
+    seen = set(runs(words))
+    held_out = next(iter(sequences(corpus.valid, model.length, texts_drawn, texts_drawn))).tokens
+    print(row("held-out text", [decode(tokens) for tokens in held_out.numpy()], known, seen))
+    for name, steps, temperature in WAYS:
+        rng, way = torch.Generator().manual_seed(0), sampler(name, model)
+        drawn = ls.generate(model, n=texts_drawn, steps=steps, rng=rng, temperature=temperature, sampler=way)
+        texts = [decode(tokens) for tokens in drawn.tokens.numpy()]
+        print(row(f"{name}, {steps} steps, {temperature}", texts, known, seen), flush=True)
     if not run.recipe.system.startswith("rdlm"):
         return
     recorder, rng = Recorder(model), torch.Generator().manual_seed(0)

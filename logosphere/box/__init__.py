@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     temperature: float = 0.6
 
 
-_READINGS = {"stories": Reading("entropy", 0.7)}
+_READINGS = {"stories": Reading("entropy", 0.8)}
 
 
 def reading(name: str) -> Reading:
