@@ -85,7 +85,7 @@ def test_a_full_disk_and_one_that_cannot_be_written(
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
     """The library wraps this in a traceback, and would leave what is half written on the full disk."""
-    recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64))
+    recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64, neighbours=0))
     run, filler = start(recipe, corpus, small_disk / "run"), small_disk / "filler"
     filler.write_bytes(bytes(1_100_000))
 

@@ -212,7 +212,7 @@ def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
     p = model.process.clock.eval().probabilities(4)
     assert float(p.sum()) == pytest.approx(1) and p.max() > 3 * p.min() > 0
     even = System("multinomial", {"timesteps": 50}).model(language)
-    (mean, error), (plain, _) = (mean_and_error(excess(m, language, n=1500, draws=32)) for m in (model.eval(), even))
+    (mean, error), (plain, _) = (mean_and_error(excess(m, language, n=1500, draws=64)) for m in (model.eval(), even))
     assert abs(mean - plain) < 4 * error < 0.1
 
 
