@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 import logosphere as ls
+from logosphere.box import reading
 from logosphere.data.batches import first_tokens, sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.text8 import text8_filter
@@ -24,7 +25,6 @@ TEXTS, TOKENS, TIMES, RUN = 16, 5_000_000, 3, 6
 WAYS = [("ancestral", 64, 1.0), ("ancestral", 64, 0.8), ("ancestral", 32, 0.6), ("ancestral", 64, 0.6),
         ("ancestral", 128, 0.6), ("ancestral", 64, 0.5), ("ancestral", 64, 0.4), ("entropy", 64, 1.0),
         ("entropy", 64, 0.8), ("entropy", 64, 0.7), ("entropy", 64, 0.6)]  # fmt: skip
-READABLE = 0.6
 
 
 def runs(words: Sequence[str]) -> list[tuple[str, ...]]:
@@ -65,7 +65,9 @@ def main() -> None:
         return
     recorder, rng = Recorder(model), torch.Generator().manual_seed(0)
     way = sampler("bridge", model)
-    ls.generate(model, n=1, steps=64, rng=rng, sampler=way, temperature=READABLE, watch=recorder.see)
+    ls.generate(
+        model, n=1, steps=64, rng=rng, sampler=way, temperature=reading(run.path.name).temperature, watch=recorder.see
+    )
     for moment in recorder.moments[::4] + recorder.moments[-1:]:
         spelt, guessed = (sum(token >= 0 for token in rows[0]) for rows in (moment.tokens, moment.guessed or [[]]))
         print(f"bridge, step {moment.step:<3} spelt {spelt:<4} guessed {guessed}")

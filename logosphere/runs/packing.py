@@ -82,7 +82,7 @@ def written(rows: Tokens, tokenizer: Tokenizer) -> str:
 def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None = None) -> Batch:
     """The sequences of a record, at most `limit` of them; of a running text, what is left over is dropped."""
     if isinstance(tokenizer, Ended):
-        lines = [tokenizer.encode(line) for line in text.splitlines()][:limit]
+        lines = [tokenizer.encode(line) for line in text.split("\n")][:limit]
         return next(in_turn(Examples(lines, end=tokenizer.end), length, len(lines)))
     tokens = tokenizer.encode(text)
     count = len(tokens) // length
