@@ -20,6 +20,8 @@ import logosphere as ls
 from logosphere.cli import main
 from logosphere.comparison.assemble import shared_budget
 from logosphere.comparison.entrants import Budget, Contender, contenders
+from logosphere.comparison.jury import summoned
+from logosphere.comparison.memory import digest
 from logosphere.comparison.standing import standings
 from logosphere.comparison.standing import table as as_text
 from logosphere.data.corpora import Corpus
@@ -30,6 +32,7 @@ from logosphere.evaluation.integrand import integrand, times_fall
 from logosphere.evaluation.report import Report
 from logosphere.parallel.team import Team
 from logosphere.recipes.recipe import Recipe
+from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import validate
 from logosphere.training.fit import Training
 from logosphere.types import Batch
@@ -65,6 +68,7 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
     assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its steps are always the same
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
+    assert summoned("train", Path("both/judge")).version == digest(RunFolder("both/judge").weights_file())
     judge = json.loads(Path("both/judge/recipe.json").read_text())
     assert judge["corpus"]["name"].endswith("(validation split)")
 
@@ -189,7 +193,14 @@ def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
 
 def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
     return [
-        replace(REPORT, name=name, kind=kind, bits=float(row.mean()) / 6 / math.log(2), nats=row.tolist())
+        replace(
+            REPORT,
+            name=name,
+            kind=kind,
+            bits=float(row.mean()) / 6 / math.log(2),
+            nats=row.tolist(),
+            counts=[6] * len(row),
+        )
         for row in rows
     ]
 

@@ -24,7 +24,7 @@ TEXT = LANGUAGE.sample(64, generator(1)).flatten().numpy().astype(np.uint16)
 REPORT = Report(
     name="a", kind="bound", unit="character", bits=1.5, error=0.01, recon=0.0, diffusion=1.5, prior=0.0, draws=2,
     sequences=3, tokens=18, length=6, seed=0, data="d valid", data_sha256="00", tokenizer="ff", weights="ema",
-    seconds=1.0, nats=[1.0, 2.0, 3.0],
+    seconds=1.0, nats=[1.0, 2.0, 3.0], counts=[6, 6, 6],
 )  # fmt: skip
 
 
@@ -143,7 +143,8 @@ def reports(*nats: torch.Tensor) -> list[Report]:
     made = []
     for name, values in zip("abc", nats, strict=False):
         bits, error = (value / math.log(2) for value in ratio(values.double(), torch.full((len(values),), 6)))
-        made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist()))
+        counts = [6] * len(values)
+        made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist(), counts=counts))
     return made
 
 
@@ -165,6 +166,22 @@ def test_independent_noise_is_not_paired_away() -> None:
     one, other = 10 + torch.randn(2, 500, generator=generator(6))
     row = compare(reports(one, other)).rows[1]
     assert row.error == pytest.approx(math.hypot(*[report.error for report in reports(one, other)]), rel=0.1)
+
+
+def test_texts_of_unequal_length_are_paired_per_token() -> None:
+    """Differences of bits are Σ(nats - other)/Σ count, whose error does not hold how long texts happen to be."""
+    rng = generator(7)
+    counts = torch.randint(10, 60, (4000,), generator=rng)
+    better = 2.0 * counts + torch.randn(4000, generator=rng)
+    worse = better + 0.1 * counts + 0.5 * torch.randn(4000, generator=rng)
+    made = []
+    for name, values in (("a", better), ("b", worse)):
+        bits, error = (value / math.log(2) for value in ratio(values.double(), counts))
+        made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist(), counts=counts.tolist()))
+    row = compare(made).rows[1]
+    assert row.difference == pytest.approx(made[1].bits - made[0].bits, rel=1e-6)
+    mean = 34.5  # of the lengths
+    assert row.error == pytest.approx(0.5 / mean / 4000**0.5 / math.log(2), rel=0.1)
 
 
 @pytest.mark.parametrize(

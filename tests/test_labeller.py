@@ -102,6 +102,21 @@ def test_labels_differ_between_sequences_and_processes_share_them() -> None:
         assert float(ones[labels == 1].mean() - ones[labels == 0].mean()) > 0.15
 
 
+@pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
+def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) -> None:
+    """Adaptive samplers ask about unfinished sequences alone; what is hardly guided comes out as without a guide."""
+    model = exact(name)
+    labeller, way = untaught(model), ls.sampler("threshold", model)
+    kind, labels = (Edits if name == "mdlm" else Gradients), torch.arange(N) % 2
+    known = torch.arange(L) < torch.arange(N)[:, None] % L  # those of which more is known finish sooner
+    plain, nudged = (
+        ls.generate(model, N, 16, generator(5), sampler=way, guide=guide, known=known, tokens=known.long())
+        for guide in (None, kind(labeller.classifier, labels, 1e-6))
+    )
+    assert plain.nfe < L
+    assert float((plain.tokens == nudged.tokens).float().mean()) > 0.99
+
+
 @pytest.mark.parametrize("name", ["mdlm", "diffusion-lm"])
 def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -52,6 +52,13 @@ def test_systems_that_cannot_say_why(name: str, sentence: str) -> None:
         drawn(random_model(name), 5)
 
 
+def test_a_model_is_left_as_it_was() -> None:
+    """A wrapper is born in training; the network inside it was not, and is not afterwards."""
+    model = random_model("mdlm").eval()
+    drawn(model, 5)
+    assert not any(part.training for part in model.modules())
+
+
 def test_a_text_may_fill_its_model() -> None:
     for name in ("mdlm", "ar"):  # no end behind it need be seen
         model = random_model(name)

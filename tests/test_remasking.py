@@ -167,7 +167,7 @@ def test_impossible_remasking_is_refused(wrong) -> None:
     with pytest.raises(ls.UserError):
         Windowed(Remasking(), 0.2, 0.5)
     with pytest.raises(ls.UserError):
-        Loop(on=0.1, off=0.5)
+        Loop(0.1, on=0.1, off=0.5)
 
 
 def test_path_planning_hides_what_no_longer_fits() -> None:

@@ -103,6 +103,9 @@ def test_kinds_never_share_a_column() -> None:
     quoted = [heads[i] for i in sorted(table.quoted)]
     assert quoted == ["paper, exact", "paper, bound", "paper, surrogate"]
     assert "rdlm" not in figures.standing(BOARD) and "rdlm" in figures.surrogates(BOARD)
+    assert "rdlm" not in figures.over_time(BOARD) and "mdlm" in figures.over_time(BOARD).replace("rdlm", "")
+    signs = [[cell for cell in row.cells if "±" in cell] for row in tables.trainings(BOARD).rows]
+    assert signs == [["= 1.5000 ± 0.0100"], ["≤ 1.7000 ± 0.0100"], ["~ 1.4000 ± 0.0100"]]
 
 
 def test_every_published_figure_says_how_it_was_got() -> None:

@@ -12,7 +12,6 @@ from logosphere.errors import UserError
 from logosphere.processes.base import uniform_grid
 from logosphere.sampling.catalogue import LISTINGS, listing
 from logosphere.sampling.generate import generate
-from logosphere.sampling.plan import Loop
 from logosphere.sampling.samplers import MAKERS, sampler
 from logosphere.sampling.steppers import Above, GreedyEnd, Ordered, WithinEntropy, ancestral, entropy_order
 from logosphere.sampling.steppers import likelihood_order as by_likelihood
@@ -59,16 +58,44 @@ def test_a_sampler_that_does_not_fit_says_which_does(system: str, name: str, say
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MASKED)
-def test_known_tokens_stay_and_nothing_remains_hidden(name: str) -> None:
+@pytest.mark.parametrize("steps", [7, 1])
+def test_known_tokens_stay_and_nothing_remains_hidden(name: str, steps: int) -> None:
     known = torch.rand(8, 6, generator=generator(5)) < 0.4
     tokens = LANGUAGE.sample(8, generator(6))
     frames: list[Frame] = []
     model = network("g-star", LANGUAGE)
     way = ls.sampler(name, model)
-    generate(model, 8, 7, generator(7), known=known, tokens=tokens, sampler=way, watch=frames.append)
+    generate(model, 8, steps, generator(7), known=known, tokens=tokens, sampler=way, watch=frames.append)
     for frame in frames:
         assert torch.equal(frame.tokens[known], tokens[known])
     assert frames[-1].tokens.ne(HIDDEN).all() and frames[-1].tokens.max() < 5
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("name", ["star-loop", "remdm-loop"])
+def test_a_loop_holds_a_tenth_hidden_whatever_the_schedule(name: str, schedule: str) -> None:
+    """Cap is at most 0.02 a step, so that with it the share still comes from the way down."""
+    frames: list[Frame] = []
+    model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, schedule=schedule)
+    generate(model, 100, 40, generator(2), sampler=ls.sampler(name, model), watch=frames.append)
+    shares = torch.stack([frame.tokens.eq(HIDDEN).double().mean() for frame in frames])
+    assert (shares[25:35] - 0.1).abs().max() < 5 * (0.09 / 6400) ** 0.5
+
+
+def test_parts_of_a_sampler_do_not_cut_across_blocks_of_a_model() -> None:
+    model = ls.build("bd3lm", vocab_size=5, length=12, block=4, width=16, depth=1, heads=1)
+    assert ls.sampler("llada", model).blocks == 3  # parts of 3 positions would reach into the next block
+    assert ls.sample(model, 2, 6, generator(1), sampler=ls.sampler("llada", model)).shape == (2, 12)
+    with pytest.raises(UserError, match="cut across"):
+        ls.sample(model, 2, 6, generator(1), sampler=ls.Sampler(blocks=4))
+
+
+@pytest.mark.parametrize("name", ["diffusion-lm", "bit-diffusion", "ld4lg"])
+@pytest.mark.parametrize("how", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
+def test_states_have_no_temperature(name: str, how: dict) -> None:
+    model = ls.build(name, vocab_size=5, length=8, width=16, depth=1, heads=1)
+    with pytest.raises(UserError, match="predicts states and not tokens"):
+        ls.sample(model, 2, 2, generator(1), **how)
 
 
 def within(steps: int, first: float, last: float, grid=uniform_grid) -> int:
@@ -231,4 +258,3 @@ def test_blocks_of_a_sampler_are_written_from_left_to_right() -> None:
     for frame in frames:
         open_blocks = frame.tokens.eq(HIDDEN).view(10, 4, 2).any(2)
         assert (open_blocks[:, 1:] >= open_blocks[:, :-1]).all()
-    assert Loop().level == 0.1

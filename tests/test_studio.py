@@ -109,6 +109,17 @@ def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
         assert one["unit"] == RunFolder(one["name"]).tokenizer.unit and not one["trained"]
 
 
+def test_a_box_writes_by_the_sampler_that_it_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    books = shelf([f"{PREFIX}stories"])
+    assert books[0].ways()["own"] == reading("stories").sampler != books[0].model.sampler
+    with TestClient(studio(books, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+        (_, begun), *_ = auto = events(client, system=0, steps=4)
+        named = events(client, system=0, steps=4, sampler=reading("stories").sampler)
+    assert "--sampler entropy" in begun["command"] and "sampler('entropy', model)" in begun["python"]
+    assert auto[-1][1]["texts"] == named[-1][1]["texts"]
+
+
 @pytest.mark.parametrize("system", [0, 1, 2])
 def test_a_text_comes_moment_by_moment(client: TestClient, system: int, books: list[Book]) -> None:
     told = events(client, system=system, n=2, steps=5, seed=3)

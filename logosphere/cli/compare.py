@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,7 +183,8 @@ def _report(run: "RunFolder", measure: Measure) -> "Report":
     from logosphere.comparison.memory import digest, remembered
     from logosphere.evaluation.report import Report
 
-    key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"]]
+    shape = [field.name for field in fields(Report)]  # a version that says more is measured again
+    key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"], shape]
     content = remembered(run.results / "compare.json", key, lambda: asdict(measured(run, measure)))
     return Report(**content)
 
@@ -246,7 +247,7 @@ def _portrait(
     key = [
         digest(run.weights_file(measure.weights)),
         asdict(ways),
-        [m.name for m in chosen],
+        [(m.name, m.version) for m in chosen],
         measure.split,
         measure.per,
         corpus.sha256,
@@ -275,8 +276,7 @@ def _print(standing: "Sequence[Standing]", as_json: bool) -> None:
 
 
 def _row(one: "Standing") -> dict[str, object]:
-    content = {key: value for key, value in asdict(one.report).items() if key != "nats"}
-    return content | {
+    return one.report.summary() | {
         "above_best": one.above, "above_best_error": one.above_error,
         "seeds": [report.bits for report in one.seeds], "spread": one.spread,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """logosphere evaluate"""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -74,7 +74,7 @@ def run(words: list[str]) -> int:
 
 def _told(folder: "RunFolder", report: "Report", arguments: Arguments) -> int:
     if arguments.json:
-        print_json({key: value for key, value in asdict(report).items() if key != "nats"})
+        print_json(report.summary())
     else:
         print(f"{report.name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"

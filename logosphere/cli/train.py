@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -210,7 +210,7 @@ def _finish(folder: "RunFolder", corpus: "Corpus", step: int, report: "Report", 
     texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
     write_whole(folder.path / "samples" / f"step-{step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     if arguments.json:
-        content = {key: value for key, value in asdict(report).items() if key != "nats"}
+        content = report.summary()
         print_json({"run": str(folder.path), "step": step, "validation": content})
     else:
         print(f"{folder.recipe.system} on {report.data}: {report}")

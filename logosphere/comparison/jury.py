@@ -5,6 +5,7 @@ from pathlib import Path
 
 from logosphere.comparison.entrants import Budget, Entrant
 from logosphere.comparison.fairness import opened
+from logosphere.comparison.memory import digest
 from logosphere.data.batches import divided
 from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
@@ -38,4 +39,5 @@ def summoned(name: str, own: Path) -> Judge:
         raise UserError("A judge is trained together with systems; name them with --systems, or name a judge's folder.")
     run = opened(folder)
     label = "ar" if name == "train" else folder.name
-    return OwnJudge(run.model(), run.tokenizer, label, str(run.content["corpus"]["name"]))
+    trained_on = str(run.content["corpus"]["name"])
+    return OwnJudge(run.model(), run.tokenizer, label, trained_on, digest(run.weights_file()))

@@ -15,7 +15,7 @@ from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference,
 from logosphere.model import Model
 from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
 from logosphere.reports.film import film_of
-from logosphere.sampling.generate import generate, model_plan
+from logosphere.sampling.generate import filters, generate, model_plan
 from logosphere.sampling.trajectory import Recorder
 from logosphere.types import Batch, Condition
 
@@ -79,7 +79,8 @@ def portrait(
     slices = integrand(model, held_out, slices=SLICES, units_per_token=units_per_token)
     samplings, texts, tried = [], against.real, set()
     every = [(steps, 1.0) for steps in sorted(ways.steps)]
-    every += [(max(ways.steps), temperature) for temperature in ways.temperatures if temperature != 1]
+    if filters(model.process):
+        every += [(max(ways.steps), temperature) for temperature in ways.temperatures if temperature != 1]
     for steps, temperature in every:
         taken = len(model_plan(model, steps).times) - 1
         if (taken, temperature) in tried:

@@ -9,7 +9,6 @@ import torch
 from logosphere.errors import UserError
 from logosphere.evaluation.compare import compare
 from logosphere.evaluation.report import Report
-from logosphere.likelihood import ratio
 from logosphere.types import SIGN
 
 
@@ -54,10 +53,9 @@ def mean(name: str, reports: Sequence[Report]) -> Report:
         compare([reports[0], replace(other, name=f"{other.name} seed")])  # refuses what does not belong together
     nats = torch.tensor([report.nats for report in reports]).double().mean(0)
     first, n = reports[0], len(reports)
-    total, error = ratio(nats, torch.ones(len(nats)))
-    bits = sum(report.bits for report in reports) / n
+    bits, error = first.per_unit(nats) if any(first.nats) else (first.bits, first.error)
     return replace(
-        first, name=name, bits=bits, error=bits / total * error if total else first.error, nats=nats.tolist(),
+        first, name=name, bits=bits, error=error, nats=nats.tolist(),
         recon=sum(r.recon for r in reports) / n, diffusion=sum(r.diffusion for r in reports) / n,
         prior=sum(r.prior for r in reports) / n, seconds=sum(r.seconds for r in reports),
     )  # fmt: skip

@@ -4,6 +4,7 @@ A judge returns log c, how well each sequence has the wanted property, from the 
 """
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,11 +12,18 @@ from torch import Tensor
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
 from logosphere.processes.gaussian import Gaussian
-from logosphere.shapes import Float
+from logosphere.shapes import Bool, Float
 from logosphere.types import Logits, Positions, State, Times
 
 Judge = Callable[[Tensor], Float[Tensor, "B"]]
 """Law of the tokens [B, M, V], or clean states [B, M, d] -> log c [B]."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A judge who wants something else of every sequence, and can be cut as the batch is cut."""
+
+    def part(self, rows: Bool[Tensor, "B"]) -> Judge: ...
 
 
 class Steered(Wrapper):
@@ -39,6 +47,9 @@ class Steered(Wrapper):
 
     def around(self, inner: Denoiser) -> Denoiser:
         return Steered(inner, self.judge, self.strength)
+
+    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+        return Steered(self.inner.rows(kept), _part(self.judge, kept), self.strength)
 
 
 class SteeredState(Wrapper):
@@ -68,6 +79,13 @@ class SteeredState(Wrapper):
 
     def around(self, inner: Denoiser) -> Denoiser:
         return SteeredState(inner, self._process[0], self.judge, self.strength)
+
+    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+        return SteeredState(self.inner.rows(kept), self._process[0], _part(self.judge, kept), self.strength)
+
+
+def _part(judge: Judge, kept: Bool[Tensor, "B"]) -> Judge:
+    return judge.part(kept) if isinstance(judge, Divisible) else judge
 
 
 def _gradient(log_c: Tensor, of: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def _write(
         total, squares = (torch.zeros(encoder.width, dtype=torch.float64) for _ in range(2))
         for first in range(0, len(rows), ROWS_AT_ONCE):
             part = torch.from_numpy(rows[first : first + ROWS_AT_ONCE].astype(np.int64))
-            made = encoder.states(pieces(part))
+            made = encoder.states(pieces(part)).cpu()
             states[first : first + len(part)] = made.numpy().astype(np.float16)
             total, squares = total + made.double().sum((0, 1)), squares + made.double().square().sum((0, 1))
             note("encoding", first + len(part), len(rows))

@@ -6,7 +6,6 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
-from logosphere.likelihood import ratio
 from logosphere.types import SIGN
 
 
@@ -67,13 +66,10 @@ def compare(reports: list[Report]) -> Comparison:
 
 
 def _row(report: Report, best: Report) -> Row:
-    """Bits and nats differ by the same factor in both reports, so the difference of nats is scaled by it."""
     nats, other = torch.tensor(report.nats).double(), torch.tensor(best.nats).double()
     if report is best or float(nats.sum()) == 0:
         return Row(report, 0.0, 0.0)
-    bits_per_nat = report.bits / float(nats.sum() / len(nats))
-    difference, error = ratio(nats - other, torch.ones(len(nats)))
-    return Row(report, bits_per_nat * difference, bits_per_nat * error)
+    return Row(report, *report.per_unit(nats - other))
 
 
 def _same(what: str, first: Report, other: Report, a: object, b: object, remedy: str) -> None:

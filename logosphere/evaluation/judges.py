@@ -36,6 +36,8 @@ class Judge(Protocol):
 
     name: str
     description: str
+    version: str
+    """Tells judges of the same name apart: which weights."""
 
     def bits(self, texts: Sequence[str]) -> Verdict: ...
 
@@ -50,10 +52,10 @@ def _verdict(nats: Tensor, texts: Sequence[str]) -> Verdict:
 class OwnJudge:
     """A Logosphere model with an exact likelihood (`ar`)."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, name: str, trained_on: str):
+    def __init__(self, model: Model, tokenizer: Tokenizer, name: str, trained_on: str, version: str = ""):
         if model.process.kind != "exact":
             raise UserError(f"{name} cannot judge: it has a bound, not a likelihood; train a judge with --system ar.")
-        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.model, self.tokenizer, self.name, self.version = model.eval(), tokenizer, name, version
         self.description = f"an autoregressive model trained on {trained_on}"
 
     def bits(self, texts: Sequence[str]) -> Verdict:
@@ -84,8 +86,8 @@ class OwnJudge:
 class CausalJudge:
     """A causal language model of transformers: every token counts, the first after the model's own start symbol."""
 
-    def __init__(self, model: Any, tokenizer: Any, name: str):
-        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+    def __init__(self, model: Any, tokenizer: Any, name: str, version: str = ""):
+        self.model, self.tokenizer, self.name, self.version = model.eval(), tokenizer, name, version
         self.description = f"the causal language model {name}"
 
     def bits(self, texts: Sequence[str]) -> Verdict:
@@ -111,7 +113,7 @@ def hugging_face(name: str) -> CausalJudge:
     try:
         # Weights of any other kind may be pickles, which can hold code.
         model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
-        return CausalJudge(model, transformers.AutoTokenizer.from_pretrained(name), Path(name).name)
+        return CausalJudge(model, transformers.AutoTokenizer.from_pretrained(name), Path(name).name, name)
     except (OSError, ValueError) as problem:
         raise UserError(f"The judge {name} cannot be loaded ({str(problem).splitlines()[0]}).") from None
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
+from logosphere.likelihood import ratio
 from logosphere.shapes import Float, Int64
 
 Profile = Callable[[Int64[Tensor, "N L"]], Float[Tensor, "N"]]
@@ -42,7 +43,7 @@ def activity_error(profile: Profile, made: Int64[Tensor, "N L"], real: Int64[Ten
         raise UserError("Bases are the numbers 0 to 3, for A, C, G and T; leave out sequences with N.")
     parts = zip(made.split(batch), real.split(batch), strict=True)
     squares = torch.cat([(profile(a) - profile(b)).double().square() for a, b in parts])
-    return Error(float(squares.mean()), float(squares.std(correction=0) / len(squares) ** 0.5))
+    return Error(*ratio(squares, torch.ones_like(squares)))
 
 
 class Sei:

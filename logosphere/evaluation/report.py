@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from logosphere.errors import UserError
 from logosphere.likelihood import Estimate, bounds, joined, ratio
 from logosphere.model import Model
 from logosphere.parallel.team import ALONE, Team
+from logosphere.shapes import Float
 from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
 
 
@@ -51,13 +53,32 @@ class Report:
     seconds: float
     nats: list[float]
     """Of each sequence, for paired comparisons."""
+    counts: list[int]
+    """Of its tokens that count."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
-        return f"{value} ({self.kind}; {self.sequences:,} sequences, {self.draws} draws each)"
+        return f"{value} ({self.kind}; {self.measured})"
+
+    @property
+    def measured(self) -> str:
+        """On how much: what is exact has nothing to draw."""
+        sequences = f"{self.sequences:,} sequences"
+        return sequences if self.kind == "exact" else f"{sequences}, {self.draws} draws each"
+
+    def summary(self) -> dict[str, Any]:
+        """All but what is said of single sequences."""
+        return {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), asdict(self))
+
+    def per_unit(self, nats: Float[Tensor, "N"]) -> tuple[float, float]:
+        """Nats of each sequence as bits per unit of text over all of them, ± one standard error."""
+        counts = torch.tensor(self.counts)
+        scale = self.bits / ratio(torch.tensor(self.nats).double(), counts)[0]  # bits and nats differ by one factor
+        value, error = ratio(nats, counts)
+        return scale * value, scale * error
 
     @staticmethod
     def load(path: str | Path) -> "Report":
@@ -129,6 +150,7 @@ def evaluate(
         weights=weights,
         seconds=time.perf_counter() - started,
         nats=estimate.total.tolist(),
+        counts=estimate.count.tolist(),
     )
 
 

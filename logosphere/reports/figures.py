@@ -54,9 +54,11 @@ def training(board: Board, against: str) -> str:
 
 
 def over_time(board: Board) -> str:
-    """Bits per quantile of time; the area under each line is its bound."""
+    """Bits per quantile of time; the area under each line is its bound, so that surrogates have none."""
     series = []
     for number, entry in enumerate(board.entries):
+        if entry.kind == "surrogate":
+            continue
         dots = [
             Dot(
                 s.low,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logosphere.reports.board import Board, Entry, Published, Sampling
+from logosphere.reports.board import Board, Entry, Published, Sampling, Seed
 from logosphere.reports.figures import valued
 from logosphere.types import SIGN, Kind
 
@@ -33,7 +33,7 @@ class Table:
 
 def likelihood(board: Board) -> Table:
     """One column for each kind that occurs: kinds are never mixed."""
-    kinds = [kind for kind in KINDS if any(entry.kind == kind for entry in board.entries)]
+    kinds = _kinds(board)
     papers = [kind for kind in KINDS if any(p.kind == kind and _named(board, p) for p in board.literature)]
     several = any(len(entry.seeds) > 1 for entry in board.entries)
     heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {board.unit}") for kind in kinds]
@@ -44,8 +44,7 @@ def likelihood(board: Board) -> Table:
     rows = []
     for number, entry in enumerate(board.entries):
         best = number == 0 or (entry.kind == "surrogate") != (board.entries[number - 1].kind == "surrogate")
-        cells = [entry.name]
-        cells += [f"{SIGN[kind]} {entry.bits:.4f} ± {entry.error:.4f}" if entry.kind == kind else "" for kind in kinds]
+        cells = [entry.name, *_by_kind(entry.kind, kinds, entry)]
         cells.append("best" if best else f"{entry.above:+.4f} ± {entry.above_error:.4f}")
         if several:
             cells.append(ABSENT if entry.spread is None else f"{entry.spread:.4f} ({len(entry.seeds)})")
@@ -54,6 +53,16 @@ def likelihood(board: Board) -> Table:
         parting = best and number > 0
         rows.append(Row(cells, number, "best parting" if parting else "best" if best else ""))
     return Table(heads, rows, quoted)
+
+
+def _kinds(board: Board) -> list[Kind]:
+    """The kinds that occur."""
+    return [kind for kind in KINDS if any(entry.kind == kind for entry in board.entries)]
+
+
+def _by_kind(own: Kind, kinds: Sequence[Kind], figure: Entry | Seed) -> list[str]:
+    """A cell for each kind, and the figure in its own."""
+    return [f"{SIGN[own]} {figure.bits:.4f} ± {figure.error:.4f}" if kind == own else "" for kind in kinds]
 
 
 def _named(board: Board, paper: Published) -> bool:
@@ -135,9 +144,11 @@ def costs(board: Board) -> Table:
 
 
 def trainings(board: Board) -> Table:
-    heads = [("system", ""), ("seed", ""), ("folder", ""), ("step", ""), ("bits", ""), ("weights", "sha256")]
+    kinds = _kinds(board)
+    heads = [("system", ""), ("seed", ""), ("folder", ""), ("step", "")]
+    heads += [(kind, f"{SIGN[kind]} bits per {board.unit}") for kind in kinds] + [("weights", "sha256")]
     rows = [
-        Row([e.name, str(s.seed), s.folder, f"{s.step:,}", f"{s.bits:.4f} ± {s.error:.4f}", s.weights_sha256[:16]], n)
+        Row([e.name, str(s.seed), s.folder, f"{s.step:,}", *_by_kind(e.kind, kinds, s), s.weights_sha256[:16]], n)
         for n, e in enumerate(board.entries)
         for s in e.seeds
     ]

@@ -133,7 +133,7 @@ def card(run: RunFolder, report: Report, samples: list[str], size: int) -> str:
         (
             "likelihood",
             f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "
-            f"{report.data}, {report.sequences:,} sequences, {report.draws} draws each",
+            f"{report.data}, {report.measured}",
         ),
         ("meant for", "trying, testing and comparing; too small to be relied on for anything it says"),
     ]

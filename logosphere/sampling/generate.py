@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.denoisers.base import Denoiser, check_block
+from logosphere.denoisers.classifier import path_of_states
 from logosphere.denoisers.conditioner import check_guidable
 from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Keyed
 from logosphere.parallel.team import ALONE, Team
+from logosphere.processes.base import Process
 from logosphere.sampling.guidance import Guide, Guides
 from logosphere.sampling.plan import Grid, Plan
 from logosphere.sampling.samplers import Sampler, sampler_of
@@ -77,6 +79,8 @@ def generate(
     move = as_stepper(sampler.stepper).session()
     filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
     _check_move(move, network, filtered)
+    if filtered and not filters(model.process):
+        raise UserError("This model predicts states and not tokens: it has no temperature, top-k, top-p or min-p.")
     if guide is not None:
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_steps:
@@ -85,7 +89,7 @@ def generate(
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     share, tally = team.share(n), Tally()
     given = _given(model, n, known, tokens).part(share)
-    condition = None if condition is None else condition.each(lambda field: field[share])
+    condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(share).counted(tally)
     grid = grid or sampler.grid or partial(move.grid, model.process)
     plan = model_plan(model, move.steps(model.length, steps), grid, sampler.blocks)
@@ -150,6 +154,11 @@ def _chosen(model: Model, sampler: Sampler | None, stepper: Stepper | Rule | Non
     return sampler
 
 
+def filters(process: Process) -> bool:
+    """Are there probabilities of tokens that a temperature, top-k, top-p or min-p could change?"""
+    return path_of_states(process) is None
+
+
 def _check_move(move: Stepper, network: Denoiser, filtered: bool) -> None:
     if move.time_free and network.reads_time:
         raise UserError("This sampler needs a model that does not read the time; use the ancestral sampler.")
@@ -159,15 +168,15 @@ def _check_move(move: Stepper, network: Denoiser, filtered: bool) -> None:
 
 @contextmanager
 def _evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Modules as they are for evaluation, and afterwards as they were."""
-    before = [module.training for module in modules]
+    """Modules as they are for evaluation, and afterwards as they were, each part by itself."""
+    before = {part: part.training for module in modules for part in module.modules()}
     try:
         for module in modules:
             module.eval()
         yield
     finally:
-        for module, training in zip(modules, before, strict=True):
-            module.train(training)
+        for part, training in before.items():
+            part.training = training
 
 
 def _asked(
@@ -196,6 +205,11 @@ def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int =
         raise UserError(f"Sampling needs at least 1 step, not {steps}.")
     check_block(model.length, model.length // blocks)
     block = min(model.block, model.length // blocks)
+    if model.block % block:
+        raise UserError(
+            f"This model writes blocks of {model.block} positions, which parts of {block} would cut across; use a "
+            "sampler without parts, such as confidence."
+        )
     per_block = max(1, steps * block // model.length)
     if model.process.most_steps is not None:
         per_block = min(per_block, model.process.most_steps)

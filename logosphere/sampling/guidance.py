@@ -150,7 +150,7 @@ class Edits(Guide):
         return replace(self, classifier=asked)
 
     def part(self, rows: slice | Bool[Tensor, "B"]) -> "Edits":
-        return replace(self, labels=self.labels[rows])
+        return replace(self, labels=_some(self.labels, rows))
 
     def fits(self, process: Process) -> None:
         if not isinstance(process.codec, TokenCodec):
@@ -172,6 +172,10 @@ class Gradients(Guide):
     labels: Int64[Tensor, "B"]
     strength: float = 1.0
 
+    def __call__(self, rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B"]:
+        """log p(y | it) of the label y of each sequence: a judge (denoisers/steered.py)."""
+        return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
+
     def counted(self, tally: Tally) -> "Gradients":
         def asked(rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B C"]:
             tally.sequences += len(rows)
@@ -180,20 +184,22 @@ class Gradients(Guide):
         return replace(self, classifier=asked)
 
     def part(self, rows: slice | Bool[Tensor, "B"]) -> "Gradients":
-        return replace(self, labels=self.labels[rows])
+        return replace(self, labels=_some(self.labels, rows))
 
     def fits(self, process: Process) -> None:
         if isinstance(process.codec, TokenCodec):
             raise UserError("Guidance by gradients needs continuous states; use Edits for discrete diffusion.")
 
     def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
-        def judge(rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B"]:
-            return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
-
         path = path_of_states(process)
         if path is None:
-            return Steered(predict, judge, self.strength), move
-        return SteeredState(predict, path, judge, self.strength), move
+            return Steered(predict, self, self.strength), move
+        return SteeredState(predict, path, self, self.strength), move
+
+
+def _some(labels: Int64[Tensor, "B"], rows: slice | Bool[Tensor, "B"]) -> Int64[Tensor, "N"]:
+    """Labels of some sequences, wherever the labels lie."""
+    return labels[rows] if isinstance(rows, slice) else labels.to(rows.device)[rows]
 
 
 class Edited(Wrapper):

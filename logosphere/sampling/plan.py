@@ -22,14 +22,15 @@ def cosine_grid(steps: int) -> Float[Tensor, "n"]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Falls to `level`, stands there from `on` to `off` of the way, then falls to 0 (Wang et al. 2025, ReMDM-loop).
+    """Falls to the time `level`, stands there from `on` to `off` of the way, then falls to 0 (Wang et al. 2025).
 
-    Remasking goes on while time stands still. The published path is on = 0.55, off = 0.05 with a tenth masked.
+    Remasking goes on while time stands still. The published path (ReMDM-loop) is on = 0.55, off = 0.05, and the time at
+    which a tenth is masked.
     """
 
+    level: float
     on: float = 0.55
     off: float = 0.05
-    level: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.off < self.on < 1 or not 0 < self.level < 1:

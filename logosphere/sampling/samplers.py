@@ -37,6 +37,7 @@ from logosphere.sampling.steppers import (
     margin_order,
     random_order,
 )
+from logosphere.sampling.steppers.base import masked
 from logosphere.sampling.steppers.flows import Downstream
 from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
@@ -61,7 +62,16 @@ class Sampler:
 
 STAR_FROM = 0.3
 """Star+ hides afresh below this time; 0.2 to 0.3 were found best (Meshchaninov et al. 2025)."""
-HELD = Loop()
+HELD = 0.1
+"""The share of masks while a loop stands still (Wang et al. 2025)."""
+
+
+def _loop(inside: Stepper) -> Callable[[Model], Sampler]:
+    def made(model: Model) -> Sampler:
+        level = float(masked(model.process)[0].time(torch.tensor(HELD)))
+        return Sampler(Windowed(inside, level, level), grid=Loop(level))
+
+    return made
 
 
 def _critic(model: Model) -> Sampler:
@@ -73,7 +83,12 @@ def _critic(model: Model) -> Sampler:
 
 
 def _blocks(model: Model) -> Sampler:
-    return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if model.length % parts == 0))
+    """Four parts, or as many as neither the length nor blocks of the model forbid."""
+
+    def fits(parts: int) -> bool:
+        return model.length % parts == 0 and model.block % min(model.block, model.length // parts) == 0
+
+    return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if fits(parts)))
 
 
 def _correcting(model: Model) -> Sampler:
@@ -100,11 +115,11 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "remdm-cap": _always(Sampler(Remasking(Cap()))),
     "remdm-rescale": _always(Sampler(Remasking(Rescale()))),
     "remdm-conf": _always(Sampler(Remasking(Doubtful()))),
-    "remdm-loop": _always(Sampler(Windowed(Remasking(Cap(0.02)), HELD.level, HELD.level), grid=HELD)),
+    "remdm-loop": _loop(Remasking(Cap(0.02))),
     "forward-backward": _always(Sampler(Remasking(forward_backward))),
     "star": _always(Sampler(Windowed(Remasking(fresh), STAR_FROM))),
     "star-full": _always(Sampler(Remasking(fresh))),
-    "star-loop": _always(Sampler(Windowed(Remasking(fresh), HELD.level, HELD.level), grid=HELD)),
+    "star-loop": _loop(Remasking(fresh)),
     "conf-star": _always(Sampler(Rewriting())),
     "g-star": _critic,
     "p2": _always(Sampler(Rewriting(temperature=0.0, review=True))),

@@ -51,6 +51,12 @@ class Book:
         """Did it come with the package? Then it has a record instead of a training."""
         return (self.folder.path / RECORD).exists()
 
+    @property
+    def own(self) -> str:
+        """The sampler by which it writes when nobody says how: its system's, or the one a box reads best with."""
+        best = reading(self.folder.path.name).sampler if self.boxed else "auto"
+        return self.model.sampler if best == "auto" else best
+
     def open(self) -> None:
         """Load the model before it is wanted, so that the first text begins at once."""
         with self.turn:
@@ -94,9 +100,7 @@ class Book:
         """The sampler that belongs to the model, and all that fit it."""
         with self.turn:
             model = self.model
-        best = reading(self.folder.path.name).sampler if self.boxed else "auto"
-        own = model.sampler if best == "auto" else best
-        return {"own": own, "fit": [listing.name for listing in LISTINGS if _fits(listing.name, model)]}
+        return {"own": self.own, "fit": [listing.name for listing in LISTINGS if _fits(listing.name, model)]}
 
     def curves(self) -> dict[str, list[list[float]]]:
         """(step, bits) of training and validation, thinned for a plot; a running training adds to them."""

@@ -1,7 +1,7 @@
 """What jobs do: write texts as a wish asks for them, and follow the bound of a model over time."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ def writing(book: Book, wish: Wish) -> Work:
 
 def _write(job: Job, book: Book, wish: Wish) -> None:
     model, tokenizer = book.model, book.tokenizer
+    if wish.sampler == "auto" and book.own != model.sampler:
+        wish = replace(wish, sampler=book.own)  # so that command and Python say so too
     held = fixed(wish, model, tokenizer)
     way = sampler(model.sampler if wish.sampler == "auto" else wish.sampler, model)
     approximate = held is not None and book.folder.approximates(model)

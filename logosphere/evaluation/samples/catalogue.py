@@ -34,7 +34,7 @@ def judged(judge: Judge) -> Metric:
 
     return Metric(
         f"judge:{judge.name}", f"judge {judge.name}", "bits per character", "as real text",
-        f"-log2 p of {judge.description}, per character; low alone means dull, see entropy", measure,
+        f"-log2 p of {judge.description}, per character; low alone means dull, see entropy", measure, judge.version,
     )  # fmt: skip
 
 

@@ -80,3 +80,5 @@ class Metric:
     better: Literal["lower", "higher", "as real text"]
     definition: str
     measure: Callable[[Texts, Reference], Figure]
+    version: str = ""
+    """Tells measures of the same name apart, where what they measure with may change."""

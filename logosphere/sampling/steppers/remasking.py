@@ -30,8 +30,8 @@ Sigma = Callable[[Level, Level, Level], Level]
 
 
 def largest(noise_t: Level, noise_s: Level) -> Level:
-    """min(1, (1 - a_s)/a_t)."""
-    return (noise_s / (1 - noise_t)).clamp_max(1.0)
+    """min(1, (1 - a_s)/a_t); where nothing is left of the data (a_t = 0) there is nothing to hide, and 1 is allowed."""
+    return torch.where(noise_s < 1 - noise_t, noise_s / (1 - noise_t), 1.0)
 
 
 def chances(sigma: Level, noise_t: Level, noise_s: Level) -> tuple[Level, Level]:
@@ -85,8 +85,8 @@ def fresh(noise_t: Level, noise_s: Level, surety: Level) -> Level:
 
 def forward_backward(noise_t: Level, noise_s: Level, surety: Level) -> Level:
     """σ = (a_s - a_t)/a_t: a step twice as far, and forward again (the corrector of Campbell et al. 2022)."""
-    sigma = (noise_t - noise_s) / (1 - noise_t)
-    return torch.minimum(sigma, largest(noise_t, noise_s))
+    most = largest(noise_t, noise_s)
+    return torch.where(noise_t < 1, torch.minimum((noise_t - noise_s) / (1 - noise_t), most), most)
 
 
 class Remasking(Stepper):
