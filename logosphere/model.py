@@ -87,6 +87,10 @@ class Model(nn.Module):
             self.process.branch = None
         return mixed(branches)
 
+    def figures(self) -> dict[str, float]:
+        """What to log of the parts that learn by themselves."""
+        return self.process.figures()
+
     def nelbo(
         self,
         tokens: Tokens,

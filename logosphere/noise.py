@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from logosphere.shapes import Bool, Float, Int64
+from logosphere.sums import running_sum
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -165,7 +166,7 @@ def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64
 
     Summed in float64: with the usual float32 Gumbel trick every category below 6e-8 would never be drawn.
     """
-    cumulative = log_p.double().softmax(-1).cumsum(-1)
+    cumulative = running_sum(log_p.double().softmax(-1))
     threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
     # 'right' passes over categories of probability 0 even when u falls on their edge.
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max(log_p.shape[-1] - 1)

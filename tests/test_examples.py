@@ -21,7 +21,7 @@ from logosphere.data.examples.collection import Examples, Picks, in_turn
 from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
 from logosphere.data.examples.names import DESCRIPTIONS
 from logosphere.data.examples.opening import NUMBERS, SYNTHETIC
-from logosphere.data.examples.packed import members
+from logosphere.data.examples.packed import arrays, members
 from logosphere.data.examples.sets import RECORDS, bases, fasta
 from logosphere.data.special import Ended, Levels
 from logosphere.data.tokenizers import Characters, from_description
@@ -235,6 +235,8 @@ def test_damaged_archives_and_other_content_are_met_with_a_sentence(
     images = {split: np.zeros((20, 98), np.uint8) for split in ("train", "valid", "test")}
     np.savez_compressed(tmp_path / "binarized_mnist.npz", **images)
     assert len(open_corpus("mnist-binary").train) == 20
+    with pytest.raises(ValueError, match="more than any"):  # before it is unpacked
+        arrays(tmp_path / "binarized_mnist.npz", ["train"], largest=1000)
     for name, source in (("binarized_mnist.npz", "mnist-binary"), ("music_sudoku.tar.xz", "chorales")):
         whole = (tmp_path / name).read_bytes()
         for place in range(0, len(whole), 7):

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from logosphere.evaluation.report import Report
 from logosphere.recipes.recipe import Recipe, read_recipe_file, recipe_from
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
+from logosphere.training.optim import Optim
 from logosphere.weights import read_tensors
 
 CASES = 150
@@ -97,6 +99,22 @@ def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
         met(lambda: read_recipe_file(path))
         assert path.read_bytes() == content
     assert not mark.exists()
+
+
+def test_small_numbers_are_numbers_and_references_stay_small(tmp_path: Path) -> None:
+    """YAML takes 1e-3 for a word and a list of lists of lists for cheap; JSON and people do not."""
+    path, recipe = (
+        tmp_path / "recipe.json",
+        Recipe(options=("sigma=1e-3", "name=1e", "other=-2E+4"), optim=Optim(lr=5e-5)),
+    )
+    path.write_text(json.dumps(asdict(recipe)))
+    assert read_recipe_file(path) == recipe
+    assert recipe.system_options() == {"sigma": 0.001, "name": "1e", "other": -20_000.0}
+    nested = "".join(f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+    path.write_text("data:\n- &a x\n" + nested)  # three hundred bytes that would be a hundred million words
+    with pytest.raises(UserError, match="must be of type str") as refused:
+        read_recipe_file(path)
+    assert len(str(refused.value)) < 1000
 
 
 # ---- checkpoints and runs ---------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ import torch
 from teams import as_on_the_command_line, in_team
 from test_runs import RECIPE, after, bits, timeless
 
+import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import Corpus, open_corpus
 from logosphere.errors import UserError
 from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
-from logosphere.parallel.team import FailedElsewhere, Team
+from logosphere.parallel.team import ALONE, FailedElsewhere, Team
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train, validate
@@ -74,6 +75,24 @@ def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path
     wanted = alone.model("ema").state_dict()
     for key, tensor in team.model("ema").state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_path: Path) -> None:
+    """The second process has only known tokens in its part: it adds nothing, and the step is that of one process."""
+    tokens, known = torch.arange(16).view(2, 8) % 5, torch.zeros(2, 8, dtype=torch.bool)
+    known[1] = True
+
+    def stepped(team: Team) -> list[float]:
+        torch.manual_seed(0)
+        model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
+        training = Training(model, team=team, sharded=sharded)
+        batch = ls.Batch.of(tokens, known).part(team.share(2))
+        return [(progress := training.advance(batch, 2, 0.5)).loss, progress.gradient]
+
+    alone = stepped(ALONE)
+    for rank in in_team(2, stepped, tmp_path):
+        assert rank == pytest.approx(alone, rel=1e-5)
 
 
 def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: Path) -> None:

@@ -52,7 +52,14 @@ def bits(path: Path) -> list[bytes]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "recipe", [RECIPE, DROPOUT, replace(DROPOUT, system="d3pm-uniform")], ids=["plain", "dropout", "uniform"]
+    "recipe",
+    [
+        RECIPE,
+        DROPOUT,
+        replace(DROPOUT, system="d3pm-uniform"),
+        replace(RECIPE, system="rdlm", options=("switch=0.3",)),
+    ],
+    ids=["plain", "dropout", "uniform", "other loss"],
 )
 def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: Recipe, corpus: Corpus, tmp_path: Path) -> None:
     straight, _ = carried_out(recipe, corpus, tmp_path / "straight")
@@ -160,6 +167,7 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
         ({"options": ("blok=4",)}, "Did you mean 'block'"),
         ({"options": ("block",)}, "name=value"),
         ({"device": "abacus"}, "cannot be used"),
+        ({"device": "mps"}, "64 bits"),
     ],
 )
 def test_a_recipe_that_cannot_work_leaves_no_folder(change: dict, says: str, corpus: Corpus, tmp_path: Path) -> None:

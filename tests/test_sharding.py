@@ -11,11 +11,13 @@ from teams import in_team
 from test_parallel import CALM, corpus, curve
 from test_runs import after, bits
 
+import logosphere as ls
 from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
-from logosphere.parallel.team import Team
+from logosphere.parallel.team import ALONE, Team
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import Saved, start, train
+from logosphere.training.fit import Training
 
 __all__ = ["corpus"]  # a fixture
 
@@ -47,6 +49,33 @@ def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) ->
     wanted = alone.model("ema").state_dict()
     for key, tensor in run.model("ema").state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("system", ["diffusion-lm", "ld4lg"])
+def test_embeddings_and_autoencoders_are_shared_out_and_taken_up_again(
+    system: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Figures of embeddings are those of whole ones; in the first stage of two the path has no moments to be read."""
+    recipe = replace(CALM, system=system, task="unconditional", shard=True, steps=4)
+    run, alone = start(recipe, corpus, tmp_path / "run"), start(recipe, corpus, tmp_path / "alone")
+    in_team(2, lambda team: len(list(train(RunFolder(run.path), corpus, after(1), team))), tmp_path / "begun")
+    in_team(2, lambda team: len(list(train(RunFolder(run.path), corpus, team=team))), tmp_path / "ended")
+    list(train(alone, corpus, after(1)))
+    list(train(RunFolder(alone.path), corpus))
+    figures = [name for name in alone.metrics()[-1] if not name.startswith(("val/bpc", "step")) and "sec" not in name]
+    for name in ("val/bpc", *(name for name in figures if isinstance(alone.metrics()[-1][name], float))):
+        assert curve(run, name) == pytest.approx(curve(alone, name), rel=1e-4), name
+
+
+def test_stages_within_stages_are_shared_out(tmp_path: Path) -> None:
+    def stepped(team: Team) -> float:
+        torch.manual_seed(0)
+        model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, body="unet", shape="8x8")
+        training = Training(model, team=team, sharded=True)
+        return training.advance(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(team.share(2)), 2, 0.5).loss
+
+    alone = stepped(ALONE)
+    assert in_team(2, stepped, tmp_path) == pytest.approx([alone, alone], rel=1e-5)
 
 
 def test_damaged_shares_are_told_of(corpus: Corpus, tmp_path: Path) -> None:

@@ -123,12 +123,20 @@ class Process(nn.Module, ABC):
         """
         return torch.zeros_like(nats)
 
+    @property
+    def diffusing(self) -> bool:
+        """Is the network asked at all? All processes of a team must agree, for it may be shared out among them."""
+        return True
+
     def figures(self) -> dict[str, float]:
         """What to log of the parts a process learns by itself."""
         return {}
 
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (most processes look at rows as they come)
         """Called before a training on rows that come again and again: what is costly may be done for them once."""
+
+    def advance(self, done: float) -> None:  # noqa: B027 (most processes learn the same way from beginning to end)
+        """Called before every step of training, of which the share `done` lies behind."""
 
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
@@ -212,7 +220,7 @@ def _costs(
             return nats, process.loss(nats, out, x[rows], picked[rows], times[rows], weights[rows])
 
     count, size = len(times), max(1, LARGEST // process.codec.choices)
-    if count == 0:  # while a codec is being taught, nothing is wanted, and nobody is asked
+    if not process.diffusing:  # while a codec is being taught, nothing is wanted
         return costs(torch.zeros(0, process.codec.choices, device=z.device), slice(None))
     if count <= size or not process.by_rows or not isinstance(predict, PredictInParts):
         return costs(predict(z, t, context=u, where=where), slice(None))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.shapes import Float, Int64
+from logosphere.sums import running_sum
 
 BINS = 32
 FLOOR, LAST = 0.08, 0.02
@@ -25,13 +26,13 @@ MEMORY = 0.95
 
 def locate(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
     """The step at the quantile w of the law p, and one over its probability."""
-    step = torch.searchsorted(p.cumsum(0), w.contiguous()).clamp_max(len(p) - 1)
+    step = torch.searchsorted(running_sum(p, 0), w.contiguous()).clamp_max(len(p) - 1)
     return step, 1 / p[step]
 
 
 def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The same quantile between steps, from 0 to their number."""
-    edges = F.pad(p.cumsum(0), (1, 0))
+    edges = F.pad(running_sum(p, 0), (1, 0))
     right = torch.searchsorted(edges, w.contiguous(), right=True).clamp(1, len(p))
     return right - 1 + ((w - edges[right - 1]) / (edges[right] - edges[right - 1]).clamp_min(1e-12)).clamp(0, 1)
 
@@ -112,7 +113,7 @@ class Clock(nn.Module):
     ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
         """As `locate`, for steps that are intervals: also how much of the step lies before the quantile."""
         p = self.probabilities(together)
-        ends = p.cumsum(0)
+        ends = running_sum(p, 0)
         step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
         return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
 

@@ -29,6 +29,7 @@ from logosphere.geometry import simplex
 from logosphere.noise import Noise
 from logosphere.processes.flow import Path, Share
 from logosphere.shapes import Float
+from logosphere.sums import running_sum
 from logosphere.types import Kind, Logits, State
 
 LOWEST, ACROSS, ALONG = -20.0, 512, 128
@@ -144,8 +145,8 @@ def speeds(choices: int, alphas: Float[Tensor, "A"]) -> Float[Tensor, "A X"]:
     parts = (integrand * half * weights).sum(-1)
     alpha, mean = alpha[:, 0], mean[:, 0]
     head = (alpha * LOWEST).exp() * ((mean - LOWEST) / alpha + 1 / alpha.square())
-    from_below = torch.cat([head, head + parts.cumsum(1)], 1)
-    from_above = -torch.cat([parts.flip(1).cumsum(1).flip(1), torch.zeros_like(head)], 1)
+    from_below = torch.cat([head, head + running_sum(parts, 1)], 1)
+    from_above = -torch.cat([running_sum(parts.flip(1), 1).flip(1), torch.zeros_like(head)], 1)
     integral = torch.where(from_below.abs() < from_above.abs(), from_below, from_above)
     y = edges[:-1].exp()
     inside = integral[:, :-1] / (alpha * edges[:-1] + b * torch.log1p(-y)).exp()

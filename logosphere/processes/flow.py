@@ -22,6 +22,7 @@ from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock
 from logosphere.shapes import Float, Int64
+from logosphere.sums import running_sum
 from logosphere.types import Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "bound", "squared-error"]
@@ -153,7 +154,7 @@ class Flow(Process):
         """The time at which a cell is looked at; that of the reading lies half a cell before the data."""
         within = torch.as_tensor(self.path.offset or 0.0, device=w.device)
         if self.path.offset is None:  # w is spread evenly over the cell, too
-            ends = self.clock.probabilities(together=block).cumsum(0)[cell]
+            ends = running_sum(self.clock.probabilities(together=block), 0)[cell]
             within = (1 - (ends - w) * weight).clamp(0, 1)
         place = torch.where(cell < self.cells, cell + within, self.cells + 0.5)
         return (1 - place / (self.cells + 1)).float()

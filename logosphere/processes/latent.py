@@ -71,7 +71,7 @@ class Latent(Process):
 
     @property
     def diffusing(self) -> bool:
-        """Is the path being learnt, or measured?"""
+        """Is the path being learnt, or measured? Not while the autoencoder is taught by itself."""
         return not self.training or self.joint or not self.studying
 
     # ---- tokens and latents ---------------------------------------------------------------------------------------

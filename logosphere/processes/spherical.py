@@ -33,6 +33,7 @@ from logosphere.processes.stagger import Stagger
 from logosphere.processes.tangents import normal_log_p, tangent_moments
 from logosphere.processes.turns import Turns
 from logosphere.shapes import Float, Int64
+from logosphere.sums import running_sum
 from logosphere.types import Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
@@ -155,7 +156,7 @@ class Spherical(Process):
         if len(self.origins) == 1 or self.branch is not None:
             return torch.full((1, 1), self.branch or 0, device=node.device)
         u = noise.uniform(len(node))[:, None, None]
-        return (u > self.shares[node].double().cumsum(-1)).sum(-1).clamp_max(len(self.origins) - 1)
+        return (u > running_sum(self.shares[node].double())).sum(-1).clamp_max(len(self.origins) - 1)
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform across both: exact, and no simulation."""
@@ -297,8 +298,10 @@ class Spherical(Process):
         """0: where a path begins does not depend on the token."""
         return torch.zeros(u.shape[:2], device=u.device)
 
-    def settle(self, done: float = 0.0) -> None:
+    def advance(self, done: float) -> None:
         self.done = done
+
+    def settle(self, done: float = 0.0) -> None:
         self.clock.settle()
 
     # ---- backward ---------------------------------------------------------------------------------------------

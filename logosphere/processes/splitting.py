@@ -16,6 +16,7 @@ from logosphere.codecs.digits import DigitCodec
 from logosphere.noise import Noise
 from logosphere.processes.spherical import Spherical
 from logosphere.shapes import Float, Int64
+from logosphere.sums import running_sum
 from logosphere.types import Logits, State
 
 NEVER = -1e30
@@ -62,7 +63,7 @@ class ValidCodes:
         for i, own in enumerate(self.last):
             value = torch.arange(self.base, device=log_p.device)
             bound = torch.where(value < own, 0.0, torch.where(value == own, rest[:, i + 1, None], NEVER))
-            weights = (log_p[:, i] + torch.where(equal[:, None], bound, 0.0)).double().softmax(-1).cumsum(-1)
+            weights = running_sum((log_p[:, i] + torch.where(equal[:, None], bound, 0.0)).double().softmax(-1))
             u = noise.uniform(len(log_p)).to(log_p.device)[:, None] * weights[:, -1:]
             digit = torch.searchsorted(weights, u, right=True).squeeze(-1).clamp_max(self.base - 1)
             digit = torch.where(equal, digit.clamp_max(own), digit)

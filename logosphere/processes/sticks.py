@@ -29,6 +29,7 @@ from logosphere.noise import Noise
 from logosphere.processes import deaths
 from logosphere.processes.flow import Path, Share
 from logosphere.shapes import Float
+from logosphere.sums import running_sum
 from logosphere.types import Kind, Logits, State
 
 NODES, FINE = 256, 800
@@ -80,7 +81,7 @@ class StickPath(Path):
             torch.stack([deaths.chi_square(lives[:, j], log_c[j]) for j in range(lives.shape[1])], 1).log1p()
             for log_c in (own, before)
         ]
-        earlier = torch.cat([torch.zeros_like(chi[1][:, :1]), chi[1].cumsum(1)], 1)
+        earlier = torch.cat([torch.zeros_like(chi[1][:, :1]), running_sum(chi[1], 1)], 1)
         return (earlier + torch.cat([chi[0], torch.zeros_like(chi[0][:, :1])], 1)).amax(1)
 
     def _pace(self, others: Tensor, own: Tensor, before: Tensor) -> Float[Tensor, "T"]:
@@ -99,7 +100,7 @@ class StickPath(Path):
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         """Beta(1, b) is 1 - U^(1/b); the token's own stick is a quotient of gamma variables."""
-        ends = deaths.between(self.coefficients, s).double().cumsum(-1)
+        ends = running_sum(deaths.between(self.coefficients, s).double())
         left = (noise.uniform(*s.shape, self.choices - 1)[..., None] * ends[..., -1:] > ends).sum(-1)
         before, own = self._after(u) > 0, u[..., :-1] > 0
         rest = noise.uniform(*left.shape) ** (1 / (self.others + left * before))
@@ -110,7 +111,7 @@ class StickPath(Path):
 
     def _after(self, weights: Float[Tensor, "... K"]) -> Sticks:
         """Σ_(k > j) weights_k."""
-        return weights.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+        return running_sum(weights.flip(-1)).flip(-1)[..., 1:]
 
     def _said(self, v: Sticks, rest: Sticks, s: Share) -> tuple[tuple[Sticks, Sticks], tuple[Sticks, Sticks]]:
         """P¹ and v P¹', P⁰ and (1 - v) P⁰'."""
@@ -119,7 +120,7 @@ class StickPath(Path):
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         (own, _), (before, _) = self._said(*simplex.sticks(z), s)
-        own, before = own.clamp_min(1e-300).log(), before.clamp_min(1e-300).log().cumsum(-1)
+        own, before = own.clamp_min(1e-300).log(), running_sum(before.clamp_min(1e-300).log())
         nothing = torch.zeros_like(own[..., :1])
         return (torch.cat([own, nothing], -1) + torch.cat([nothing, before], -1)).to(z.dtype)
 

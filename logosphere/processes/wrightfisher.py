@@ -25,6 +25,7 @@ from logosphere.noise import Noise
 from logosphere.processes import deaths
 from logosphere.processes.flow import Path, Share
 from logosphere.shapes import Float
+from logosphere.sums import running_sum
 from logosphere.types import Kind, Logits, State
 
 NODES = 1024
@@ -77,7 +78,7 @@ class WrightFisherPath(Path):
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         """m lives are left, and the gamma variable of 1 + m is a sum of as many exponential ones."""
-        ends = self.lives(s).double().cumsum(-1)
+        ends = running_sum(self.lives(s).double())
         left = (noise.uniform(*s.shape)[..., None] * ends[..., -1:] > ends).sum(-1, keepdim=True)
         waits = -noise.uniform(*s.shape, self.last + 1).log()
         counted = torch.arange(self.last + 1, device=s.device) <= left

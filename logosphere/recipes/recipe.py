@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +57,7 @@ class Recipe:
     precision: str = "auto"
     """auto, float32 or bfloat16."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """auto, cpu, cuda, cuda:1."""
     compile: bool = False
     """Compile the network with torch.compile."""
     shard: bool = False
@@ -88,6 +90,18 @@ class Recipe:
         return options_from(self.options)
 
 
+class Plain(yaml.SafeLoader):
+    """YAML that holds plain data only, and reads 1e-3 as the number that JSON and people take it for."""
+
+
+Plain.yaml_implicit_resolvers = {  # a copy: the lists belong to all loaders
+    first: list(found) for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Plain.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def options_from(words: Sequence[str]) -> dict[str, Any]:
     """Words name=value as values: numbers, booleans, None and words as YAML reads them."""
     read = {}
@@ -96,7 +110,7 @@ def options_from(words: Sequence[str]) -> dict[str, Any]:
         if not separator or not name:
             raise UserError(f"'{option}' is not an option of the form name=value.")
         try:
-            read[name] = yaml.safe_load(value)
+            read[name] = yaml.load(value, Plain)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"The value of the option '{option}' cannot be read.") from None
     return read
@@ -112,7 +126,7 @@ def recipe_from(content: Any, place: str) -> Recipe:
 def read_recipe_file(path: Path) -> Recipe:
     """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Plain)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
@@ -129,7 +143,9 @@ def _filled(kind: type, content: Any, place: str) -> Any:
     for name, value in content.items():
         if name not in known:
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
-        values[name] = _value(str(known[name].type), value, f"'{name}' in {place}")
+        kind_of_value = known[name].type
+        named = kind_of_value.__name__ if isinstance(kind_of_value, type) else str(kind_of_value)
+        values[name] = _value(named, value, f"'{name}' in {place}")
     return kind(**values)
 
 
@@ -150,8 +166,14 @@ def _value(annotation: str, value: Any, place: str) -> Any:
     else:
         fits = (str,)
     if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
-        raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {value!r}.")
+        raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {_shown(value)}.")
     return _finite(value, place) if float in fits else value
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence; what holds others only by its kind, for it may refer to itself a million times."""
+    plain = value is None or isinstance(value, str | int | float)
+    return reprlib.repr(value) if plain else f"a {type(value).__name__}"
 
 
 def _finite(value: Any, place: str) -> float:
@@ -160,5 +182,5 @@ def _finite(value: Any, place: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise UserError(f"{place} must be a finite number, not {value!r}.")
+        raise UserError(f"{place} must be a finite number, not {_shown(value)}.")
     return number

@@ -1,8 +1,10 @@
 """The checkpoints of a run: begun one at a time, and said to be saved only when they are whole."""
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from logosphere.errors import UserError
@@ -21,6 +23,8 @@ class Saves:
         self.run, self.training, self.sharded = run, training, sharded
         self.team = training.team
         self.underway: "ShardedSave | None" = None
+        if sharded:
+            _check_library()  # before anything is trained that could not be saved
         self.finished: int | None = None
         self.group: Any = dist.new_group(backend="gloo") if sharded and self.team.size > 1 else None
 
@@ -70,3 +74,17 @@ class Saves:
     def _shown(self, checkpoint: Path) -> None:
         self.run.sync_metrics()
         self.run.publish(checkpoint)
+
+
+def _check_library() -> None:
+    """Can torch write shares as safetensors?"""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        able = "save_distributed" in inspect.signature(HuggingFaceStorageWriter).parameters
+    except ImportError:
+        able = False
+    if not able:
+        raise UserError(
+            f"torch {torch.__version__} cannot save shares as safetensors; get a newer one, or leave out --shard."
+        )

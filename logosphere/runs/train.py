@@ -93,6 +93,10 @@ def device_of(name: str) -> torch.device:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
+        if device.type == "mps":
+            raise RuntimeError("it has no numbers of 64 bits, which noise and bounds are made of; use cpu")
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # what is made without naming a device, as by FSDP, is made on this one
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
         raise UserError(f"The device '{name}' cannot be used here ({str(problem).splitlines()[0]}).") from None
@@ -202,8 +206,9 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     def validated() -> Report:
         nonlocal best
         report = validate(recipe, training, corpus, team)
+        figures = model.figures()  # by all processes: each may have a share of the weights only
         if team.leads:
-            run.log(_validation(training.step, report) | model.process.figures())
+            run.log(_validation(training.step, report) | figures)
         if report.bits < best:
             best = report.bits
             _keep_best(run, training)

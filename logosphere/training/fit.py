@@ -107,6 +107,7 @@ class Training:
         batch = self._withheld(batch).to(self.model.device)
         count = int(self.team.total(int(batch.free.sum()))[0])
         lr = self.optim.rate(self.step, done)
+        self.model.process.advance(done)
         self.optimizer.zero_grad(set_to_none=True)
         loss, nats, kind = self._differentiate(batch, count)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True)
@@ -164,10 +165,6 @@ class Training:
                 with self._own_randomness(), self._autocast():
                     bound = self.objective(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
                 share = bound.loss.sum() / count
-                if (
-                    not share.requires_grad
-                ):  # nothing was hidden in this part; the team waits for our gradient all the same
-                    share = share + 0 * self.parameters[0].sum()
                 (share * self.team.size).backward()  # the team takes the mean of its gradients, and we want the sum
             loss, nats = loss + share.item(), nats + bound.total.sum().item() / count
         loss, nats = self.team.total(loss, nats)

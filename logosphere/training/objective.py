@@ -38,7 +38,7 @@ def objective(model: Model, team: Team, *, sharded: bool) -> Objective:
     """The objective of a model in a team; `sharded` changes the parameters of the model into shares of them."""
     if team.size == 1 or not any(p.requires_grad for p in model.parameters()):
         return Alone(model)
-    return Sharded(model) if sharded else Replicated(model)
+    return Sharded(model, team) if sharded else Replicated(model)
 
 
 class Alone(Objective):
@@ -75,16 +75,19 @@ class Replicated(Objective):
 class Sharded(Objective):
     """Every process keeps its share of the weights (FSDP2); those of a block are put together while it computes."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, team: Team):
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # slow to load, and seldom used
 
-        for module in model.modules():
+        mesh = init_device_mesh(model.device.type, (team.size,))  # torch itself would take a GPU wherever there is one
+        for module in reversed(list(model.modules())):  # from the inside out, as stages hold blocks
             if isinstance(module, nn.ModuleList):
                 for block in module:
-                    fully_shard(block)
+                    fully_shard(block, mesh=mesh)
         # Weights are never left whole: whoever changes shares (the optimiser, averages) changes all there is.
-        fully_shard(model, reshard_after_forward=True)
-        register_fsdp_forward_method(model, "bound")
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        for method in ("bound", "figures"):
+            register_fsdp_forward_method(model, method)
         self.model = model
 
     def __call__(self, batch: Batch, noise: Noise) -> Bound:

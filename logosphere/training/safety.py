@@ -1,5 +1,6 @@
 """Numbers one can rely on: the same bits every time, and the batch that broke a training kept for a look."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ def determinism(wanted: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused, or not the same
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:

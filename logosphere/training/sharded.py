@@ -101,7 +101,7 @@ class ShardedSave:
 def load_sharded(path: Path, training: Training) -> dict[str, float]:
     """Put a checkpoint that was saved by any number of processes into a training."""
     rest = restore_counts(path, training)
-    _allocate(training)
+    _allocate(training, _names(path / SHARDS))
     tensors = _tensors(training)
     _read(path / SHARDS, tensors, alone=training.team.size == 1)
     for name, tensor in tensors.items():
@@ -135,12 +135,20 @@ def _tensors(training: Training) -> dict[str, Tensor]:
     return tensors
 
 
-def _allocate(training: Training) -> None:
-    """Moments to read into; before the first step there are none."""
-    for parameter in training.parameters if training.step else []:
+def _allocate(training: Training, saved: set[str]) -> None:
+    """Moments to read into, of the parameters that have some: in a first stage others may have had no gradient yet."""
+    for name, parameter in training.model.named_parameters():
+        if f"{OPTIMIZER}{name}/step" not in saved:
+            continue
         state = training.optimizer.state[parameter]
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _names(shards: Path) -> set[str]:
+    """Of all tensors that were saved."""
+    with _understood(shards):
+        return set(HuggingFaceStorageReader(str(shards)).read_metadata().state_dict_metadata)
 
 
 def _whole(shards: Path, like: dict[str, Tensor], kinds: tuple[str, ...]) -> dict[str, Tensor]:
@@ -151,15 +159,18 @@ def _whole(shards: Path, like: dict[str, Tensor], kinds: tuple[str, ...]) -> dic
 
 
 def _read(shards: Path, tensors: dict[str, Tensor], *, alone: bool) -> None:
+    with _understood(shards), _alone() if alone else nullcontext():
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=alone)
+
+
+@contextmanager
+def _understood(shards: Path) -> Iterator[None]:
+    """What goes wrong while shares are read, as a sentence."""
     if not shards.is_dir():
         raise UserError(f"{shards} is missing; restore it from a copy.")
     try:
-        with _alone() if alone else nullcontext():
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=alone)
-    except (
-        Exception,
-        CheckpointException,
-    ) as problem:
+        yield
+    except (Exception, CheckpointException) as problem:
         # The library wraps whatever files bring up into exceptions of its own.
         reason = str(problem).strip().splitlines()[-1]
         raise UserError(f"{shards} is damaged or belongs to another model ({reason}); restore a copy.") from None

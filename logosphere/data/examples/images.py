@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logosphere.data.examples.collection import Examples
-from logosphere.data.examples.packed import Packed, member, members
+from logosphere.data.examples.packed import Packed, arrays, member, members
 from logosphere.data.sources import Report
 from logosphere.errors import UserError
 
@@ -27,6 +27,7 @@ MNIST = Packed(
     files=("binarized_mnist.npz",),
     home="the static binarisation of Larochelle and Murray 2011 (rows packed by numpy.packbits)",
 )
+SPLITS = ("train", "valid", "test")
 HELD_OUT = 10
 """One in so many training images is for validation where a set has no such split."""
 
@@ -74,13 +75,12 @@ def mnist_binary(cache: Path, report: Report) -> Splits:
     """MNIST in black and white, 28 × 28 (static binarisation)."""
     path = MNIST.find(cache, report)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        stored = arrays(path, SPLITS)
     except Exception as problem:  # the libraries raise whatever a damaged archive brings up
         raise UserError(f"{path} cannot be read ({problem}); fetch it again.") from None
-    if lacking := [split for split in ("train", "valid", "test") if split not in arrays]:
+    if lacking := [split for split in SPLITS if split not in stored]:
         raise UserError(f"{path} holds no images for '{lacking[0]}'.")
-    return {split: Examples(list(np.unpackbits(rows, axis=1)[:, : 28 * 28])) for split, rows in arrays.items()}
+    return {split: Examples(list(np.unpackbits(rows, axis=1)[:, : 28 * 28])) for split, rows in stored.items()}
 
 
 def _split(

@@ -6,6 +6,10 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from logosphere.data.download import fetch
 from logosphere.data.sources import Report
@@ -81,6 +85,15 @@ def _entries(archive: Path):  # type: ignore[no-untyped-def]
                 yield entry.name, lambda entry=entry: packed_tar.extractfile(entry).read()  # type: ignore[union-attr]
 
 
-def _check_size(size: int, name: str) -> None:
-    if size > LARGEST_MEMBER:
+def arrays(path: Path, names: Sequence[str], largest: int = LARGEST_MEMBER) -> dict[str, npt.NDArray[Any]]:
+    """Arrays by name out of an .npz; none is unpacked before it is known how large it is."""
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            _check_size(info.file_size, info.filename, largest)
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in names if name in stored.files}
+
+
+def _check_size(size: int, name: str, largest: int = LARGEST_MEMBER) -> None:
+    if size > largest:
         raise ValueError(f"{name} has {size:,} bytes, more than any of these data sets")
