@@ -64,6 +64,7 @@ def bounds(
     try:
         for batch in batches:
             model.check_vocabulary(batch.tokens)
+            model.check_known(batch.known)
             rows = len(batch)
             sharing = team if rows >= team.size else ALONE  # nobody may be without a row
             part = batch.part(sharing.share(rows)).to(model.device)

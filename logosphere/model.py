@@ -77,15 +77,17 @@ class Model(nn.Module):
         return [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
 
     def _mixed(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> Bound:
-        """The bound of a mixture of processes, each with its own `draws`."""
-        branches = []
+        """The bound of a mixture of processes, each with its own `draws`, in two lots."""
+        lots: list[list[list[Bound]]] = []
         try:
-            for branch in range(self.process.branches):
-                self.process.branch = branch
-                branches.append(self._draws(batch, noise, draws, predict))
+            for part in (draws // 2, draws - draws // 2):
+                lots.append([])
+                for branch in range(self.process.branches):
+                    self.process.branch = branch
+                    lots[-1].append(self._draws(batch, noise, part, predict))
         finally:
             self.process.branch = None
-        return mixed(branches)
+        return mixed(*lots)
 
     def figures(self) -> dict[str, float]:
         """What to log of the parts that learn by themselves."""

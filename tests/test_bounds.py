@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from laws import System, excess, generator, mean_and_error, network, skewed, sticky
 from torch import Tensor
 
+import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.noise import Drawn, Keyed
 from logosphere.processes.interpolating import Interpolating
@@ -174,6 +175,18 @@ def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
 
     parts = [total(batch.part(slice(0, 3))), total(batch.part(slice(3, 10)))]
     torch.testing.assert_close(torch.cat(parts), total(batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ls.systems())
+def test_nothing_costs_nothing(name: str) -> None:
+    """A batch of no sequences, and sequences of which everything is known."""
+    model = network(name, skewed(5, 6)).eval()
+    tokens = torch.zeros(2, 6, dtype=torch.long)
+    assert model.nelbo(tokens[:0], generator(1)).total.shape == (0,)
+    if model.process.codec.local:
+        bound = model.nelbo(tokens, generator(1), known=torch.ones(2, 6, dtype=torch.bool))
+        assert bound.total.tolist() == [0, 0] and bound.count.tolist() == [0, 0]
 
 
 def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> None:

@@ -10,7 +10,15 @@ from scipy import special
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, HeatBridge, Law, LogBridge, simulate, walk_step
+from logosphere.geometry.bridges import (
+    Bridge,
+    HeatBridge,
+    Law,
+    LogBridge,
+    chi_square_quantiles,
+    simulate,
+    walk_step,
+)
 from logosphere.geometry.heat import heat_kernel
 from logosphere.geometry.laws import bridge_laws
 from logosphere.recipes.spherical import default_noise
@@ -25,7 +33,22 @@ def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
     return np.log([term.sum() for term in terms]) - volume + n / 2 * math.log(2 * math.pi * tau)
 
 
-@pytest.mark.parametrize(("n", "largest"), [(2, 0.3), (3, 0.3), (9, 0.3), (27, 0.0376), (27, 0.15), (255, 0.01)])
+@pytest.mark.parametrize(
+    ("n", "largest"),
+    [
+        (2, 0.3),
+        (2, 1.0),
+        (2, 3.0),
+        (3, 0.3),
+        (3, 1.0),
+        (5, 1.5),
+        (8, 2.0),
+        (9, 0.3),
+        (27, 0.0376),
+        (27, 0.15),
+        (255, 0.01),
+    ],
+)
 def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
     kernel = heat_kernel(n, 0.05 * largest, largest)
     for tau in (0.3 * largest, largest):
@@ -35,6 +58,14 @@ def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
         np.testing.assert_allclose(kernel.log_p(cosine, time)[0].numpy(), truth, atol=2e-3)
         slope = (series(n, tau, theta + 1e-4) - series(n, tau, theta - 1e-4)) / (2e-4 * -np.sin(theta))
         np.testing.assert_allclose(kernel.pull(cosine, time)[0].numpy(), slope, rtol=1e-3)
+
+
+def test_tables_are_read_where_the_states_are() -> None:
+    """On a device that only knows shapes: whatever is asked for there is answered there."""
+    cosine, time = torch.zeros(2, 3, device="meta"), torch.full((2,), 0.1, device="meta")
+    kernel = heat_kernel(5, 0.05, 0.3)
+    assert kernel.pull(cosine, time).device.type == kernel.log_p(cosine, time).device.type == "meta"
+    assert chi_square_quantiles(4)(torch.rand(7, dtype=torch.float64, device="meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("d", [28, 1025, 4097])

@@ -168,6 +168,14 @@ def test_independent_noise_is_not_paired_away() -> None:
     assert row.error == pytest.approx(math.hypot(*[report.error for report in reports(one, other)]), rel=0.1)
 
 
+def test_what_a_model_cannot_see_is_not_held_known() -> None:
+    """From left to right nothing is told of a known end, and -log p of the beginning would be called exact."""
+    known = torch.zeros(4, 6, dtype=torch.bool)
+    known[:, -1] = True
+    with pytest.raises(UserError, match="left to right"):
+        evaluate(network("ar", LANGUAGE), [Batch.of(LANGUAGE.sample(4, generator(1)), known)], rng=7)
+
+
 def test_texts_of_unequal_length_are_paired_per_token() -> None:
     """Differences of bits are Σ(nats - other)/Σ count, whose error does not hold how long texts happen to be."""
     rng = generator(7)

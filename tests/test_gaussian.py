@@ -196,6 +196,17 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
     assert not torch.allclose(bounds[0].prior, bounds[1].prior)
 
 
+@pytest.mark.parametrize("name", ["plaid", "cdcd", "gaussian-ce"])
+def test_rows_that_coincide_have_no_bound(name: str) -> None:
+    """Tokens with one row have one name, so that a network which knows nothing would be paid for naming the first."""
+    model = ls.build(name, vocab_size=3, length=2, **SMALL).eval()
+    assert model.process.kind == "bound"
+    with torch.no_grad():
+        model.process.codec.weight[2] = model.process.codec.weight[1]
+    tokens = torch.randint(3, (50, 2), generator=generator(1))
+    assert model.nelbo(tokens, generator(2)).kind == "surrogate"
+
+
 def test_one_hot_and_logits_are_the_same_process() -> None:
     """2e - 1 is e, moved and twice as far from noise: four times the SNR."""
     language = skewed(3, 4)

@@ -45,6 +45,24 @@ def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
+def test_long_sequences_are_mixed_by_whole_paths() -> None:
+    """64 even tokens: which start was drawn is then plain or free, and both lots of draws must see all of the time."""
+    language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 64)
+    model = sphere_model("rdlm", language, start="mask+uniform")
+    mean, error = mean_and_error(excess(model, language, n=200, draws=16))
+    assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
+
+
+def test_states_of_another_law_have_no_bound() -> None:
+    """The published moments lie below the entropy of one even token; in turn no table of states is read."""
+    language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 1)
+    model = sphere_model("rdlm", language, transitions="published")
+    mean, error = mean_and_error(excess(model, language, n=4000, draws=16))
+    assert model.process.kind == "surrogate" and mean < -10 * error
+    assert sphere_model("rdlm", language, transitions="normal").process.kind == "surrogate"
+    assert sphere_model("rdlm-heat", language, transitions="normal", path="in-turn").process.kind == "bound"
+
+
 def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
     """A network that is right for one start and wrong for the other: the mixture leans on the better one."""
     language = sticky(3, 4)

@@ -20,6 +20,8 @@ CLEAR = 0.25
 
 FEW = 512
 """Figures of large tables are those of so many rows."""
+ROUNDING = 1e-5
+"""Rows this close, relative to their squared length, may take each other's place in float32."""
 
 
 class Embeddings(Codec):
@@ -68,6 +70,18 @@ class Embeddings(Codec):
     def _closeness(self, z: State) -> Float[Tensor, "... V"]:
         """(|z|² - |z - e_k|²) / 2: largest for the nearest row."""
         return (self.products(z) - self.table().square().sum(-1) / 2).detach()
+
+    @torch.no_grad()
+    def tells_apart(self) -> bool:
+        """Is every row the nearest to itself, by more than rounding? Else tokens cannot be told by their rows."""
+        table = self.table()
+        for rows in torch.arange(len(table), device=table.device).split(FEW):
+            near = self._closeness(table[rows])
+            own = near.gather(1, rows[:, None])
+            others = near.scatter(1, rows[:, None], -torch.inf).amax(1, keepdim=True)
+            if not bool((own - others > ROUNDING * table[rows].square().sum(-1, keepdim=True)).all()):
+                return False
+        return True
 
     def read(self, z: State) -> Tokens:
         best = self._closeness(z).topk(2, dim=-1)

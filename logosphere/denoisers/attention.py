@@ -149,7 +149,7 @@ class CrossAttention(nn.Module):
         self, h: Float[Tensor, "B M D"], memory: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"]
     ) -> Float[Tensor, "B M D"]:
         B, M, D = h.shape
-        q = self.query(h).view(B, M, self.heads, -1).transpose(1, 2)
-        k, v = self.key_value(memory).view(B, memory.shape[1], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q = self.query(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.key_value(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = attend(q, k, v, valid[:, None, None])
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))

@@ -10,6 +10,7 @@ V is the total noise; any schedule σ_t is this bridge in another clock.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -157,15 +158,22 @@ def _order(first: Tensor, second: Tensor) -> Tensor:
     return (group * span + (second - second.min())).argsort()
 
 
+@lru_cache(maxsize=8)
+def _chi_square(degrees: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Values, and the distribution function at them."""
+    spread = (2.0 * degrees) ** 0.5
+    x = torch.linspace(max(0.0, degrees - 9 * spread), degrees + 12 * spread + 20, 20_001, dtype=torch.float64)
+    cumulative = torch.special.gammainc(torch.tensor(degrees / 2.0).double(), x / 2)
+    return x.to(device), cumulative.to(device)
+
+
 def chi_square_quantiles(degrees: int) -> Callable[[Tensor], Tensor]:
     """The inverse distribution function of χ² by a table; χ² with no degrees of freedom is 0."""
     if degrees < 1:
         return torch.zeros_like
-    spread = (2.0 * degrees) ** 0.5
-    x = torch.linspace(max(0.0, degrees - 9 * spread), degrees + 12 * spread + 20, 20_001, dtype=torch.float64)
-    cumulative = torch.special.gammainc(torch.tensor(degrees / 2.0).double(), x / 2)
 
     def quantile(u: Tensor) -> Tensor:
+        x, cumulative = _chi_square(degrees, u.device)
         right = torch.searchsorted(cumulative, u.contiguous()).clamp(1, len(x) - 1)
         low, high = cumulative[right - 1], cumulative[right]
         share = ((u - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)

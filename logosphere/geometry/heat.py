@@ -12,7 +12,7 @@ The equation of r itself is linear, but in many dimensions r is below the roundi
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ NODES = 16
 STEPS = 1200
 FARTHEST = 2.8
 """Angles beyond this one are as good as never met, and 1/sin² explodes at π; the kernel is continued flat there."""
+FEW, LATE, TERMS = 8, 0.4, 40
+"""On S^n of so few dimensions the expansion about τ = 0 fails at late times, where so many harmonics are exact."""
+FAINT = 1e-12
+"""Densities below this, relative to an even one, are rounding of the sum of harmonics."""
 SMALLEST = 1e-4
 """The integration starts at this share of the largest time, where r = 1."""
 
@@ -39,22 +43,30 @@ class HeatKernel:
     """Over cosines evenly spaced from -1 to 1, without the constant n/2 log 2πτ."""
     slope: Float[Tensor, "T G"]
     """d log p / d cos θ: the gradient at X towards e is slope · (e - <X, e> X)."""
+    _ready: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """The tables where they were asked for, as they were asked for."""
 
     def log_p(self, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        return self._read(self.log_density, cosine, tau)
+        return self._read("log_density", cosine, tau)
 
     def pull(self, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        return self._read(self.slope, cosine, tau)
+        return self._read("slope", cosine, tau)
 
-    def _read(self, table: Tensor, cosine: Tensor, tau: Tensor) -> Tensor:
-        rows, columns = table.shape
-        at = (tau.log() - self.times[0]) / (self.times[1] - self.times[0])
+    def _flat(self, name: str, like: Tensor) -> Tensor:
+        key = (name, like.device, like.dtype)
+        if key not in self._ready:
+            self._ready[key] = getattr(self, name).to(like).flatten()
+        return self._ready[key]
+
+    def _read(self, name: str, cosine: Tensor, tau: Tensor) -> Tensor:
+        rows, columns = self.slope.shape
+        at = (tau.log() - float(self.times[0])) / float(self.times[1] - self.times[0])
         row = at.clamp(0, rows - 1.001).floor()
         high = (at.clamp(0, rows - 1) - row)[..., None].to(cosine.dtype)
         place = (cosine.clamp(-1, 1) + 1) * (0.5 * (columns - 1))
         column = place.clamp(0, columns - 1.001).floor()
         right = place - column
-        flat, first = table.to(cosine.dtype).flatten(), (row[..., None].long() * columns) + column.long()
+        flat, first = self._flat(name, cosine), (row[..., None].long() * columns) + column.long()
         low_row = torch.lerp(flat[first], flat[first + 1], right)
         high_row = torch.lerp(flat[first + columns], flat[first + columns + 1], right)
         return torch.lerp(low_row, high_row, high)
@@ -73,12 +85,32 @@ def heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosine
     rest = _rows(log_r, fine, wanted) @ basis.T + wanted.exp()[:, None] * _mean_curvature(theta.clamp_max(FARTHEST), n)
     bent = theta.clamp(1e-6, FARTHEST)
     table = -theta.square() / (2 * wanted.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
+    late = wanted.exp() >= LATE
+    if n <= FEW and bool(late.any()):
+        table[late] = _harmonics(n, cosine, wanted[late].exp())
     if not bool(table.isfinite().all()):
         raise UserError(
             f"The heat kernel in {n + 1:,} dimensions is out of reach at a time of {largest:g}; "
             "choose a smaller total_noise, or the log bridge of rdlm."
         )
     return HeatKernel(wanted, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
+
+
+def _harmonics(n: int, cosine: Float[Tensor, "G"], tau: Float[Tensor, "T"]) -> Float[Tensor, "T G"]:
+    """log p_τ(θ) + n/2 · log 2πτ by zonal harmonics, for large times in few dimensions:
+
+    p_τ(θ) = 1/ω_n Σ_l (2l + n - 1)/(n - 1) · C_l(cos θ) exp(-l (l + n - 1) τ/2), C_l the Gegenbauer polynomials of
+    order (n - 1)/2 and ω_n the surface of S^n.
+    """
+    order = (n - 1) / 2
+    before, now = torch.ones_like(cosine), 2 * order * cosine
+    total = before + (n + 1) / (n - 1) * now * (-n * tau / 2).exp()[:, None]
+    for degree in range(2, TERMS):
+        new = (2 * (degree + order - 1) * cosine * now - (degree + 2 * order - 2) * before) / degree
+        before, now = now, new
+        total = total + (2 * degree + n - 1) / (n - 1) * now * (-degree * (degree + n - 1) * tau / 2).exp()[:, None]
+    surface = math.log(2) + (n + 1) / 2 * math.log(math.pi) - math.lgamma((n + 1) / 2)
+    return total.clamp_min(FAINT).log() - surface + n / 2 * (2 * math.pi * tau).log()[:, None]
 
 
 def _mean_curvature(theta: Tensor, n: int) -> Tensor:

@@ -5,8 +5,8 @@ from t = 1 to `FIRST`, where λ is finite and the token is read off:
 
     -log p(x) ≤ E[-log p(x | z_first)] + ½ ∫ -SNR'(t) E|u - x̂(z_t)|² dt + KL(q(z_1 | x) || N(0, I))
 
-(Kingma et al. 2021, VDM, eq. 18) is a bound for every network, every schedule and every table of embeddings. With the
-exact posterior mean it is the entropy plus the prior term (Guo et al. 2005, I-MMSE), and at most the reconstruction
+(Kingma et al. 2021, VDM, eq. 18) is a bound for every network, every schedule and every table whose rows differ. With
+the exact posterior mean it is the entropy plus the prior term (Guo et al. 2005, I-MMSE), and at most the reconstruction
 where tokens, read off one by one, are not clear yet at the end.
 """
 
@@ -27,7 +27,7 @@ from logosphere.processes.clock import Clock, place
 from logosphere.processes.gaussian_moves import Move, ancestral
 from logosphere.processes.predictions import Prediction
 from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Logits, Positions, State, Times
+from logosphere.types import Batch, Kind, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
 Spacing = Literal["angle", "logsnr", "information"]
@@ -67,7 +67,7 @@ class Gaussian(Process):
         self.codec, self.schedule, self.clock = codec, schedule, clock
         self.predicts, self.trains_on, self.anchor, self.spacing = predicts, loss, anchor, spacing
         self.intervals = clock.steps - 1
-        self.kind = "bound" if isinstance(codec, Embeddings) else "surrogate"
+        self._told_apart: tuple[Tensor, bool] | None = None
         if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
             raise UserError(
                 "States that are not those of single tokens cannot be predicted as tokens; choose x0, v or eps."
@@ -156,6 +156,21 @@ class Gaussian(Process):
 
     def wanted(self, z: State, moving: Positions) -> Positions:
         return moving
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """A bound where the last look names the token: rows that coincide have one name for several tokens.
+
+        Where the state itself is read by Bayes' rule, such tokens share their probability, and any name will do.
+        """
+        if not isinstance(self.codec, Embeddings):
+            return "surrogate"
+        if self.training or (self.predicts is not None and self.bias is None):
+            return "bound"
+        weight = self.codec.weight.detach()
+        if self._told_apart is None or not torch.equal(self._told_apart[0], weight):
+            self._told_apart = weight.clone(), self.codec.tells_apart()
+        return "bound" if self._told_apart[1] else "surrogate"
 
     # ---- what a state says ------------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class Interpolating(Process):
             )
         if isinstance(self.head, Score) and (timesteps is not None or self.hybrid or (law.hides and law.spreads)):
             raise UserError("Score entropy needs continuous time, either masks or random tokens, and hybrid=0.")
+        if law.spreads and timesteps is None and not float(law.schedule.noise(torch.tensor(1e-6).double())) > 0:
+            raise UserError("Random tokens in continuous time need a schedule with noise from the very first moment.")
         if self.hybrid < 0:
             raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {self.hybrid}.")
         low, high = self.clip
@@ -134,8 +136,9 @@ class Interpolating(Process):
         E Σ CE/t dt = E_l (n/l) Σ CE (Uria et al. 2014; Ou et al. 2024), with the number no longer left to chance.
         """
         B, J = w.shape
-        scores = torch.where(free, noise.uniform(*u.shape), 2.0).view(B, J, -1)
-        free_count = free.view(B, J, -1).sum(2, keepdim=True)
+        blocks = (B, J, u.shape[1] // J)
+        scores = torch.where(free, noise.uniform(*u.shape), 2.0).view(blocks)
+        free_count = free.view(blocks).sum(2, keepdim=True)
         hidden_count = (w[..., None] * free_count).ceil().long().clamp_min(1)
         threshold = scores.sort(2).values.gather(2, hidden_count - 1)
         hidden = ((scores <= threshold) & (free_count > 0)).view_as(u)

@@ -34,18 +34,17 @@ def leave_one_out(first: Bound, second: Bound) -> Bound:
 TERMS = ("recon", "diffusion", "prior", "loss")
 
 
-def mixed(branches: list[list[Bound]]) -> Bound:
-    """-log Σ_c π_c exp(-B_c) for equally likely processes with bounds B_c, of each of which there are several draws.
+def mixed(first: list[list[Bound]], second: list[list[Bound]]) -> Bound:
+    """-log Σ_c π_c exp(-B_c) for equally likely processes with bounds B_c, each of which was drawn in two lots.
 
     Estimates put for B_c would make it too small (-log Σ exp(-·) is concave). But for any q
 
         -log Σ_c π_c exp(-B_c) ≤ Σ_c q_c (B_c + log q_c / π_c)
 
-    with equality for q_c ∝ π_c exp(-B_c). So q is taken from one half of the draws and B from the other, and the other
-    way round: an unbiased estimate of a bound. log q_c / π_c counts as prior.
+    with equality for q_c ∝ π_c exp(-B_c). So q is taken from one lot of the draws and B from the other, and the other
+    way round: an unbiased estimate of a bound, as the lots are drawn independently and each over the whole time.
+    log q_c / π_c counts as prior.
     """
-    half = len(branches[0]) // 2
-    first, second = [parts[:half] for parts in branches], [parts[half:] for parts in branches]
     return averaged([_weighted(_shares(first), second), _weighted(_shares(second), first)])
 
 

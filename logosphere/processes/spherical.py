@@ -79,6 +79,7 @@ class Spherical(Process):
         shares: Float[Tensor, "N C"] | None = None,
         loss: Loss = "cross-entropy",
         switch: float | None = None,
+        exact: bool = True,
         chain: bool = False,
         stagger: Stagger | None = None,
         turns: Turns | None = None,
@@ -94,8 +95,10 @@ class Spherical(Process):
         self.turns, self.taught_in_turn = turns, taught_in_turn
         self.needs_time = turns is None  # in turn a state is a start or a vertex, and shows which
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
-        self.kind = "bound" if bool((shares == shares[0]).all()) else "surrogate"
-        self.branches = len(starts) if self.kind == "bound" else 1
+        alike = bool((shares == shares[0]).all())
+        # Girsanov's integral is a bound under the law of the bridge alone; in turn no table is read.
+        self.kind = "bound" if alike and (exact or turns is not None) else "surrogate"
+        self.branches = len(starts) if alike else 1
         self.branch: int | None = None
         d = self.choices + 1
         self.register_buffer("times", times.float(), persistent=False)

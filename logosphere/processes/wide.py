@@ -94,7 +94,8 @@ class WideSpherical(Spherical):
         if not self.training:
             return super().noised(u, w, free, noise)
         t, weight = self._times(w, free, noise)
-        return Noised(self.read(u, t, noise), t, weight)
+        with torch.autocast(u.device.type, enabled=False):  # what is read must be what is remembered of it
+            return Noised(self.read(u, t, noise), t, weight)
 
     def read(self, tokens: Tokens, t: Times, noise: Noise) -> Float[Tensor, "B L D"]:
         """W X at times t."""
@@ -160,7 +161,7 @@ class WideSpherical(Spherical):
         rows = Read(*(field[self._scored] for field in self._last))
         slope = self._slope(t)
         said = logits.detach()  # the same memory; what made the logits does not need them for its gradient
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(said.device.type, enabled=False):
             for first in range(0, len(said), ROWS):
                 part = slice(first, first + ROWS)
                 said[part] += slope[part] * self.coordinates(Read(*(field[part] for field in rows)))

@@ -75,7 +75,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
         switch        the share of training after which the loss becomes bound-weighted
         clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
-        transitions   exact, or the Riemannian normal with the right (normal) or the published moments
+        transitions   exact, or the Riemannian normal with the right (normal) or the published moments, under which the
+                      value of the path together is a surrogate
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
         self_conditioning   the probability with which training shows the network its own estimate; True: 0.5
@@ -128,6 +129,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             shares=None if mixing is None else mixing(laws[0].times),
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
+            exact=transitions == "exact",
             chain=timesteps is not None,
             stagger=_stagger(stagger, order, together, window, timesteps),
             turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
