@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import cache, train, workplace  # noqa: F401
+from test_cli import SMALL, cache, train, workplace  # noqa: F401
 
 from logosphere.cli import main
 
@@ -31,6 +31,54 @@ def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) 
     assert "'infilling'" in sentence(capsys, ["train", "--task", "infiling"])
     assert main(["train", "--stepz", "3"]) == 2 and "--steps" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--steps", "abc"], "--steps must be None or a whole number, not 'abc'."),
+        (["train", "--batch", "3.5"], "--batch must be a whole number, not '3.5'."),
+        (["compare", "--minutes", "x"], "--minutes must be a number, not 'x'."),
+        (["train", "--steps"], "--steps needs a value."),
+        (["train", "--network.widht", "3"], "There is no option --network.widht. Did you mean --network.width?"),
+        (["evaluate"], "RUN is missing: folder of the run."),
+        (["evaluate", "run", "--split", "tset"], "--split must be one of train, valid, test, not 'tset'."),
+        (["sample", "--bogus", "1"], "There is no option --bogus."),
+    ],
+)
+def test_words_that_are_no_command_get_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = sentence(capsys, words, code=2)
+    assert said == f"logosphere: {says} See: logosphere {words[0]} --help"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--minutes", "nan"], ["--optim.lr", "inf"], ["--ema", "2"], ["--withhold", "3"], ["--accumulate", "0"],
+        ["--precision", "fp8"], ["--optim.beta1", "2"], ["--optim.weight-decay", "-1"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_impossible_numbers_leave_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "recipe.json" not in sentence(capsys, ["train", "--out", "run", *words])
+    assert not Path("run").exists()
+
+
+def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other options than its own are refused; without --out they choose among the runs."""
+    Path("lines.txt").write_text("four\nand\ntwenty\nblackbirds\n" * 40)
+    for system in ("mdlm", "udlm"):
+        assert main(["train", "--steps", "2", *SMALL, "--system", system, "--data", "lines:lines.txt"]) == 0
+    first, last = Path("runs/mdlm-lines"), Path("runs/udlm-lines")
+    assert first.exists() and last.exists()
+    for words in (["--out", str(first), "--system", "udlm"], ["--optim.lr", "9", "--system", "mdlm"]):
+        said = sentence(capsys, ["train", "--resume", *words])
+        assert "was begun with --" in said and "--begin" in said
+    capsys.readouterr()
+    assert main(["train", "--resume", "--system", "mdlm"]) == 0 and str(first) in capsys.readouterr().err
+    assert main(["train", "--resume"]) == 0 and str(last) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

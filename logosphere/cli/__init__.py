@@ -2,10 +2,12 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from logosphere.cli.mistakes import Misuse
 from logosphere.errors import UserError, nearest
 from logosphere.parallel.launch import Deserted, launched, observed, rank
 
@@ -80,7 +82,7 @@ def _explain(problem: BaseException) -> int:
         case Deserted() if launched() and observed():
             return FAILED  # whoever has started the team knows more
         case UserError():
-            return _complain(str(problem), FAILED)
+            return _complain(str(problem), MISUSED if isinstance(problem, Misuse) else FAILED)
         case KeyboardInterrupt():
             return _complain(
                 "Stopped. Nothing that was saved is lost; run the same command again to go on.", INTERRUPTED
@@ -93,10 +95,10 @@ def _explain(problem: BaseException) -> int:
                 "The disk is full. What was saved before is whole; free some space and run this again.", FAILED
             )
         case OSError(errno=errno.EROFS | errno.EACCES | errno.EPERM):
-            place = f"{problem.filename or 'A file'} cannot be used ({problem.strerror})"
+            place = f"{_place(problem) or 'A file'} cannot be used ({problem.strerror})"
             return _complain(f"{place}; choose another folder, or change who may write there.", FAILED)
         case OSError():
-            return _complain(f"{problem.strerror or problem}: {problem.filename or ''}".rstrip(": ") + ".", FAILED)
+            return _complain(f"{problem.strerror or problem}: {_place(problem)}".rstrip(": ") + ".", FAILED)
         case MemoryError():
             return _complain("There is not enough memory; try a smaller --batch, --length or network.", FAILED)
         case RuntimeError() if "out of memory" in str(problem) or "can't allocate memory" in str(problem):
@@ -106,6 +108,11 @@ def _explain(problem: BaseException) -> int:
             return _complain(
                 f"This should not happen ({kind}: {problem}); run again with --debug and report it.", FAILED
             )
+
+
+def _place(problem: OSError) -> str:
+    """The file that a problem is about; drafts go by the name of what they were to become."""
+    return re.sub(r"(^|/)\.([^/]+?)\.(draft-)?\d+-[0-9a-f]{8}(?=/|$)", r"\1\2", str(problem.filename or ""))
 
 
 def _complain(sentence: str, code: int) -> int:

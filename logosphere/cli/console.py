@@ -1,16 +1,18 @@
 """What the commands share: parsing options, printing results, and progress that says how long it still takes."""
 
+import io
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from logosphere.cli.mistakes import Misuse, in_a_sentence
 from logosphere.parallel.launch import rank
 
 if TYPE_CHECKING:
@@ -30,6 +32,17 @@ def say(remark: str) -> None:
 
 def parse(kind: type[T], words: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
     """Options of a command out of its words; --help and mistakes are answered here."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return _parsed(kind, words, command, default, about)
+    except SystemExit as end:
+        if end.code in (0, None):  # it was asked for help
+            raise
+        raise Misuse(in_a_sentence(said.getvalue(), command)) from None
+
+
+def _parsed(kind: type[T], words: list[str], command: str, default: T | None, about: str | None) -> T:
     prog = f"logosphere {command}"
     config = [tyro.conf.AvoidSubcommands, tyro.conf.PositionalMetavarFromFieldName]
     if default is None:  # without a recipe there is nothing that None or --no-… could take back

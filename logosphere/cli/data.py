@@ -33,7 +33,8 @@ def run(words: list[str]) -> int:
         if arguments.json:
             print_json({"corpora": CORPORA | DESCRIPTIONS})
         else:
-            print("\n".join(f"{name:<13} {line}" for name, line in (CORPORA | DESCRIPTIONS).items()))
+            known = CORPORA | DESCRIPTIONS
+            print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
     if not arguments.name:
         raise UserError("Say which corpus to fetch, for example: logosphere data get text8")

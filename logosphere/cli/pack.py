@@ -34,9 +34,10 @@ def run(words: list[str]) -> int:
 
     from logosphere.data.batches import sequences
     from logosphere.runs.folder import RunFolder
-    from logosphere.runs.packing import SLICE, pack, written
+    from logosphere.runs.packing import SLICE, check_free, pack, written
     from logosphere.sampling.generate import generate
 
+    check_free(arguments.out)
     folder = RunFolder(arguments.run)
     tokenizer, measure = folder.tokenizer, arguments.measure
     report = measured(folder, measure)

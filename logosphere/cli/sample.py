@@ -89,6 +89,8 @@ def run(words: list[str]) -> int:
     if arguments.prompt and arguments.infill:
         raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
     arguments.by.check(arguments.label)
+    if arguments.guidance != 1 and not (arguments.label or arguments.source or arguments.signal):
+        raise UserError("--guidance needs something to guide by: give --label, --source or --signal, or leave it out.")
     if arguments.sampler != "auto":
         listing(arguments.sampler)
     if arguments.save is not None:

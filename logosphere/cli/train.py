@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,19 +88,19 @@ def run(words: list[str]) -> int:
 
     with assembled() as team:
         # The first process sets up the folder and the tokens; the others find both.
-        prepared = team.first(lambda: _prepared(chosen, arguments))
+        prepared = team.first(lambda: _prepared(chosen, arguments, words))
         path = team.told("" if prepared is None else str(prepared[0].path))
         folder, corpus = prepared or (RunFolder(path), _opened(RunFolder(path), chosen, arguments))
         return _carry_out(folder, corpus, arguments, team)
 
 
-def _prepared(chosen: Recipe, arguments: Arguments) -> "tuple[RunFolder, Corpus]":
+def _prepared(chosen: Recipe, arguments: Arguments, words: list[str]) -> "tuple[RunFolder, Corpus]":
     """The folder of a new run, or of one to be resumed, and its text."""
-    from logosphere.runs.folder import RunFolder, free_name, newest
+    from logosphere.runs.folder import free_name
     from logosphere.runs.train import start
 
     if arguments.resume:
-        folder = RunFolder(arguments.out or newest())
+        folder = _resumed(arguments, words)
         return folder, _opened(folder, chosen, arguments)
     if arguments.out is not None and arguments.out.exists() and any(arguments.out.iterdir()):
         raise UserError(
@@ -108,6 +108,46 @@ def _prepared(chosen: Recipe, arguments: Arguments) -> "tuple[RunFolder, Corpus]
         )
     corpus = _opened(None, chosen, arguments)
     return start(chosen, corpus, arguments.out or free_name(chosen.system, chosen.data)), corpus
+
+
+def _resumed(arguments: Arguments, words: list[str]) -> "RunFolder":
+    """The run in --out, or the last one that is as the other options say; a run goes on as it was begun."""
+    from logosphere.runs.folder import RunFolder, all_runs, newest
+
+    places = [arguments.out] if arguments.out is not None else all_runs() or [newest()]
+    other = ""
+    for place in places:
+        folder = RunFolder(place)
+        if not (found := _otherwise(words, folder.recipe)):
+            return folder
+        other = other or f"The run in {place} was begun with {found}"
+    raise UserError(
+        f"{other}; leave that out to go on as it was begun, or begin another run with its weights: "
+        f"logosphere train --begin {places[0]}"
+    )
+
+
+def _otherwise(words: list[str], begun: Recipe) -> str:
+    """What words ask for otherwise than a run was begun, empty if nothing."""
+    name, rest = _named(words)
+    asked = _one_budget(_parsed(rest, recipe(name) if name else begun).recipe, rest)
+
+    now, then = _settings(asked), _settings(begun)
+    changed = [key for key in then if now[key] != then[key]]
+    return ", ".join(f"--{key.replace('_', '-')} {_spelt(then[key])}, not {_spelt(now[key])}" for key in changed[:3])
+
+
+def _settings(chosen: Recipe) -> dict[str, object]:
+    """All settings of a recipe by the names of their options."""
+    flat: dict[str, object] = {}
+    for name, value in vars(chosen).items():
+        parts = {f"{name}.{key}": inner for key, inner in vars(value).items()} if is_dataclass(value) else {name: value}
+        flat |= parts
+    return flat
+
+
+def _spelt(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _opened(folder: "RunFolder | None", chosen: Recipe, arguments: Arguments) -> "Corpus":

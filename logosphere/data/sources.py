@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from logosphere.data.download import fetch
+from logosphere.data.examples.names import DESCRIPTIONS
 from logosphere.data.readers import READERS, check_column, optional, row_text, separated, text_of
 from logosphere.data.text8 import text8_filter
 from logosphere.errors import UserError, nearest
@@ -158,7 +159,7 @@ def _readable(folder: Path) -> list[Path]:
 def _suggestion(source: str, path: Path) -> str:
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     similar = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
-    return nearest(source, [*CORPORA, *(str(path.with_name(name)) for name in similar)])
+    return nearest(source, [*CORPORA, *DESCRIPTIONS, *(str(path.with_name(name)) for name in similar)])
 
 
 def _stamp(paths: Iterable[Path]) -> str:

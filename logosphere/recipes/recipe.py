@@ -13,7 +13,7 @@ import yaml
 
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
-from logosphere.training.optim import Optim
+from logosphere.training.optim import Optim, check_finite, check_training
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Recipe:
     optim: Optim = field(default_factory=Optim)
 
     def __post_init__(self) -> None:
+        check_finite("", vars(self))
+        check_training(self.ema, self.withhold, self.accumulate, self.precision)
         if self.steps is None and self.minutes is None and self.cpu_minutes is None:
             raise UserError("Say how long to train: --steps N, --minutes M or --cpu-minutes M.")
         if self.steps is not None and self.steps < 1:

@@ -39,6 +39,8 @@ from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_rec
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
 """Names of bits per unit in metrics."""
+KINDS = re.compile(r"((stream|hf|letters|lines|labelled|pairs|promoters):)+")
+"""What may stand before the name of a text."""
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
 
@@ -251,12 +253,18 @@ def _lock(file: IO[str], path: Path) -> None:
     file.flush()
 
 
+def all_runs(parent: Path = Path("runs")) -> list[Path]:
+    """The runs that have weights, the one trained last first."""
+    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}")]
+    return sorted(found, key=lambda path: -(path / WEIGHTS).stat().st_mtime)
+
+
 def newest(parent: Path = Path("runs")) -> Path:
     """The run that was trained last, for commands that are not told which."""
-    runs = [path.parent for path in parent.glob(f"*/{WEIGHTS}")]
+    runs = all_runs(parent)
     if not runs:
         raise UserError("There is no run yet; train one with: logosphere train")
-    return max(runs, key=lambda path: (path / WEIGHTS).stat().st_mtime)
+    return runs[0]
 
 
 def newest_or_box(parent: Path = Path("runs")) -> Path:
@@ -267,7 +275,7 @@ def newest_or_box(parent: Path = Path("runs")) -> Path:
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:
     """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
-    base = f"{system}-{Path(data.removeprefix('stream:').removeprefix('hf:')).stem}"
+    base = f"{system}-{Path(KINDS.sub('', data)).stem}"
     number, path = 1, parent / base
     while path.exists():
         number += 1

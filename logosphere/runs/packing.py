@@ -54,10 +54,15 @@ def halved(model: Model) -> dict[str, Tensor]:
     return state
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a place where something is."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; choose another --out or remove it.")
+
+
 def pack(run: RunFolder, folder: Path, report: Report, text: str, samples: list[str], weights: str = "ema") -> Slice:
     """Write a box from a run: `report` and `samples` are for its card, `text` is measured for its record."""
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} exists already; choose another --out or remove it.")
+    check_free(folder)
     write_tensors(folder / WEIGHTS, halved(run.model(weights)))
     if (size := (folder / WEIGHTS).stat().st_size) > LARGEST:
         shutil.rmtree(folder)

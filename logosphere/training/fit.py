@@ -16,7 +16,7 @@ from logosphere.noise import Keyed
 from logosphere.parallel.team import ALONE, Team
 from logosphere.training.ema import Averaged
 from logosphere.training.objective import objective
-from logosphere.training.optim import Optim
+from logosphere.training.optim import Optim, check_training
 from logosphere.types import Batch, Kind, Tokens
 
 WITHHOLDING = 1 << 61
@@ -74,12 +74,7 @@ class Training:
         team: Team = ALONE,
         sharded: bool = False,
     ):
-        if not 0 <= withhold <= 1:
-            raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
-        if ema is not None and not 0 <= ema < 1:
-            raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
-        if accumulate < 1:
-            raise UserError(f"accumulate must be at least 1, not {accumulate}.")
+        check_training(ema, withhold, accumulate, precision)
         self.model, self.optim, self.seed, self.accumulate = model, optim or Optim(), seed, accumulate
         self.withhold, self.team = withhold, team
         self.precision = _dtype(precision, model.device)
@@ -230,6 +225,4 @@ def _dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if bf16 else torch.float32
-    if precision not in ("float32", "bfloat16"):
-        raise UserError(f"precision must be auto, float32 or bfloat16, not '{precision}'.")
     return torch.bfloat16 if precision == "bfloat16" else torch.float32

@@ -2,8 +2,30 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from logosphere.errors import UserError
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def check_finite(prefix: str, settings: dict[str, Any]) -> None:
+    """Refuse settings that are infinite or no numbers."""
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{prefix}{name.replace('_', '-')} must be a finite number, not {value}.")
+
+
+def check_training(ema: float | None, withhold: float, accumulate: int, precision: str) -> None:
+    """Refuse settings of a training that cannot be."""
+    if ema is not None and not 0 <= ema < 1:
+        raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
+    if not 0 <= withhold <= 1:
+        raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
+    if accumulate < 1:
+        raise UserError(f"accumulate must be at least 1, not {accumulate}.")
+    if precision not in PRECISIONS:
+        raise UserError(f"precision must be auto, float32 or bfloat16, not '{precision}'.")
 
 
 @dataclass(frozen=True)
@@ -17,7 +39,9 @@ class Optim:
     final: float = 0.05
     """Share of the largest step size that is left at the end."""
     beta1: float = 0.9
+    """Decay of the mean of gradients."""
     beta2: float = 0.99
+    """Decay of the mean of their squares."""
     weight_decay: float = 0.01
     """Applied to matrices only."""
     clip: float = 1.0
@@ -26,6 +50,11 @@ class Optim:
     """Skip steps whose gradient is this many times larger than usual; off by default."""
 
     def __post_init__(self) -> None:
+        check_finite("optim.", vars(self))
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise UserError("The decays of the optimiser, beta1 and beta2, must be at least 0 and below 1.")
+        if self.weight_decay < 0:
+            raise UserError(f"The weight decay must not be negative, but is {self.weight_decay}.")
         if self.lr <= 0 or self.clip <= 0:
             raise UserError("The learning rate and the gradient clip must be above 0.")
         if self.spike is not None and self.spike <= 1:
