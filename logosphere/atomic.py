@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import json
+import math
 import os
 import secrets
 from pathlib import Path
@@ -28,6 +29,19 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: object) -> None:
     """A JSON file that appears whole."""
     write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def plain(content: object) -> object:
+    """Content as JSON may hold it: what is no finite number is null."""
+    match content:
+        case float():
+            return content if math.isfinite(content) else None
+        case dict():
+            return {key: plain(value) for key, value in content.items()}
+        case list() | tuple():
+            return [plain(value) for value in content]
+        case _:
+            return content
 
 
 def sync(path: Path) -> None:

@@ -66,7 +66,17 @@ class Varied(Task):
         first = (batch.ids - batch.place)[:1]  # the same for all parts of a batch
         chance, place = Keyed(seed, 2, first, torch.zeros_like(first), 1).uniform(1, 2)[0].tolist()
         end = 1 + int(place * batch.tokens.shape[1]) if chance < self.share else batch.tokens.shape[1]
-        return replace(batch, tokens=batch.tokens[:, :end], known=batch.known[:, :end], valid=batch.valid[:, :end])
+        if end == batch.tokens.shape[1]:
+            return batch
+        told, units = batch.condition, batch.units
+        return replace(
+            batch,
+            tokens=batch.tokens[:, :end],
+            known=batch.known[:, :end],
+            valid=batch.valid[:, :end],
+            condition=told if told is None or told.signal is None else replace(told, signal=told.signal[:, :end]),
+            units=None if units is None else units.clamp_max(end),
+        )
 
 
 TASKS: dict[str, Task] = {

@@ -131,6 +131,14 @@ def test_a_report_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "eval" / "report.json").read_text())["kind"] == "bound"
 
 
+def test_what_has_no_error_says_null(tmp_path: Path) -> None:
+    """JSON knows no NaN, and others who read it know none either."""
+    replace(REPORT, error=math.nan).save(tmp_path / "report.json")
+    content = (tmp_path / "report.json").read_text()
+    assert "NaN" not in content and json.loads(content)["error"] is None
+    assert math.isnan(Report.load(tmp_path / "report.json").error)
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}'])
 def test_what_is_no_report_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(content)

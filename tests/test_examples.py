@@ -15,7 +15,7 @@ from laws import SMALL
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.data.batches import draws, sequences, tokens_in
+from logosphere.data.batches import counted_in, draws, first_tokens, sequences, tokens_in
 from logosphere.data.corpora import open_corpus
 from logosphere.data.examples.collection import Examples, Picks, in_turn
 from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
@@ -25,6 +25,8 @@ from logosphere.data.examples.packed import arrays, members
 from logosphere.data.examples.sets import RECORDS, bases, fasta
 from logosphere.data.special import Ended, Levels
 from logosphere.data.tokenizers import Characters, from_description
+from logosphere.evaluation.samples.catalogue import measured, metrics
+from logosphere.evaluation.samples.texts import Reference, Texts
 from logosphere.types import NO_TOKEN
 
 
@@ -243,6 +245,52 @@ def test_damaged_archives_and_other_content_are_met_with_a_sentence(
             (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
             with contextlib.suppress(UserError):
                 open_corpus(source)
+
+
+def test_a_vocabulary_of_a_collection_is_made_once(tmp_path: Path) -> None:
+    """WordPiece comes out otherwise in every training; whoever opens the set later must read the same tokens."""
+    (tmp_path / "s.txt").write_text("the cat sat on the mat\nand the dog sat\non the log by the fog\n" * 30)
+    first, second = (open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache") for _ in range(2))
+    assert first.tokenizer.fingerprint == second.tokenizer.fingerprint and first.sha256 == second.sha256
+    (made,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    made.write_text("damaged")
+    assert open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache").tokenizer.size > 9
+
+
+def test_only_a_new_line_begins_a_new_text(tmp_path: Path) -> None:
+    (tmp_path / "l.txt").write_text("one\x0ctwo\u2028three\nfour\r\nfive\n" * 20, newline="")
+    (tmp_path / "t.jsonl").write_text('{"text": "a\u2028b", "label": "x"}\n{"text": "cde", "label": "y"}\n' * 20)
+    corpus = open_corpus(f"lines:{tmp_path / 'l.txt'}")
+    texts = {corpus.tokenizer.decode(row) for row in corpus.train.sequences}
+    assert texts == {"one\x0ctwo\u2028three", "four", "five"}
+    labelled = open_corpus(f"labelled:{tmp_path / 't.jsonl'}")
+    assert "a\u2028b" in {labelled.tokenizer.decode(row) for row in labelled.train.sequences}
+
+
+def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Path) -> None:
+    """Texts that happen to be of one length are texts that end where a model knows ends."""
+    (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 20)
+    (tmp_path / "b.txt").write_text("abc\n" * 60)
+    tokenizer = open_corpus(f"lines:{tmp_path / 'a.txt'}").tokenizer
+    other = open_corpus(f"lines:{tmp_path / 'b.txt'}", tokenizer)
+    assert isinstance(other.tokenizer, Ended) and other.test.end == tokenizer.end
+    for source in ("promoters:", "lines:"):
+        with pytest.raises(UserError, match="which file"):
+            open_corpus(source)
+
+
+def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None:
+    """A bound is divided by tokens and ends; so many characters as there are must come of it."""
+    (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
+    corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
+    counted = sum(int(batch.counted.sum()) for batch in sequences(corpus.test, 4, 16))
+    assert counted_in(corpus.test) == counted == tokens_in(corpus.test) + len(corpus.test)
+    reference = Reference(
+        corpus.tokenizer, first_tokens(corpus.train, 10**6), Texts.spelt(corpus.test.rows(4), corpus.tokenizer)
+    )
+    assert reference.words == {"ab", "abc", "c"}
+    kl = measured(reference.real, reference, metrics(["ngram-kl"]))["ngram-kl"].value
+    assert 0 <= kl < 0.2  # the same law: all but nothing
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,13 @@ from test_cli import cache, train, workplace  # noqa: F401
 
 pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
 
+from laws import System, sticky  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 
+from logosphere.data.languages import Language, Oracle  # noqa: E402
+from logosphere.errors import UserError  # noqa: E402
 from logosphere.runs.harness import Harness  # noqa: E402
+from logosphere.sampling.generate import generate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness and what it imports warn about their own affairs
 
@@ -46,7 +50,7 @@ def test_greedy_means_the_likeliest_token_everywhere() -> None:
     ours = Harness("ar")
     row = ours.pieces.encode("the ").tolist()
     for _ in range(3):
-        batch = ours._batch([(row, [])])
+        batch = ours._batch([(row, [])], 16)
         with torch.no_grad():
             out = ours.model.denoiser(batch.tokens, torch.zeros(1, 16), context=batch.tokens)
         row.append(int(out[0, len(row)].argmax()))
@@ -63,6 +67,52 @@ def test_a_diffusion_model_answers_with_its_bound() -> None:
     assert math.isfinite(value) and value < 0 and greedy is False
     written = ours.generate_until([asked("the ", {"until": ["e"], "max_gen_toks": 8})])[0]
     assert len(written) <= 8 and "e" not in written
+
+
+class OfAnyLength(Oracle):
+    """Knows texts of a sticky chain at whatever length they are read."""
+
+    def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
+        return Oracle(self.whole[0], sticky(2, z.shape[1])).forward(z, t, context, where)
+
+
+class Stickiness(Harness):
+    """A harness around an oracle, without a run."""
+
+    def __init__(self, system: System, language: Language):
+        self.model = system.model(language)
+        self.model.denoiser = OfAnyLength(self.model, language)
+        self.model.denoiser.whole = [self.model]
+        self.kind, self.draws, self.seed, self.batch = self.model.process.kind, 64, 0, 8
+
+
+@pytest.mark.parametrize("system", ["ar", "mdlm"])
+def test_a_short_text_is_not_read_with_what_fills_it_up(system: str) -> None:
+    """A chain that repeats its token: of one token alone nothing is known, whatever would stand behind it."""
+    ours = Stickiness(System(system), sticky(2, 4))
+    nats = ours._nats([([], [0]), ([], [1])])
+    assert nats == pytest.approx([math.log(2)] * 2, abs=1e-5)
+
+
+def test_blocks_are_read_whole() -> None:
+    ours = Stickiness(System("mdlm", {"block": 2}), sticky(2, 4))
+    assert ours._length(4) == ours._length(2) == 4
+    with pytest.raises(UserError, match="whole blocks of 2"):
+        ours._length(3)
+
+
+def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    train(steps=3, out="mdlm")
+    ours, asked_for = Harness("mdlm"), []
+
+    def noted(*given: object, **how: object) -> object:
+        asked_for.append((how["temperature"], how["top_k"]))
+        return generate(*given, **how)
+
+    monkeypatch.setattr("logosphere.runs.harness.generate", noted)
+    for how in ({}, {"temperature": 0.0, "do_sample": False}, {"do_sample": False}, {"temperature": 0.5}):
+        ours.generate_until([asked("the ", how)])
+    assert asked_for == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]
 
 
 def test_a_task_runs_from_a_local_file(workplace: Path) -> None:  # noqa: F811

@@ -1,5 +1,7 @@
 """Batches and tasks: functions of seed and sample number, the same however the work is divided."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import logosphere as ls
 from logosphere.data.batches import Crops, windows
 from logosphere.errors import UserError
 from logosphere.tasks import Continuation, Infilling, Unconditional, Varied, task
-from logosphere.types import Batch
+from logosphere.types import Batch, Condition
 
 TEXT = np.arange(1000, dtype=np.uint16)
 TASKS = {"unconditional": Unconditional(), "continuation": Continuation(1.0), "infilling": Infilling(1.0)}
@@ -137,6 +139,10 @@ def test_some_batches_are_cut_whole_and_alike_in_all_their_parts() -> None:
         parts = [cut.pose(crops.at(step, slice(start, start + 4)), 5).tokens.shape[1] for start in (0, 4)]
         assert parts == [lengths[step]] * 2
     assert Varied(0.0).pose(crops.at(0), 5).tokens.shape == (8, 10)
+    whole = replace(crops.at(3), units=torch.full((8,), 9), condition=Condition.of(signal=torch.zeros(8, 10, 2)))
+    posed = Varied(1.0).pose(whole, 5)
+    end = posed.tokens.shape[1]
+    assert end < 10 and posed.condition.signal.shape == (8, end, 2) and int(posed.counted.max()) == min(9, end)
 
 
 def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> None:

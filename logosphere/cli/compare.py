@@ -106,7 +106,7 @@ def run(words: list[str]) -> int:
     check_alike(every)
     groups = _named(groups)
     corpus = corpus_with_progress(arguments.measure.data or every[0].recipe.data, every[0].tokenizer)
-    reports = {name: [_report(run, arguments.measure) for run in runs] for name, runs in groups.items()}
+    reports = {name: [_report(run, arguments.measure, corpus) for run in runs] for name, runs in groups.items()}
     standing = standings(reports)
     if arguments.report is not None:
         _write(arguments, standing, groups, corpus, chosen)
@@ -178,13 +178,13 @@ def _named(groups: "dict[str, list[RunFolder]]") -> "dict[str, list[RunFolder]]"
     return {Path(name).name if short.count(Path(name).name) == 1 else name: runs for name, runs in groups.items()}
 
 
-def _report(run: "RunFolder", measure: Measure) -> "Report":
+def _report(run: "RunFolder", measure: Measure, corpus: "Corpus") -> "Report":
     """The report of a run, measured once for the same weights and settings."""
     from logosphere.comparison.memory import digest, remembered
     from logosphere.evaluation.report import Report
 
     shape = [field.name for field in fields(Report)]  # a version that says more is measured again
-    key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"], shape]
+    key = [asdict(measure), digest(run.weights_file(measure.weights)), run.content["corpus"], corpus.sha256, shape]
     content = remembered(run.results / "compare.json", key, lambda: asdict(measured(run, measure)))
     return Report(**content)
 

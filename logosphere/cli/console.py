@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from logosphere.atomic import plain
 from logosphere.cli.mistakes import Misuse, in_a_sentence
 from logosphere.parallel.launch import rank
 
@@ -52,7 +53,7 @@ def _parsed(kind: type[T], words: list[str], command: str, default: T | None, ab
 
 
 def print_json(content: dict[str, Any]) -> None:
-    json.dump(content, sys.stdout, ensure_ascii=False)
+    json.dump(plain(content), sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -93,7 +93,7 @@ def measured(
     folder: "RunFolder", measure: Measure, team: "Team | None" = None, options: tuple[str, ...] = ()
 ) -> "Report":
     """The report of a run, the same for every process of a team; with other options of its system than it has."""
-    from logosphere.data.batches import check_length, sequences, sequences_in, tokens_in
+    from logosphere.data.batches import check_length, counted_in, sequences, sequences_in
     from logosphere.evaluation.report import evaluate
     from logosphere.parallel.team import ALONE
     from logosphere.recipes.recipe import options_from
@@ -107,7 +107,7 @@ def measured(
     row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
     check_length(row, model.length)
     unit = tokenizer.unit if measure.per == "auto" else measure.per
-    tokens = tokens_in(row)
+    tokens = counted_in(row)
     counts = {"token": tokens, "character": corpus.characters[measure.split], "byte": corpus.bytes[measure.split]} | {
         tokenizer.unit: tokens
     }

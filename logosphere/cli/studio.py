@@ -3,6 +3,7 @@
 import secrets
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated
@@ -42,7 +43,12 @@ def run(words: list[str]) -> int:
     from logosphere.studio.shelf import leaflets, shelf
 
     books, reports, token = shelf(arguments.runs), leaflets(arguments.report), secrets.token_urlsafe(18)
-    threading.Thread(target=books[0].open, daemon=True).start()
+
+    def open_first() -> None:
+        with suppress(UserError):  # whoever asks for it is told
+            books[0].open()
+
+    threading.Thread(target=open_first, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
         port = listener.getsockname()[1]
         address = f"http://{LOOPBACK}:{port}/{token}/"

@@ -152,7 +152,9 @@ def _spelt(value: object) -> str:
 
 def _opened(folder: "RunFolder | None", chosen: Recipe, arguments: Arguments) -> "Corpus":
     """The text of a run: of the one in the folder, where one is resumed."""
-    if arguments.resume and folder is not None:
+    from logosphere.data.hubstream import is_stream
+
+    if folder is not None and (arguments.resume or is_stream(chosen.data)):  # a stream has no cache to share
         return corpus_with_progress(folder.recipe.data, folder.tokenizer)
     from logosphere.runs.beginning import tokenizer_of
 
@@ -163,7 +165,7 @@ def _one_budget(chosen: Recipe, words: list[str]) -> Recipe:
     """A budget given on the command line takes the place of the recipe's own."""
 
     def given(option: str) -> bool:
-        return any(word == option or word.startswith(f"{option}=") for word in words)
+        return any(word.split("=")[0].replace("_", "-") == option for word in words)
 
     steps, minutes, cpu_minutes = given("--steps"), given("--minutes"), given("--cpu-minutes")
     if not (steps or minutes or cpu_minutes):

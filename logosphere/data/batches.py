@@ -65,10 +65,19 @@ def divided(split: Split, part: int) -> tuple[Split, Split]:
     return split[:kept], split[kept:]
 
 
-def first_tokens(split: Split, count: int) -> Numbers:
-    """The first tokens of a split, those of examples one after another."""
+def counted_in(split: Split) -> int:
+    """Tokens by which a bound is divided: where texts end, their ends are among them."""
     split = here(split)
-    return np.concatenate(split.sequences)[:count] if isinstance(split, Examples) else np.asarray(split[:count])
+    return tokens_in(split) + (len(split) if isinstance(split, Examples) and split.end is not None else 0)
+
+
+def first_tokens(split: Split, count: int) -> Numbers:
+    """The first tokens of a split, those of examples one after another with their ends."""
+    split = here(split)
+    if not isinstance(split, Examples):
+        return np.asarray(split[:count])
+    end = [] if split.end is None else [[split.end]]
+    return np.concatenate([part for row in split.sequences for part in (row, *end)])[:count].astype(np.int64)
 
 
 def draws(

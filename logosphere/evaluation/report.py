@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logosphere.atomic import write_json
+from logosphere.atomic import plain, write_json
 from logosphere.errors import UserError
 from logosphere.likelihood import Estimate, bounds, joined, ratio
 from logosphere.model import Model
@@ -71,7 +71,7 @@ class Report:
         return {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
 
     def save(self, path: str | Path) -> None:
-        write_json(Path(path), asdict(self))
+        write_json(Path(path), plain(asdict(self)))
 
     def per_unit(self, nats: Float[Tensor, "N"]) -> tuple[float, float]:
         """Nats of each sequence as bits per unit of text over all of them, ± one standard error."""
@@ -84,7 +84,8 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            return Report(**{field.name: content[field.name] for field in fields(Report)})
+            told: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
+            return Report(**told | {name: math.nan for name, value in told.items() if value is None})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 

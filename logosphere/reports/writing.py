@@ -1,11 +1,9 @@
 """A board on disk: the page, the same as Markdown, and all of its data as JSON, side by side."""
 
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from logosphere.atomic import write_json, write_whole
+from logosphere.atomic import plain, write_json, write_whole
 from logosphere.reports.board import Board
 from logosphere.reports.html import html
 from logosphere.reports.markdown import markdown
@@ -18,12 +16,3 @@ def write_board(board: Board, page: Path) -> list[Path]:
     write_whole(written[1], markdown(board).encode())
     write_json(written[2], plain(asdict(board)))
     return written
-
-
-def plain(content: Any) -> Any:
-    """The same data with None where JSON has no number (nan, infinity)."""
-    if isinstance(content, dict):
-        return {key: plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [plain(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -4,7 +4,8 @@
 
 A likelihood is exact for `ar`; for diffusion it is minus the bound, a lower bound of log p that is good for ranking
 choices and never above the truth. Surrogates are refused. Texts are cut into windows of the model's length; what a
-window is conditioned on is known text (t = 0), where the model can see it.
+window is conditioned on is known text (t = 0), where the model can see it. Shorter texts are read at their own length:
+filled up, they would be read together with what they were filled with, wherever a model looks to its right.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from logosphere.errors import UserError
 from logosphere.likelihood import bounds
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
-from logosphere.sampling.generate import generate
+from logosphere.sampling.generate import filters, generate
 from logosphere.types import Batch
 
 BATCH = 16
@@ -42,6 +43,7 @@ class Harness(LM):  # type: ignore[misc]
     ):
         super().__init__()
         folder = RunFolder(run)
+        self.folder = folder
         self.model: Model = folder.model()
         self.pieces = folder.tokenizer
         if self.model.process.kind == "surrogate":
@@ -82,8 +84,8 @@ class Harness(LM):  # type: ignore[misc]
             )
         return before[max(0, len(before) + len(after) - self.model.length) :], after
 
-    def _batch(self, asked: Sequence[tuple[list[int], list[int]]]) -> Batch:
-        length = self.model.length
+    def _batch(self, asked: Sequence[tuple[list[int], list[int]]], length: int) -> Batch:
+        """Rows of one length; from left to right what they are filled up with is not seen."""
         tokens = torch.zeros(len(asked), length, dtype=torch.long)
         known, valid = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
         for i, (before, after) in enumerate(asked):
@@ -94,18 +96,39 @@ class Harness(LM):  # type: ignore[misc]
         return Batch(tokens, known, valid, place, place, len(asked))
 
     def _nats(self, asked: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        found: list[float] = []
-        for first in range(0, len(asked), self.batch):
-            batch = self._batch(asked[first : first + self.batch])
-            for part in bounds(self.model, [batch], draws=self.draws, seed=self.seed):
-                found += part.total.tolist()
+        found = [0.0] * len(asked)
+        groups: dict[int, list[int]] = {}
+        for number, (before, after) in enumerate(asked):
+            if after:  # nothing costs nothing
+                groups.setdefault(self._length(len(before) + len(after)), []).append(number)
+        for length, numbers in groups.items():
+            for first in range(0, len(numbers), self.batch):
+                some = numbers[first : first + self.batch]
+                batch = self._batch([asked[number] for number in some], length)
+                for part in bounds(self.model, [batch], draws=self.draws, seed=self.seed):
+                    for number, nats in zip(some, part.total.tolist(), strict=True):
+                        found[number] = nats
         return found
+
+    def _length(self, tokens: int) -> int:
+        """At which length a text of so many tokens is read."""
+        model = self.model
+        if model.block == 1 or tokens == model.length:
+            return model.length
+        if model.block == model.length and model.process.codec.local:
+            return tokens
+        if model.block < model.length and tokens % model.block == 0:
+            return model.length
+        raise UserError(
+            f"This model reads whole {'blocks' if model.block < model.length else 'sequences'} of {model.block} "
+            f"tokens, and a text has {tokens}; use a model such as ar or mdlm, which reads texts of any length."
+        )
 
     def _greedy(self, before: list[int], after: list[int]) -> bool:
         """Would the likeliest token be written at each place, one after the other? Asked only where that is exact."""
         if self.kind != "exact" or not after:
             return False
-        batch = self._batch([(before, after)])
+        batch = self._batch([(before, after)], self.model.length)
         assert self.model.denoiser is not None
         u = self.model.process.codec.encode(batch.tokens)
         with torch.no_grad():
@@ -120,12 +143,16 @@ class Harness(LM):  # type: ignore[misc]
         room = self.model.length - max(1, min(most, self.model.length - 1))
         row = self.pieces.encode(prompt).tolist()
         row = row[max(0, len(row) - room) :]
-        given = self._batch([(row, [])])
+        given = self._batch([(row, [])], self.model.length)
         known = given.known if row else None
+        temperature = float(how.get("temperature") or 0.0)
+        sampled = bool(how.get("do_sample", True)) and temperature > 0  # as everywhere in the harness, else greedy
         rng = torch.Generator(self.model.device).manual_seed(self.seed)
         drawn = generate(
             self.model, n=1, steps=self.steps, rng=rng, known=known, tokens=given.tokens if row else None,
-            temperature=float(how.get("temperature") or 1.0),
+            temperature=temperature if sampled else 1.0,
+            top_k=None if sampled or not filters(self.model.process) else 1,
+            renoise_known=bool(row) and self.folder.approximates(self.model),
         )  # fmt: skip
         text = self.pieces.decode(drawn.tokens[0, len(row) : len(row) + most].cpu().numpy())
         ends = [text.index(stop) for stop in stops if stop and stop in text]

@@ -146,7 +146,7 @@ def _table(archive: Path, name: str) -> list[dict[str, str]]:
 
 
 def _lines(archive: Path, name: str) -> list[Record]:
-    return [Record(line.strip()) for line in member(archive, name).decode().splitlines() if line.strip()]
+    return [Record(line.strip()) for line in member(archive, name).decode().split("\n") if line.strip()]
 
 
 def _held_out(records: list[Record]) -> Records:

@@ -23,7 +23,7 @@ class Record:
 
 def lines(path: Path) -> list[Record]:
     """Every line that is not blank is a text."""
-    return [Record(line.strip()) for line in _text(path).splitlines() if line.strip()]
+    return [Record(line.strip()) for line in _text(path).split("\n") if line.strip()]
 
 
 def labelled(path: Path) -> list[Record]:
@@ -52,7 +52,7 @@ def _rows(path: Path) -> Iterable[Row]:
     try:
         match path.suffix.lower():
             case ".jsonl":
-                rows: list[Any] = [json.loads(line) for line in _text(path).splitlines() if line.strip()]
+                rows: list[Any] = [json.loads(line) for line in _text(path).split("\n") if line.strip()]
             case ".csv" | ".tsv" as suffix:
                 rows = table(_text(path), "\t" if suffix == ".tsv" else ",")
             case _:

@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from logosphere.data.special import Ended
 from logosphere.evaluation.samples.texts import Figure, Metric, Reference, Texts
 from logosphere.evaluation.samples.variety import grams
-from logosphere.shapes import Int64
+from logosphere.shapes import Bool, Int64
 
 ORDER = 3
 SMOOTHING = 0.01
@@ -33,8 +34,15 @@ def divergence(
 
 
 def _measure(texts: Texts, reference: Reference) -> Figure:
-    samples = grams(texts.tokens, ORDER).flatten(0, 1)
-    return Figure(divergence(samples, grams(reference.train_tokens, ORDER), reference.tokenizer.size))
+    samples, train = grams(texts.tokens, ORDER).flatten(0, 1), grams(reference.train_tokens, ORDER)
+    if isinstance(reference.tokenizer, Ended):
+        samples, train = (every[_within(every, reference.tokenizer.end)] for every in (samples, train))
+    return Figure(divergence(samples, train, reference.tokenizer.size) if len(samples) else math.nan)
+
+
+def _within(every: Int64[Tensor, "N n"], end: int) -> Bool[Tensor, "N"]:
+    """Runs within one text: none but the last token ends it."""
+    return (every[:, :-1] != end).all(1)
 
 
 METRICS = [

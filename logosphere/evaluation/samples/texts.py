@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logosphere.data.special import Ended
 from logosphere.data.tokenizers import Ids, Tokenizer
 from logosphere.evaluation.samples.suffixes import Suffixes
 from logosphere.shapes import Float
@@ -58,8 +59,11 @@ class Reference:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The words of the training text."""
-        return frozenset(self.tokenizer.decode(self.train).split())
+        """The words of the training text, or of its texts."""
+        texts = [self.train]
+        if isinstance(self.tokenizer, Ended):
+            texts = np.split(self.train, np.flatnonzero(np.asarray(self.train) == self.tokenizer.end) + 1)
+        return frozenset(word for text in texts for word in self.tokenizer.decode(text).split())
 
     @cached_property
     def suffixes(self) -> Suffixes:

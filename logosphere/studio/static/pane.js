@@ -12,7 +12,7 @@ export class Pane {
     this.system.append(...studio.systems.map((one, i) => new Option(`${one.name} (${one.system})`, i)));
     this.sampler.addEventListener("change", () => this.explain());
     this.system.value = Math.min(chosen, studio.systems.length - 1);
-    this.system.addEventListener("change", () => this.choose());
+    this.system.addEventListener("change", () => { studio.stop(); this.choose(); });
     this.texts.addEventListener("click", event => event.target.matches(".token") && this.toggle(event.target));
     this.texts.addEventListener("keydown", event => event.target.matches(".token") && this.key(event));
     for (const name of ["command", "python"]) find(name).addEventListener("click", () => this.copy(find(name), this.begun[name], "Copied."));
@@ -23,9 +23,11 @@ export class Pane {
     this.bound = find("bound");
     this.bound.addEventListener("toggle", () => this.bound.open ? this.follow() : this.following?.abort());
     this.details.addEventListener("toggle", () => this.details.open && this.draw());
-    setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.draw(), 5000);
+    this.drawing = setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.draw(), 5000);
     this.choose();
   }
+
+  leave() { this.following?.abort(); clearInterval(this.drawing); this.root.remove(); }
 
   get about() { return this.studio.systems[+this.system.value]; }
   get locks() { return this.studio.locksOf(this.about); }

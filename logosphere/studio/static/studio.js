@@ -35,7 +35,7 @@ const studio = {
 
   pair() {
     this.stop();
-    if (this.panes.length > 1) this.panes.pop().root.remove(); else this.add();
+    if (this.panes.length > 1) this.panes.pop().leave(); else this.add();
     $("pair").setAttribute("aria-pressed", String(this.panes.length > 1));
   },
 
