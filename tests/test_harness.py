@@ -73,7 +73,8 @@ class OfAnyLength(Oracle):
     """Knows texts of a sticky chain at whatever length they are read."""
 
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
-        return Oracle(self.whole[0], sticky(2, z.shape[1])).forward(z, t, context, where)
+        language = sticky(2, z.shape[1])
+        return Oracle(self.system.model(language), language).forward(z, t, context, where)
 
 
 class Stickiness(Harness):
@@ -82,7 +83,7 @@ class Stickiness(Harness):
     def __init__(self, system: System, language: Language):
         self.model = system.model(language)
         self.model.denoiser = OfAnyLength(self.model, language)
-        self.model.denoiser.whole = [self.model]
+        self.model.denoiser.system = system
         self.kind, self.draws, self.seed, self.batch = self.model.process.kind, 64, 0, 8
 
 

@@ -12,6 +12,7 @@ from logosphere.errors import UserError
 from logosphere.parallel.launch import launch, must_launch
 
 if TYPE_CHECKING:
+    from logosphere.data.corpora import Corpus
     from logosphere.evaluation.report import Report
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
@@ -93,7 +94,7 @@ def measured(
     folder: "RunFolder", measure: Measure, team: "Team | None" = None, options: tuple[str, ...] = ()
 ) -> "Report":
     """The report of a run, the same for every process of a team; with other options of its system than it has."""
-    from logosphere.data.batches import check_length, counted_in, sequences, sequences_in
+    from logosphere.data.batches import check_length, sequences, sequences_in
     from logosphere.evaluation.report import evaluate
     from logosphere.parallel.team import ALONE
     from logosphere.recipes.recipe import options_from
@@ -107,10 +108,6 @@ def measured(
     row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
     check_length(row, model.length)
     unit = tokenizer.unit if measure.per == "auto" else measure.per
-    tokens = counted_in(row)
-    counts = {"token": tokens, "character": corpus.characters[measure.split], "byte": corpus.bytes[measure.split]} | {
-        tokenizer.unit: tokens
-    }
     total = sequences_in(row, model.length, measure.sequences or None)
     finished = 0
 
@@ -128,10 +125,26 @@ def measured(
             rng=measure.seed,
             name=folder.path.name,
             unit=unit,
-            units_per_token=1.0 if unit == tokenizer.unit else counts[unit] / tokens,
+            units_per_token=_units_per_token(unit, corpus, measure.split, model.length),
             data=f"{corpus.name} {measure.split}",
             tokenizer=tokenizer.fingerprint,
             weights=measure.weights,
             watch=watch,
             team=team or ALONE,
         )
+
+
+def _units_per_token(unit: str, corpus: "Corpus", split: str, length: int) -> float:
+    """Characters or bytes for each token that counts; of separate texts, those that the model can write whole."""
+    from logosphere.data.batches import counted_in
+    from logosphere.data.examples.collection import Examples
+
+    row, tokenizer = getattr(corpus, split), corpus.tokenizer
+    if unit in ("token", tokenizer.unit):
+        return 1.0
+    if isinstance(row, Examples):
+        row = row.of_length(length)
+        texts = [tokenizer.decode(sequence) for sequence in row.sequences]
+        return sum(len(text) if unit == "character" else len(text.encode()) for text in texts) / counted_in(row)
+    counts = {"character": corpus.characters, "byte": corpus.bytes}[unit]
+    return counts[split] / counted_in(row)
