@@ -1,6 +1,6 @@
 """How much a training step costs beyond the bare network: its forward and backward pass and the optimiser's step.
 
-    python benchmarks/step_overhead.py [SYSTEM…]      # mdlm and ar when none is named
+    python benchmarks/step_overhead.py [SYSTEM…]      # seven of all families when none is named
 
 Ours adds: crops, times, noise, masks, the bound, gradient clipping, the running average and the checks for NaN.
 """

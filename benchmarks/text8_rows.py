@@ -15,7 +15,7 @@ from pathlib import Path
 CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex",
               "bfn", "fisher-flow", "dirichlet-flow", "ddsm")  # fmt: skip
 RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
-"""Learning rates by system, the best of those tried (docs/LOG.md)."""
+"""Learning rates by system: the best of the few that were tried for some of them (docs/LOG.md)."""
 
 RATE = "optim.lr="
 OTHER_RATE = "2e-3"
