@@ -242,9 +242,10 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
 def compared(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
     """How many times fewer seconds ours needs at equal standard error.
 
-    The figure that counts is that of the mean over a batch at fixed sequences: our times are stratified over it, and the
-    spread between sequences is the same for all. The published draws are independent of each other, so the variance of their mean is that of a draw over
-    their number, which is known better than from a few repetitions. By single draws: as if ours were independent too.
+    The figure that counts is that of the mean over a batch at fixed sequences: our times are stratified over it, and
+    the spread between sequences is the same for all. The published draws are independent of each other, so the variance
+    of their mean is that of a draw over their number, which is known better than from a few repetitions. By single
+    draws: as if ours were independent too.
     """
     faster = theirs["ms / draw"] / ours["ms / draw"]
     return {

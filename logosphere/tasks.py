@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +13,9 @@ from logosphere.types import Batch
 
 class Task(ABC):
     """Marks known positions in a batch, by a seed and the samples' numbers."""
+
+    cuts: ClassVar[bool] = False
+    """Does it make sequences shorter, now and then?"""
 
     @abstractmethod
     def pose(self, batch: Batch, seed: int) -> Batch: ...
@@ -60,6 +64,7 @@ class Varied(Task):
     A model that has only seen one length repeats itself where confidence decides what comes next.
     """
 
+    cuts = True
     share: float = 0.01
 
     def pose(self, batch: Batch, seed: int) -> Batch:

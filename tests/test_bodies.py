@@ -11,9 +11,11 @@ from laws import SMALL, generator, scramble
 import logosphere as ls
 from logosphere import UserError
 from logosphere.denoisers.attention import Attention, plane_frequencies, rotary_table, rotate
+from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.unet import UNetTrunk
+from logosphere.denoisers.unet import Stage, UNetTrunk
 from logosphere.evaluation.images import grid, png
+from logosphere.noise import Drawn
 
 
 def test_one_axis_is_the_plain_rotary_table() -> None:
@@ -142,6 +144,31 @@ def test_equal_times_of_a_u_net_are_one_time() -> None:
         torch.testing.assert_close(trunk(h, torch.full((2, 384), 0.3)), trunk(h, torch.full((2, 1), 0.3)))
         with pytest.raises(UserError, match="whole images"):
             trunk(h[:, :100], torch.full((2, 1), 0.3))
+
+
+@pytest.mark.parametrize("body", ["unet", "convolution"])
+def test_blocks_of_every_body_are_recomputed(body: str) -> None:
+    """Each block is asked once more in the backward pass, and the gradient stays."""
+    torch.manual_seed(0)
+    model = ls.build(
+        "mdlm", vocab_size=3, length=16, width=8, depth=1, heads=1, body=body, shape="4x4" if body == "unet" else ""
+    )
+    tokens, gradients, asked = torch.arange(32).view(2, 16) % 3, [], [0]
+    blocks = [
+        block for module in model.modules() if isinstance(module, ConvolutionTrunk | Stage) for block in module.blocks
+    ]
+    for block in blocks:
+        block.register_forward_pre_hook(lambda *_: asked.__setitem__(0, asked[0] + 1))
+    for anew in (False, True):
+        for module in model.modules():
+            if isinstance(module, ConvolutionTrunk | Stage):
+                module.recompute = anew
+        asked[0] = 0
+        model.zero_grad()
+        model.bound(ls.Batch.of(tokens), Drawn(generator(1), 2)).loss.sum().backward()
+        assert asked[0] == len(blocks) * (2 if anew else 1)
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("shape, halvings", [("8x8", 1), ("32x32x3", 3), ("28x28", 2), ("16x8x1", 1), ("24x12", 1)])

@@ -244,6 +244,15 @@ def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> 
     assert torch.allclose(reader(asked), expected, rtol=5e-3, atol=5e-3) and counting.rows == 2
 
 
+def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path))
+    rows = torch.from_numpy(rows_of(0)) % 40
+    for pieces in (list(range(40)), list(range(5, 45))):
+        reader, plain = Frozen(Counting(), 40, 6, pieces), Frozen(Counting(), 40, 6, pieces)
+        reader.prepare(lambda: rows, "corpus")
+        assert torch.allclose(reader._known(rows), plain._known(rows), rtol=1e-2, atol=1e-2)
+
+
 def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_first_step(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
     reader = Frozen(Counting(), 50, 6, None)

@@ -150,6 +150,9 @@ def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
     steered = Steered(model.denoiser, lambda p: (p @ wish).sum(1))
     plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
     assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
+    ar = network("ar", language)
+    unsteered = Steered(ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0)  # asks about all positions at every step
+    assert torch.equal(*[ls.sample(ar, 50, rng=generator(1), denoiser=one) for one in (ar.denoiser, unsteered)])
     idle = Steered(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
     one, other = (ls.sample(model, n=9, steps=8, rng=generator(9), denoiser=way) for way in (None, idle))
     assert torch.equal(one, other)

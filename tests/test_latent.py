@@ -354,6 +354,7 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
         ("tencdm", {"signal": 2}, "no signal can be given along them"),
         ("ld4lg", {"latent_width": 0}, "at least 1"),
         ("ld4lg", {"match": 1.0}, "rebuilds all states at once"),
+        ("tencdm", {"match": 1.0}, "out of few latents"),
         ("tencdm", {"latents": 2}, "every token has a latent"),
         ("tencdm", {"position_drop": 0.3}, "for compressed latents"),
     ],

@@ -42,6 +42,19 @@ def test_the_denoiser_stays_and_the_seed_decides() -> None:
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
+def test_what_a_model_was_told_is_told_when_it_rewrites() -> None:
+    torch.manual_seed(0)
+    model = ls.build("g-star", vocab_size=5, length=8, labels=2, width=16, depth=1, heads=1).eval()
+    for parameter in model.denoiser.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    tokens = torch.zeros(200, 8, dtype=torch.long)
+    texts = []
+    for label in (0, 1):
+        batch = ls.Batch.of(tokens, condition=ls.Condition.of(labels=torch.full((200,), label)))
+        texts.append(rewritten(model, batch, torch.Generator().manual_seed(1)))
+    assert not torch.equal(*texts)
+
+
 def test_known_tokens_are_never_rewritten() -> None:
     model, tokens = network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
     known = torch.rand(tokens.shape, generator=generator(2)) < 0.5

@@ -165,6 +165,8 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
         ({"system": "mdml"}, "Did you mean 'mdlm'"),
         ({"options": ("width=3",)}, "--network.width"),
         ({"options": ("blok=4",)}, "Did you mean 'block'"),
+        ({"task": "varied", "options": ("block=4",)}, "cuts sequences"),
+        ({"task": "varied", "system": "tencdm"}, "cuts sequences"),
         ({"options": ("block",)}, "name=value"),
         ({"device": "abacus"}, "cannot be used"),
         ({"device": "mps"}, "64 bits"),

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from laws import generator
 
 import logosphere as ls
 from logosphere.cli.condensing import Condensing, check_suffix, save
@@ -16,7 +17,9 @@ from logosphere.data.tokenizers import text8
 from logosphere.reports.condensing import condensing
 from logosphere.reports.film import film_of
 from logosphere.reports.gif import gif
+from logosphere.sampling.generate import generate
 from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
+from logosphere.sampling.walk import Frame
 
 KNOWN = torch.arange(12) < 3
 
@@ -81,6 +84,15 @@ def test_films_show_guesses_and_end_as_the_text_does() -> None:
     drawing = condensing(film)
     assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong guess is no dawn
     assert '<g class="a2"><text x="27" y="35" class="c c4">c</text>' in drawing
+
+
+def test_networks_that_answer_with_states_are_sure_of_no_token() -> None:
+    """As many features as tokens do not make features tokens."""
+    for name, options in (("diffusion-lm", {"embedding": 5}), ("tencdm", {})):
+        model = ls.build(name, vocab_size=5, length=6, width=16, depth=1, heads=1, **options)
+        frames: list[Frame] = []
+        generate(model, 2, 3, generator(1), watch=frames.append)
+        assert all(frame.sure is None and frame.likeliest is None for frame in frames)
 
 
 def test_watching_changes_nothing() -> None:

@@ -3,6 +3,7 @@
 A reader that learns could answer noise by larger states; that its scale is fixed, before any noise, keeps it from it.
 """
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -96,8 +97,10 @@ class Frozen(Reader):
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
         """Have the encoder read every row once, unless it has; from then on its states are looked up."""
         encoder, every = self.encoder, rows().numpy()
-        name = re.sub(r"[^a-z0-9]+", "-", f"{encoder.name}-{encoder.layer}-{every.shape[1]}-{corpus}".lower())
-        self.remember(cached_states(encoder, every, self.spelt, cache_folder() / "states" / name[:120], corpus))
+        spelling = hashlib.sha256(self.pieces.cpu().numpy().tobytes()).hexdigest()[:12]
+        text = f"{spelling}-{corpus}"  # the same text in other pieces is another text to the encoder
+        name = re.sub(r"[^a-z0-9]+", "-", f"{encoder.name}-{encoder.layer}-{every.shape[1]}-{text}".lower())
+        self.remember(cached_states(encoder, every, self.spelt, cache_folder() / "states" / name[:120], text))
 
     def remember(self, states: States) -> None:
         """Look rows up here before asking the encoder; their statistics are those of the whole training split."""

@@ -140,7 +140,8 @@ class TextAutoencoder(Autoencoder):
         raw = self._compressed(*self._smoothed(h, noise))
         extra = torch.zeros(len(tokens), device=tokens.device)
         latents = self._centre(raw)
-        self.standard.observe(latents)
+        if self.scale == "standard":
+            self.standard.observe(latents)
         if teaching.divergence is not None:
             log_variance = raw[..., self.features :].clamp(-10, 2)
             kl = 0.5 * (latents.square() + log_variance.exp() - 1 - log_variance)

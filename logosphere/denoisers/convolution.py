@@ -8,7 +8,7 @@ connection, and the time added to every block.
 from torch import Tensor, nn
 
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Memory, TimeEmbedding, left_out, recall_layers, recalled
+from logosphere.denoisers.trunk import Memory, TimeEmbedding, left_out, recall_layers, recalled, remade
 from logosphere.shapes import Float
 
 KERNEL = 9
@@ -42,6 +42,9 @@ class ConvolutionTrunk(nn.Module):
 
     out: Tensor | None
 
+    recompute: bool = False
+    """Keep no activations inside the blocks, and compute them anew for the gradient?"""
+
     def __init__(self, network: Network, *, reads_time: bool, own: bool = True):
         super().__init__()
         self.register_buffer("out", left_out(own))
@@ -57,5 +60,5 @@ class ConvolutionTrunk(nn.Module):
         c = None if self.time is None or t is None else self.time(t)
         first = h
         for block in self.blocks:
-            h = block(h, c, memory)
+            h = remade(block, h, c, memory) if self.recompute else block(h, c, memory)
         return self.norm(h if self.out is None else h - self.out * first)

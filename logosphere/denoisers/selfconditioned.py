@@ -69,5 +69,5 @@ class Recalling(Denoiser):
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.model.shown(z, t, context, None, self.last)
-        self.last = self.model.estimate(out, z, t)
+        self.last = self.model.estimate(out, z, t).detach()  # or every step would hold on to all before it
         return out if where is None else out[where]

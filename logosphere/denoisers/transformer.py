@@ -102,12 +102,14 @@ class CausalSession(Denoiser):
         self.features = torch.empty(0)
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        upto = context.shape[1] if where is None else int(where.any(0).nonzero().max()) + 1
         if not self.caches:
             self._allocate(context)
+        if where is None:  # of all positions, also those before which nothing is written yet: not to be remembered
+            return self.model.read(z, t, context, None, self.memory)
+        upto = int(where.any(0).nonzero().max()) + 1
         if upto > self.caches[0].filled:
             self._extend(context, upto)
-        return self.model.head(self.features if where is None else self.features[where])
+        return self.model.head(self.features[where])
 
     def _allocate(self, context: State) -> None:
         trunk, (B, L), like = self.model.trunk, context.shape, self.model.stem.weight

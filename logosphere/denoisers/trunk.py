@@ -107,6 +107,12 @@ def left_out(own: bool) -> Tensor | None:
     return None if own else torch.ones(())
 
 
+def remade(block: nn.Module, *given: object) -> Tensor:
+    """What a block makes, without keeping how: it is made once more where a gradient is wanted."""
+    made: Tensor = checkpoint(block, *given, use_reentrant=False) if torch.is_grad_enabled() else block(*given)
+    return made
+
+
 class Trunk(nn.Module):
     """The blocks, from embedded inputs to normalised features.
 
@@ -178,8 +184,7 @@ class Trunk(nn.Module):
             h = h + self.neighbours(h)
         for i, block in enumerate(self.blocks):
             given = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
-            anew = self.recompute and torch.is_grad_enabled()
-            h = checkpoint(block, *given, use_reentrant=False) if anew else block(*given)
+            h = remade(block, *given) if self.recompute else block(*given)
         return self.norm(h if self.out is None else h - self.out * first)
 
 

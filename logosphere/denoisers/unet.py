@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from logosphere.denoisers.attention import rotary_table
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Block, Memory, TimeEmbedding, left_out, recall_layers, recalled
+from logosphere.denoisers.trunk import Block, Memory, TimeEmbedding, left_out, recall_layers, recalled, remade
 from logosphere.errors import UserError
 from logosphere.shapes import Float
 
@@ -49,13 +49,16 @@ class ImageBlock(nn.Module):
 class Stage(nn.Module):
     """The blocks of one extent."""
 
+    recompute: bool = False
+    """Keep no activations inside the blocks, and compute them anew for the gradient?"""
+
     def __init__(self, network: Network, time_features: int | None):
         super().__init__()
         self.blocks = nn.ModuleList(ImageBlock(network, time_features) for _ in range(network.depth))
 
     def forward(self, h: Image, c: Clocks | None, memory: Memory | None) -> Image:
         for block in self.blocks:
-            h = block(h, c, memory)
+            h = remade(block, h, c, memory) if self.recompute else block(h, c, memory)
         return h
 
 

@@ -70,8 +70,8 @@ class Settings:
             raise UserError("Here every token has a latent of the encoder's width: leave out latents and latent_width.")
         if not self.compressed and (self.teaching.position_drop or self.teaching.divergence is not None):
             raise UserError("position_drop and divergence are for compressed latents: take planner or cosmos.")
-        if self.from_left and self.teaching.match:
-            raise UserError("match needs a decoder that rebuilds all states at once: take tencdm or cosmos.")
+        if (self.from_left or not self.compressed) and self.teaching.match:
+            raise UserError("match needs a decoder that rebuilds all states at once out of few latents: take cosmos.")
 
 
 def _builder(system: Settings) -> Callable[..., Model]:

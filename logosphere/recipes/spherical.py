@@ -167,6 +167,8 @@ def _network(
             raise UserError("Self-conditioning needs digits=positions.")
         inner = FoldedTransformer(codec, length, network, reads_time=reads_time)
     else:
+        if isinstance(codec, DigitCodec) and network.signal:
+            raise UserError("A signal stands along tokens and not along their digits; leave out base.")
         states = length * codec.digits if isinstance(codec, DigitCodec) else length
         inner = FullTransformer(codec, states, network, reads_time=reads_time)
         if self_conditioning:

@@ -13,7 +13,9 @@ from logosphere.data.batches import check_length, draws, sequences
 from logosphere.data.corpora import Corpus
 from logosphere.data.examples.collection import Examples
 from logosphere.data.streaming import Arrivals
+from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.trunk import Trunk
+from logosphere.denoisers.unet import Stage
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
@@ -120,14 +122,14 @@ def build_model(recipe: Recipe, corpus: Corpus) -> Model:
 def _recompute(model: Model) -> None:
     """Keep no activations inside the blocks of the network."""
     for module in model.modules():
-        if isinstance(module, Trunk):
+        if isinstance(module, Trunk | ConvolutionTrunk | Stage):
             module.recompute = True
 
 
 def _compile(model: Model) -> None:
     """Compile the blocks of the network, whose shapes never change; what is packed around them stays as it is."""
     for module in model.modules():
-        if isinstance(module, Trunk):
+        if isinstance(module, Trunk | ConvolutionTrunk | Stage):
             module.compile()
 
 
@@ -137,7 +139,13 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
         check_length(split, recipe.length)
     model = build_model(recipe, corpus)
     crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
-    model.check_known(task(recipe.task).pose(crops.at(0), recipe.seed).known.to(model.device))
+    chosen = task(recipe.task)
+    if chosen.cuts and (model.block < model.length or not model.process.codec.local or recipe.network.axes):
+        raise UserError(
+            f"The task '{recipe.task}' cuts sequences, which blocks, latents and networks with a shape do not allow; "
+            "use another task, or a system such as mdlm."
+        )
+    model.check_known(chosen.pose(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     begun = None if recipe.begin is None else beginning(recipe.begin, model, corpus.tokenizer, corpus.labels)
     return RunFolder.create(path, recipe, model.spec, corpus, begun)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import HIDDEN
+from logosphere.denoisers.classifier import path_of_states
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Plan
@@ -82,7 +83,7 @@ def walk(
                 out = (predict if of is None else of)(seen, seen_t, context=z, where=where)
             if sure is not None and likeliest is not None and of is None:
                 share, token = out.float().softmax(-1).max(-1)
-                tells = out.shape[-1] == codec.choices
+                tells = out.shape[-1] == codec.choices and path_of_states(process) is None
                 sure = sure.masked_scatter(where, share) if tells else None
                 likeliest = likeliest.masked_scatter(where, token) if tells else None
             return out

@@ -36,7 +36,7 @@ def taught(
 ) -> Iterator[Taught]:
     """Minimise the loss of batches with AdamW over the weights of `network` alone."""
     parameters = [p.requires_grad_(True) for p in network.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
+    optimizer = torch.optim.AdamW(optim.groups(parameters), lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
     model.eval()
     done = 0
     for step, given in enumerate(islice(batches, steps)):

@@ -80,12 +80,8 @@ class Training:
         self.precision = _dtype(precision, model.device)
         self.objective = objective(model, team, sharded=sharded)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.optim.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
         betas = (self.optim.beta1, self.optim.beta2)
-        self.optimizer = torch.optim.AdamW(groups, lr=self.optim.lr, betas=betas, fused=True)
+        self.optimizer = torch.optim.AdamW(self.optim.groups(parameters), lr=self.optim.lr, betas=betas, fused=True)
         self.parameters = parameters
         self.averaged = None if ema is None else Averaged(model, ema)
         self.step, self.tokens = 0, 0

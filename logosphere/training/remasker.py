@@ -17,7 +17,7 @@ from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.trunk import Trunk
 from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError
-from logosphere.model import Model
+from logosphere.model import Model, told
 from logosphere.noise import Drawn
 from logosphere.shapes import Float
 from logosphere.training.beside import taught
@@ -74,7 +74,8 @@ def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     z = model.process.corrupt(batch.tokens, t, noise)
     where: Positions = model.process.wanted(z, batch.free)
     assert model.denoiser is not None
-    out = model.denoiser(z, t, batch.tokens, where)
+    predict = model.denoiser if batch.condition is None else told(model.denoiser, batch.condition)
+    out = predict(z, t, batch.tokens, where)
     z[where] = model.process.step(out, z[where], t[where], torch.zeros_like(t[where]), noise)
     return z
 
