@@ -151,9 +151,9 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
     """Each block is asked once more in the backward pass, and the gradient stays."""
     torch.manual_seed(0)
     model = ls.build(
-        "mdlm", vocab_size=3, length=16, width=8, depth=1, heads=1, body=body, shape="4x4" if body == "unet" else ""
+        "mdlm", vocab_size=3, length=64, width=8, depth=1, heads=1, body=body, shape="8x8" if body == "unet" else ""
     )
-    tokens, gradients, asked = torch.arange(32).view(2, 16) % 3, [], [0]
+    tokens, gradients, asked = torch.arange(128).view(2, 64) % 3, [], [0]
     blocks = [
         block for module in model.modules() if isinstance(module, ConvolutionTrunk | Stage) for block in module.blocks
     ]
