@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from logosphere.shapes import Bool, Float, Int64
-from logosphere.sums import running_sum
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -159,6 +158,17 @@ def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clock
     """w_bdj = frac((d·G + g_b) / (G·D) + shift_j): a common shift keeps each w uniform and all of them apart."""
     order = torch.arange(draws, device=place.device) * total + place[:, None]
     return ((order / (total * draws))[..., None] + shifts) % 1.0
+
+
+def running_sum(values: Tensor, dim: int = -1) -> Tensor:
+    """Σ_{j <= i} values_j along a dimension, the same every time.
+
+    GPUs add up in an order that chance decides, so that torch refuses to where determinism is asked for; there the sum
+    is taken on the processor.
+    """
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim).to(values.device)
+    return values.cumsum(dim)
 
 
 def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:

@@ -79,6 +79,8 @@ def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> No
     capsys.readouterr()
     assert main(["train", "--resume", "--system", "mdlm"]) == 0 and str(first) in capsys.readouterr().err
     assert main(["train", "--resume"]) == 0 and str(last) in capsys.readouterr().err
+    assert main(["train", "demo", "--steps", "2", *SMALL, "--out", "named"]) == 0
+    assert main(["train", "demo", "--resume", "--out", "named"]) == 0  # what else the recipe says was changed at first
 
 
 @pytest.mark.parametrize(

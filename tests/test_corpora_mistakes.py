@@ -101,7 +101,7 @@ def test_a_file_that_changes_while_it_is_read(
     [
         ("tex8", "Did you mean 'text8'"),
         ("prosa.txt", "Did you mean 'prose.txt'"),
-        ("zzzzzzzz", "Choose from: pydoc, text8"),
+        ("zzzzzzzz", "Choose from: bound-sites, captions"),
         ("nowhere/a.txt", "no corpus or file 'nowhere/a.txt'"),
         ("", "no corpus or file ''"),
         ("letters:", "names no text; write letters:FILE"),

@@ -137,6 +137,8 @@ def test_what_has_no_error_says_null(tmp_path: Path) -> None:
     content = (tmp_path / "report.json").read_text()
     assert "NaN" not in content and json.loads(content)["error"] is None
     assert math.isnan(Report.load(tmp_path / "report.json").error)
+    replace(REPORT, nats=[1.0, math.nan, 3.0]).save(tmp_path / "report.json")
+    assert math.isnan(Report.load(tmp_path / "report.json").nats[1])
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}'])

@@ -284,7 +284,9 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
     counted = sum(int(batch.counted.sum()) for batch in sequences(corpus.test, 4, 16))
-    assert counted_in(corpus.test) == counted == tokens_in(corpus.test) + len(corpus.test)
+    assert counted_in(corpus.test, 4) == counted == tokens_in(corpus.test) + len(corpus.test)
+    tight = sum(int(batch.counted.sum()) for batch in sequences(corpus.test, 3, 16))  # no room for the end of abc
+    assert counted_in(corpus.test, 3) == tight < counted
     reference = Reference(
         corpus.tokenizer, first_tokens(corpus.train, 10**6), Texts.spelt(corpus.test.rows(4), corpus.tokenizer)
     )

@@ -116,6 +116,11 @@ def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked_for == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]
 
 
+def test_samplers_that_take_no_filters_write_without() -> None:
+    train("--system", "p2", steps=3, out="p2")
+    assert len(Harness("p2").generate_until([asked("the ", {"max_gen_toks": 8})])[0]) <= 8
+
+
 def test_a_task_runs_from_a_local_file(workplace: Path) -> None:  # noqa: F811
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -135,16 +135,23 @@ def measured(
 
 
 def _units_per_token(unit: str, corpus: "Corpus", split: str, length: int) -> float:
-    """Characters or bytes for each token that counts; of separate texts, those that the model can write whole."""
+    """Characters or bytes for each token that counts; of separate texts, those that the model can write whole.
+
+    A tokenizer that does not give texts back, as WordPiece, does not tell their lengths either: then it is all texts.
+    """
     from logosphere.data.batches import counted_in
     from logosphere.data.examples.collection import Examples
 
     row, tokenizer = getattr(corpus, split), corpus.tokenizer
     if unit in ("token", tokenizer.unit):
         return 1.0
-    if isinstance(row, Examples):
+    whole = {"character": corpus.characters, "byte": corpus.bytes}[unit][split]
+
+    def units(part: Examples) -> int:
+        texts = [tokenizer.decode(sequence) for sequence in part.sequences]
+        return sum(len(text) if unit == "character" else len(text.encode()) for text in texts)
+
+    if isinstance(row, Examples) and units(row) == whole:
         row = row.of_length(length)
-        texts = [tokenizer.decode(sequence) for sequence in row.sequences]
-        return sum(len(text) if unit == "character" else len(text.encode()) for text in texts) / counted_in(row)
-    counts = {"character": corpus.characters, "byte": corpus.bytes}[unit]
-    return counts[split] / counted_in(row)
+        whole = units(row)
+    return whole / counted_in(row, length)

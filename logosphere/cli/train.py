@@ -130,7 +130,8 @@ def _resumed(arguments: Arguments, words: list[str]) -> "RunFolder":
 def _otherwise(words: list[str], begun: Recipe) -> str:
     """What words ask for otherwise than a run was begun, empty if nothing."""
     name, rest = _named(words)
-    asked = _one_budget(_parsed(rest, recipe(name) if name else begun).recipe, rest)
+    named = recipe(name) if name else begun
+    asked = _one_budget(_parsed(rest, replace(begun, system=named.system, data=named.data)).recipe, rest)
 
     now, then = _settings(asked), _settings(begun)
     changed = [key for key in then if now[key] != then[key]]

@@ -65,10 +65,12 @@ def divided(split: Split, part: int) -> tuple[Split, Split]:
     return split[:kept], split[kept:]
 
 
-def counted_in(split: Split) -> int:
-    """Tokens by which a bound is divided: where texts end, their ends are among them."""
+def counted_in(split: Split, length: int) -> int:
+    """Tokens by which a bound is divided: where texts end, ends for which there is room are among them."""
     split = here(split)
-    return tokens_in(split) + (len(split) if isinstance(split, Examples) and split.end is not None else 0)
+    if not isinstance(split, Examples) or split.end is None:
+        return tokens_in(split)
+    return sum(min(len(row) + 1, length) for row in split.sequences)
 
 
 def first_tokens(split: Split, count: int) -> Numbers:

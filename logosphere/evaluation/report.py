@@ -85,9 +85,16 @@ class Report:
         try:
             content = json.loads(Path(path).read_bytes())
             told: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
-            return Report(**told | {name: math.nan for name, value in told.items() if value is None})
+            return Report(**{name: _number(value) for name, value in told.items()})
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
+
+
+def _number(value: Any) -> Any:
+    """Nan where JSON has null."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
+    return math.nan if value is None else value
 
 
 def evaluate(

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from logosphere.noise import running_sum
 from logosphere.shapes import Float, Int64
-from logosphere.sums import running_sum
 
 BINS = 32
 FLOOR, LAST = 0.08, 0.02

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise
+from logosphere.noise import Noise, running_sum
 from logosphere.processes.flow import Path, Share
 from logosphere.shapes import Float
-from logosphere.sums import running_sum
 from logosphere.types import Kind, Logits, State
 
 LOWEST, ACROSS, ALONG = -20.0, 512, 128

@@ -67,7 +67,7 @@ class Gaussian(Process):
         self.codec, self.schedule, self.clock = codec, schedule, clock
         self.predicts, self.trains_on, self.anchor, self.spacing = predicts, loss, anchor, spacing
         self.intervals = clock.steps - 1
-        self._told_apart: tuple[Tensor, bool] | None = None
+        self._told_apart: tuple[object, bool] | None = None
         if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
             raise UserError(
                 "States that are not those of single tokens cannot be predicted as tokens; choose x0, v or eps."
@@ -161,15 +161,17 @@ class Gaussian(Process):
     def kind(self) -> Kind:  # type: ignore[override]
         """A bound where the last look names the token: rows that coincide have one name for several tokens.
 
-        Where the state itself is read by Bayes' rule, such tokens share their probability, and any name will do.
+        Where the state itself is read by Bayes' rule, such tokens share their probability, and any name will do. While
+        there is a gradient to be taken, nobody measures.
         """
         if not isinstance(self.codec, Embeddings):
             return "surrogate"
-        if self.training or (self.predicts is not None and self.bias is None):
+        if torch.is_grad_enabled() or (self.predicts is not None and self.bias is None):
             return "bound"
-        weight = self.codec.weight.detach()
-        if self._told_apart is None or not torch.equal(self._told_apart[0], weight):
-            self._told_apart = weight.clone(), self.codec.tells_apart()
+        weight = self.codec.weight
+        version = weight.data_ptr(), weight._version, weight.device
+        if self._told_apart is None or self._told_apart[0] != version:
+            self._told_apart = version, self.codec.tells_apart()
         return "bound" if self._told_apart[1] else "surrogate"
 
     # ---- what a state says ------------------------------------------------------------------------------------

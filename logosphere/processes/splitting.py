@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.digits import DigitCodec
-from logosphere.noise import Noise
+from logosphere.noise import Noise, running_sum
 from logosphere.processes.spherical import Spherical
 from logosphere.shapes import Float, Int64
-from logosphere.sums import running_sum
 from logosphere.types import Logits, State
 
 NEVER = -1e30

@@ -104,6 +104,14 @@ Plain.add_implicit_resolver(
 )
 
 
+def _plain(text: str) -> Any:
+    loader = Plain(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def options_from(words: Sequence[str]) -> dict[str, Any]:
     """Words name=value as values: numbers, booleans, None and words as YAML reads them."""
     read = {}
@@ -112,7 +120,7 @@ def options_from(words: Sequence[str]) -> dict[str, Any]:
         if not separator or not name:
             raise UserError(f"'{option}' is not an option of the form name=value.")
         try:
-            read[name] = yaml.load(value, Plain)
+            read[name] = _plain(value)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"The value of the option '{option}' cannot be read.") from None
     return read
@@ -128,7 +136,7 @@ def recipe_from(content: Any, place: str) -> Recipe:
 def read_recipe_file(path: Path) -> Recipe:
     """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Plain)
+        content = _plain(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None

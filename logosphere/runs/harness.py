@@ -21,6 +21,8 @@ from logosphere.likelihood import bounds
 from logosphere.model import Model
 from logosphere.runs.folder import RunFolder
 from logosphere.sampling.generate import filters, generate
+from logosphere.sampling.samplers import sampler_of
+from logosphere.sampling.steppers import as_stepper
 from logosphere.types import Batch
 
 BATCH = 16
@@ -136,6 +138,10 @@ class Harness(LM):  # type: ignore[misc]
         span = slice(len(before), len(before) + len(after))
         return out[0, span].argmax(-1).tolist() == after
 
+    def _filters(self) -> bool:
+        """Can the likeliest tokens be asked for?"""
+        return filters(self.model.process) and not as_stepper(sampler_of(self.model).stepper).unfiltered
+
     def _continued(self, prompt: str, how: dict[str, Any]) -> str:
         stops = how.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
@@ -151,7 +157,7 @@ class Harness(LM):  # type: ignore[misc]
         drawn = generate(
             self.model, n=1, steps=self.steps, rng=rng, known=known, tokens=given.tokens if row else None,
             temperature=temperature if sampled else 1.0,
-            top_k=None if sampled or not filters(self.model.process) else 1,
+            top_k=None if sampled or not self._filters() else 1,
             renoise_known=bool(row) and self.folder.approximates(self.model),
         )  # fmt: skip
         text = self.pieces.decode(drawn.tokens[0, len(row) : len(row) + most].cpu().numpy())

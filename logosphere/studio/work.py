@@ -9,7 +9,7 @@ import torch
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.integrand import Slice, integrand
-from logosphere.sampling.generate import generate
+from logosphere.sampling.generate import filters, generate
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Moment, Recorder
 from logosphere.sampling.walk import Frame
@@ -38,6 +38,9 @@ def _write(job: Job, book: Book, wish: Wish) -> None:
     model, tokenizer = book.model, book.tokenizer
     if wish.sampler == "auto" and book.own != model.sampler:
         wish = replace(wish, sampler=book.own)  # so that command and Python say so too
+    filtered = filters(model.process)
+    if not filtered:
+        wish = replace(wish, temperature=1.0, top_p=1.0)
     held = fixed(wish, model, tokenizer)
     way = sampler(model.sampler if wish.sampler == "auto" else wish.sampler, model)
     approximate = held is not None and book.folder.approximates(model)
@@ -48,6 +51,7 @@ def _write(job: Job, book: Book, wish: Wish) -> None:
         "n": wish.n,
         "known": [] if held is None else held.known[0].nonzero()[:, 0].tolist(),
         "approximate": approximate,
+        "filtered": filtered,
         "command": as_command(wish, book.name, held, tokenizer),
         "python": as_python(wish, book.name, held),
     }

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.shapes import Float
+from logosphere.training.fit import decaying
 from logosphere.training.optim import Optim
 from logosphere.types import Batch, Tokens
 
@@ -36,7 +37,9 @@ def taught(
 ) -> Iterator[Taught]:
     """Minimise the loss of batches with AdamW over the weights of `network` alone."""
     parameters = [p.requires_grad_(True) for p in network.parameters()]
-    optimizer = torch.optim.AdamW(optim.groups(parameters), lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
+    optimizer = torch.optim.AdamW(
+        decaying(parameters, optim), lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True
+    )
     model.eval()
     done = 0
     for step, given in enumerate(islice(batches, steps)):

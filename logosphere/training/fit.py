@@ -1,7 +1,7 @@
 """The one training loop. It yields; printing, logging, saving and stopping are the caller's business."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -58,6 +58,14 @@ class Progress:
     """Was the gradient so large that the step was left out?"""
 
 
+def decaying(parameters: Sequence[Tensor], optim: Optim) -> list[dict[str, Any]]:
+    """Parameters as an optimiser takes them: matrices with weight decay, all others without."""
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
 class Training:
     """A model in training: weights, averages, optimiser and step count; what a checkpoint has to hold."""
 
@@ -81,7 +89,7 @@ class Training:
         self.objective = objective(model, team, sharded=sharded)
         parameters = [p for p in model.parameters() if p.requires_grad]
         betas = (self.optim.beta1, self.optim.beta2)
-        self.optimizer = torch.optim.AdamW(self.optim.groups(parameters), lr=self.optim.lr, betas=betas, fused=True)
+        self.optimizer = torch.optim.AdamW(decaying(parameters, self.optim), lr=self.optim.lr, betas=betas, fused=True)
         self.parameters = parameters
         self.averaged = None if ema is None else Averaged(model, ema)
         self.step, self.tokens = 0, 0

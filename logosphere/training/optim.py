@@ -1,14 +1,10 @@
 """How the optimiser is set and how its step size goes up and down."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from logosphere.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -65,13 +61,6 @@ class Optim:
             raise UserError(f"spike is a multiple of the usual gradient and must be above 1, not {self.spike}.")
         if self.warmup < 0 or not 0 <= self.final <= 1:
             raise UserError("warmup must be at least 0, and final a share between 0 and 1.")
-
-    def groups(self, parameters: Sequence["Tensor"]) -> list[dict[str, Any]]:
-        """Parameters as an optimiser takes them: matrices with weight decay, all others without."""
-        return [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
 
     def rate(self, step: int, done: float) -> float:
         """The step size of step `step` (from 0), when the share `done` of the whole training lies behind."""

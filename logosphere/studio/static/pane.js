@@ -126,6 +126,7 @@ export class Pane {
         this.begun = content; this.moments = []; this.shown = -1; this.known = new Set(content.known);
         if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.lay(content.n, content.length);
         this.copies.forEach(button => { button.disabled = false; });
+        if (!content.filtered) this.studio.say("This model predicts states and not tokens: it has no temperature and no top-p.");
         if (content.approximate) this.studio.say("This model was trained without known positions: the text around them is approximate.");
       } else if (name === "moment") {
         for (const [token, symbol] of Object.entries(content.symbols)) this.symbols.set(+token, symbol);
