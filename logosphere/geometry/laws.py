@@ -16,7 +16,7 @@ from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
 
-VERSION = 4
+VERSION = 5
 """Raise it when the same settings would give another table."""
 STEPS, PARTICLES = 320, 4096
 NOISE_PER_STEP = 0.016
