@@ -132,7 +132,6 @@ def _otherwise(words: list[str], begun: Recipe) -> str:
     name, rest = _named(words)
     named = recipe(name) if name else begun
     asked = _one_budget(_parsed(rest, replace(begun, system=named.system, data=named.data)).recipe, rest)
-
     now, then = _settings(asked), _settings(begun)
     changed = [key for key in then if now[key] != then[key]]
     return ", ".join(f"--{key.replace('_', '-')} {_spelt(then[key])}, not {_spelt(now[key])}" for key in changed[:3])
@@ -142,8 +141,7 @@ def _settings(chosen: Recipe) -> dict[str, object]:
     """All settings of a recipe by the names of their options."""
     flat: dict[str, object] = {}
     for name, value in vars(chosen).items():
-        parts = {f"{name}.{key}": inner for key, inner in vars(value).items()} if is_dataclass(value) else {name: value}
-        flat |= parts
+        flat |= {f"{name}.{key}": inner for key, inner in vars(value).items()} if is_dataclass(value) else {name: value}
     return flat
 
 

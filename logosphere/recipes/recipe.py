@@ -105,6 +105,7 @@ Plain.add_implicit_resolver(
 
 
 def _plain(text: str) -> Any:
+    """What yaml.load does with this loader; by that name it is forbidden here, for most other loaders run code."""
     loader = Plain(text)
     try:
         return loader.get_single_data()
@@ -153,10 +154,13 @@ def _filled(kind: type, content: Any, place: str) -> Any:
     for name, value in content.items():
         if name not in known:
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
-        kind_of_value = known[name].type
-        named = kind_of_value.__name__ if isinstance(kind_of_value, type) else str(kind_of_value)
-        values[name] = _value(named, value, f"'{name}' in {place}")
+        values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}")
     return kind(**values)
+
+
+def _annotation(kind: Any) -> str:
+    """A type as it is written: float rather than <class 'float'>, which nobody would type."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _value(annotation: str, value: Any, place: str) -> Any:
