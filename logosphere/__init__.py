@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from logosphere.errors import UserError
-from logosphere.systems import build, options, system, systems
+from logosphere.systems import build, options, presets, system, systems
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ _LAZY = {
 }
 """Public names that need torch; they are imported when first used, so that `logosphere --help` is instant."""
 
-__all__ = ["UserError", "__version__", "build", "options", "system", "systems", *_LAZY]
+__all__ = ["UserError", "__version__", "build", "options", "presets", "system", "systems", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:

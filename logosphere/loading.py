@@ -36,7 +36,10 @@ def rebuild(folder: Path, options: dict[str, Any] | None = None) -> Model:
     """The model of a folder, freshly built, with other options where they are given."""
     spec = spec_of(folder)
     try:
-        return build(spec.system, vocab_size=spec.vocab_size, length=spec.length, **(spec.options | (options or {})))
+        return build(
+            spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
+            **(spec.options | (options or {})),
+        )  # fmt: skip
     except (TypeError, ValueError) as problem:
         place = folder / RECIPE
         raise UserError(f"{place} describes no model that can be built ({problem}); restore it from a copy.") from None
@@ -56,4 +59,9 @@ def spec_of(folder: Path) -> Spec:
 
 def _sound(spec: Spec) -> bool:
     sizes = (spec.vocab_size, spec.length)
-    return isinstance(spec.system, str) and isinstance(spec.options, dict) and all(type(size) is int for size in sizes)
+    names = (spec.system, spec.preset)
+    return (
+        all(isinstance(name, str) for name in names)
+        and isinstance(spec.options, dict)
+        and all(type(size) is int for size in sizes)
+    )

@@ -25,6 +25,8 @@ class Spec:
     vocab_size: int
     length: int
     options: dict[str, Any] = field(default_factory=dict)
+    """All options that differ from the defaults, those of the preset among them."""
+    preset: str = "default"
 
 
 class Model(nn.Module):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from logosphere.cards import CARDS, Card
 from logosphere.errors import UserError, nearest
+from logosphere.presets import DEFAULT, presets
+from logosphere.presets import preset as find_preset
 
 if TYPE_CHECKING:
     from logosphere.denoisers.base import Denoiser
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _BY_NAME = {card.name: card for card in CARDS}
+
+__all__ = ["build", "options", "presets", "system", "systems"]
 
 FRESH: Any = object()
 """Stands for 'a new network' in `build`, because None means 'no network'."""
@@ -37,10 +41,19 @@ def system(name: str) -> Card:
     return _BY_NAME[name]
 
 
-def build(name: str, *, vocab_size: int, length: int, denoiser: "Denoiser | None" = FRESH, **options: Any) -> "Model":
+def build(
+    name: str,
+    *,
+    vocab_size: int,
+    length: int,
+    denoiser: "Denoiser | None" = FRESH,
+    preset: str = DEFAULT,
+    **options: Any,
+) -> "Model":
     """A model of a system: with a fresh network, with a denoiser of your own, or (None) without any.
 
     Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
+    preset="paper" is the published system (see `presets(name)`); options given beside a preset take its place.
     """
     from logosphere.denoisers.network import Network
     from logosphere.model import Spec
@@ -55,15 +68,17 @@ def build(name: str, *, vocab_size: int, length: int, denoiser: "Denoiser | None
     for option in options:
         if option not in known:
             raise UserError(f"'{name}' has no option '{option}'.{nearest(option, known)}")
+    chosen = find_preset(name, preset)
+    options = chosen.options | options
     network_fields = {f.name for f in fields(Network)}
     network = Network(**{key: value for key, value in options.items() if key in network_fields})
     own = {key: value for key, value in options.items() if key not in network_fields}
     model = builder(vocab_size, length, None if denoiser is None else network, **own)
     if denoiser is not FRESH:
         model.denoiser = denoiser
-    model.spec = Spec(name, vocab_size, length, options)
+    model.spec = Spec(name, vocab_size, length, options, preset)
     if denoiser is FRESH:  # around an oracle samples are to be draws from the model, whatever its network likes
-        model.sampler = system(name).sampler
+        model.sampler = chosen.sampler or system(name).sampler
     return model
 
 

@@ -23,7 +23,7 @@ LAYERS = [
     ["weights", "model"],
     ["sampling", "likelihood", "continuity"],
     ["data", "tasks", "training", "evaluation", "reports"],
-    ["cards", "systems", "recipes", "loading"],
+    ["cards", "presets", "systems", "recipes", "loading"],
     ["runs"],
     ["comparison", "studio"],
     ["cli", "__init__", "__main__"],

@@ -141,6 +141,10 @@ class Process(nn.Module, ABC):
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
+    def schedule_parameters(self) -> list[nn.Parameter]:
+        """Parameters of a learned noise schedule, which an optimiser may give a step size of their own."""
+        return []
+
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)

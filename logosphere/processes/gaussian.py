@@ -108,6 +108,9 @@ class Gaussian(Process):
         step = ((1 - self._own(t)) * self.intervals).long().clamp_max(self.intervals - 1)
         return torch.where(t <= FIRST, self.intervals, step)
 
+    def schedule_parameters(self) -> list[nn.Parameter]:
+        return list(self.schedule.parameters())
+
     def grid(self, steps: int) -> Float[Tensor, "n"]:
         """Equal steps of the angle arccos α, of λ or of the measured nats from 1 to FIRST, then the reading.
 

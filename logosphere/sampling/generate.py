@@ -19,8 +19,9 @@ from logosphere.noise import Keyed
 from logosphere.parallel.team import ALONE, Team
 from logosphere.processes.base import Process
 from logosphere.sampling.guidance import Guide, Guides
-from logosphere.sampling.plan import Grid, Plan
+from logosphere.sampling.plan import Grid, Plan, find_grid
 from logosphere.sampling.samplers import Sampler, sampler_of
+from logosphere.sampling.samplers import sampler as sampler_by_name
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, as_stepper
 from logosphere.sampling.walk import Frame, walk
 from logosphere.shapes import Bool, Int64
@@ -41,14 +42,14 @@ def generate(
     model: Model,
     n: int = 1,
     steps: int = 64,
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | int | None = None,
     denoiser: Denoiser | None = None,
     known: Bool[Tensor, "... L"] | None = None,
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
-    sampler: Sampler | None = None,
+    sampler: Sampler | str | None = None,
     stepper: Stepper | Rule | None = None,
-    grid: Grid | None = None,
+    grid: Grid | str | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -67,9 +68,10 @@ def generate(
     With a `condition` they are written for it, the more so the larger `guidance` (1: as the model has learnt it); with
     a `guide` (sampling/guidance.py), for what a classifier of noisy states asks for.
 
-    Without `sampler` it is the one that belongs to the model's system; `stepper`, `grid` and `cached` make one of your
-    own. `greedy_end` takes the likeliest tokens in the last step, `watch` is called with every frame. The processes of
-    a `team` share out the sequences and all get them: what a sequence is depends on the seed and its number alone.
+    Without `sampler` it is the one that belongs to the model's system; it may be a name (`logosphere samplers`), and
+    `rng` a seed. `stepper`, `grid` (or its name) and `cached` make a sampler of your own. `greedy_end` takes the
+    likeliest tokens in the last step, `watch` is called with every frame. The processes of a `team` share out the
+    sequences and all get them: what a sequence is depends on the seed and its number alone.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
@@ -85,13 +87,14 @@ def generate(
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_steps:
         raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
-    rng = torch.Generator(model.device).manual_seed(0) if rng is None else rng
+    if rng is None or isinstance(rng, int):
+        rng = torch.Generator(model.device).manual_seed(rng or 0)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     share, tally = team.share(n), Tally()
     given = _given(model, n, known, tokens).part(share)
     condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(share).counted(tally)
-    grid = grid or sampler.grid or partial(move.grid, model.process)
+    grid = find_grid(grid) or sampler.grid or partial(move.grid, model.process)
     plan = model_plan(model, move.steps(model.length, steps), grid, sampler.blocks)
     started = time.perf_counter()
     with _evaluating(model, network):
@@ -119,14 +122,14 @@ def sample(
     model: Model,
     n: int = 1,
     steps: int = 64,
-    rng: torch.Generator | None = None,
+    rng: torch.Generator | int | None = None,
     denoiser: Denoiser | None = None,
     known: Bool[Tensor, "... L"] | None = None,
     tokens: Int64[Tensor, "... L"] | None = None,
     *,
-    sampler: Sampler | None = None,
+    sampler: Sampler | str | None = None,
     stepper: Stepper | Rule | None = None,
-    grid: Grid | None = None,
+    grid: Grid | str | None = None,
     cached: bool = False,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -145,13 +148,13 @@ def sample(
     return drawn.tokens
 
 
-def _chosen(model: Model, sampler: Sampler | None, stepper: Stepper | Rule | None) -> Sampler:
+def _chosen(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule | None) -> Sampler:
     """The sampler that was asked for, or the one of the model's system."""
     if sampler is None:
         return sampler_of(model) if stepper is None else Sampler(stepper)
     if stepper is not None:
         raise UserError("Pass either sampler=… or stepper=…, not both.")
-    return sampler
+    return sampler_by_name(sampler, model) if isinstance(sampler, str) else sampler
 
 
 def filters(process: Process) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logosphere.denoisers.base import check_block
-from logosphere.errors import UserError
+from logosphere.errors import UserError, nearest
 from logosphere.processes.base import uniform_grid
 from logosphere.shapes import Float
 
@@ -58,6 +58,15 @@ class StandingEnd:
 
 
 GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
+
+
+def find_grid(grid: Grid | str | None) -> Grid | None:
+    """A grid, by its name or as it is; None stays None."""
+    if not isinstance(grid, str):
+        return grid
+    if grid not in GRIDS:
+        raise UserError(f"There is no grid '{grid}'.{nearest(grid, GRIDS)}")
+    return GRIDS[grid]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def taught(
     """Minimise the loss of batches with AdamW over the weights of `network` alone."""
     parameters = [p.requires_grad_(True) for p in network.parameters()]
     optimizer = torch.optim.AdamW(
-        decaying(parameters, optim), lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True
+        decaying(parameters, optim), lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True
     )
     model.eval()
     done = 0
@@ -49,7 +49,7 @@ def taught(
         found = loss(batch)
         optimizer.zero_grad(set_to_none=True)
         found.backward()
-        nn.utils.clip_grad_norm_(parameters, optim.clip)
+        nn.utils.clip_grad_norm_(parameters, optim.largest_norm)
         for group in optimizer.param_groups:
             group["lr"] = optim.rate(step, step / steps)
         optimizer.step()

@@ -58,12 +58,28 @@ class Progress:
     """Was the gradient so large that the step was left out?"""
 
 
-def decaying(parameters: Sequence[Tensor], optim: Optim) -> list[dict[str, Any]]:
-    """Parameters as an optimiser takes them: matrices with weight decay, all others without."""
+def decaying(parameters: Sequence[Tensor], optim: Optim, scale: float = 1.0) -> list[dict[str, Any]]:
+    """Parameters as an optimiser takes them: matrices with weight decay, all others without.
+
+    `scale` is their step size relative to `optim.lr`.
+    """
     return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay, "scale": scale},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "scale": scale},
     ]
+
+
+def parameter_groups(model: Model, optim: Optim) -> list[dict[str, Any]]:
+    """All parameters that learn; the codec's and a learned noise schedule's may have step sizes of their own."""
+    process, rates = model.process, {"codec": optim.codec_lr, "schedule": optim.schedule_lr}
+    own = {"codec": list(process.codec.parameters()), "schedule": process.schedule_parameters()}
+    apart = {id(p): name for name, found in own.items() if rates[name] is not None for p in found}
+    learning = [p for p in model.parameters() if p.requires_grad]
+    groups = decaying([p for p in learning if id(p) not in apart], optim)
+    for name, rate in rates.items():
+        if rate is not None and (found := [p for p in learning if apart.get(id(p)) == name]):
+            groups += decaying(found, optim, rate / optim.lr)
+    return groups
 
 
 class Training:
@@ -87,10 +103,10 @@ class Training:
         self.withhold, self.team = withhold, team
         self.precision = _dtype(precision, model.device)
         self.objective = objective(model, team, sharded=sharded)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        betas = (self.optim.beta1, self.optim.beta2)
-        self.optimizer = torch.optim.AdamW(decaying(parameters, self.optim), lr=self.optim.lr, betas=betas, fused=True)
-        self.parameters = parameters
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        betas, eps = (self.optim.beta1, self.optim.beta2), self.optim.eps
+        groups = parameter_groups(model, self.optim)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.optim.lr, betas=betas, eps=eps, fused=True)
         self.averaged = None if ema is None else Averaged(model, ema)
         self.step, self.tokens = 0, 0
         self.position: dict[str, Any] | None = None
@@ -109,7 +125,7 @@ class Training:
         self.model.process.advance(done)
         self.optimizer.zero_grad(set_to_none=True)
         loss, nats, kind = self._differentiate(batch, count)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.clip, foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.largest_norm, foreach=True)
         gradient = self.objective.whole(norm).item()
         if not (abs(loss) < float("inf") and gradient < float("inf")):
             raise Diverged(
@@ -138,7 +154,7 @@ class Training:
     def _update(self, lr: float, done: float) -> None:
         """Take the step, and take into account what was observed on the way."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["scale"]
         self.optimizer.step()
         self.team.add_up(self._observed())
         self.model.process.settle(done)

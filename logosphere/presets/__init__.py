@@ -1,0 +1,32 @@
+"""Presets by system and name: `default` is what works best here, `paper` is what was published.
+
+Nothing here needs torch, so that listing presets is instant.
+"""
+
+from logosphere.cards import CARDS
+from logosphere.errors import UserError, nearest
+from logosphere.presets import discrete, flows, gaussian, latent, spherical
+from logosphere.presets.preset import ASPECTS, DEFAULT, Aspect, Preset
+
+_PUBLISHED = [*discrete.PRESETS, *spherical.PRESETS, *gaussian.PRESETS, *flows.PRESETS, *latent.PRESETS]
+
+
+def presets(system: str) -> dict[str, Preset]:
+    """The presets of a system by name; the first is the default."""
+    if system not in {card.name for card in CARDS}:
+        raise UserError(f"There is no system '{system}'.{nearest(system, [card.name for card in CARDS])}")
+    default = Preset(system, DEFAULT, source="", aspects=(), checked="")
+    return {DEFAULT: default} | {preset.name: preset for preset in _PUBLISHED if preset.system == system}
+
+
+def preset(system: str, name: str) -> Preset:
+    """A preset of a system."""
+    known = presets(system)
+    if name not in known:
+        if len(known) == 1:
+            raise UserError(f"'{system}' has no preset '{name}': it follows no paper exactly; its only one is default.")
+        raise UserError(f"'{system}' has no preset '{name}'; it has {', '.join(known)}.")
+    return known[name]
+
+
+__all__ = ["ASPECTS", "DEFAULT", "Aspect", "Preset", "preset", "presets"]

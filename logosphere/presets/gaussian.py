@@ -1,0 +1,5 @@
+"""Published configurations of the gaussian systems."""
+
+from logosphere.presets.preset import Preset
+
+PRESETS: list[Preset] = []

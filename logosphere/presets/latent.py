@@ -1,0 +1,5 @@
+"""Published configurations of the latent systems."""
+
+from logosphere.presets.preset import Preset
+
+PRESETS: list[Preset] = []
