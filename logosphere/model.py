@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from logosphere.denoisers.base import Denoiser, check_block
 from logosphere.errors import UserError
-from logosphere.noise import Drawn, Noise
+from logosphere.noise import Drawn, Noise, as_generator
+from logosphere.presets import DEFAULT, preset_label
 from logosphere.processes.base import Process, bound
 from logosphere.processes.mixtures import averaged, leave_one_out, mixed
 from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Tokens
+from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Times, Tokens
 from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 
@@ -26,7 +27,12 @@ class Spec:
     length: int
     options: dict[str, Any] = field(default_factory=dict)
     """All options that differ from the defaults, those of the preset among them."""
-    preset: str = "default"
+    preset: str = DEFAULT
+
+    @property
+    def preset_label(self) -> str:
+        """The preset, and the options that were set in place of its own: "paper with loss=cross-entropy"."""
+        return preset_label(self.system, self.preset, self.options)
 
 
 class Model(nn.Module):
@@ -98,7 +104,7 @@ class Model(nn.Module):
     def nelbo(
         self,
         tokens: Tokens,
-        rng: torch.Generator,
+        rng: torch.Generator | int,
         denoiser: Predict | None = None,
         draws: int = 1,
         known: Positions | None = None,
@@ -108,17 +114,43 @@ class Model(nn.Module):
         self._check_tokens(tokens)
         if known is not None:
             self.check_known(known)
+        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
         with torch.no_grad():
-            return self.bound(Batch.of(tokens, known, condition=condition), Drawn(rng, len(tokens)), draws, denoiser)
+            return self.bound(Batch.of(tokens, known, condition=condition), noise, draws, denoiser)
 
-    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."] | float, rng: torch.Generator) -> State:
+    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."] | float, rng: torch.Generator | int) -> State:
         """A draw of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
-        t = torch.as_tensor(t, dtype=torch.float32, device=tokens.device).expand(tokens.shape)
-        if bool(((t < 0) | (t > 1)).any()):
-            raise UserError("Times must lie between 0 (data) and 1 (noise).")
-        u = self.process.codec.encode(tokens)
-        return self.process.corrupt(u, self.process.codec.spread(t), Drawn(rng, len(tokens)))
+        t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
+        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
+        return self.process.corrupt(u, self.process.codec.spread(t), noise)
+
+    @torch.no_grad()
+    def log_posterior(
+        self,
+        z: State,
+        t: Float[Tensor, "..."] | float,
+        denoiser: Predict | None = None,
+        condition: Condition | None = None,
+    ) -> Float[Tensor, "B L V"]:
+        """log p(x_i = k | z_t) of every position and token, normalised, for states z [B, L] or [B, L, d].
+
+        Discrete states are token numbers, and a mask is `vocab_size`. Blocks see clean states of earlier blocks, which
+        z must then hold. Models whose states are not those of single tokens have no such posterior.
+        """
+        predict = self.denoiser if denoiser is None else denoiser
+        if predict is None:
+            raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+        codec = self.process.codec
+        if not codec.local or codec.choices != self.vocab_size or z.shape[1] != self.length:
+            raise UserError(
+                f"There is a posterior of each token only where every token has a state of its own; this model of "
+                f"{self.vocab_size} tokens and length {self.length} has states of another kind, or z (of shape "
+                f"{list(z.shape)}) has another length."
+            )
+        predict = predict if condition is None else told(predict, condition)
+        t = _expand_times(t, z[..., 0] if z.dim() == 3 else z)
+        return self.process.log_posterior(predict(z, t, context=z), z, t)
 
     def sees(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
@@ -150,6 +182,14 @@ class Model(nn.Module):
             raise UserError(
                 f"Tokens must be numbers from 0 to {self.vocab_size - 1}; masks belong to noise, not to data."
             )
+
+
+def _expand_times(t: Float[Tensor, "..."] | float, like: Tensor) -> Times:
+    """Times in the shape [B, L] of `like`."""
+    t = torch.as_tensor(t, dtype=torch.float32, device=like.device).expand(like.shape)
+    if bool(((t < 0) | (t > 1)).any()):
+        raise UserError("Times must lie between 0 (data) and 1 (noise).")
+    return t
 
 
 def told(predict: Predict, condition: Condition) -> Predict:

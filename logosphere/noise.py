@@ -81,6 +81,11 @@ def normal_rows(keys: Int64[Tensor, "N"], count: int) -> Float[Tensor, "N n"]:
     return torch.special.ndtri(u, out=u).float()
 
 
+def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
+    """A generator as it is, or a new one on the device for a seed."""
+    return torch.Generator(device).manual_seed(rng) if isinstance(rng, int) else rng
+
+
 class Drawn(Noise):
     """Noise from a torch.Generator, for a batch of `batch` sequences."""
 

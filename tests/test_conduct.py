@@ -14,7 +14,7 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types", "cache", "box"],
+    ["errors", "shapes", "atomic", "types", "cache", "box", "cards", "presets"],
     ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
@@ -23,7 +23,7 @@ LAYERS = [
     ["weights", "model"],
     ["sampling", "likelihood", "continuity"],
     ["data", "tasks", "training", "evaluation", "reports"],
-    ["cards", "presets", "systems", "recipes", "loading"],
+    ["systems", "recipes", "loading"],
     ["runs"],
     ["comparison", "studio"],
     ["cli", "__init__", "__main__"],

@@ -1,24 +1,66 @@
 """logosphere systems"""
 
 from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
 
 from logosphere.cards import CARDS
 from logosphere.cli.console import parse, print_json
+from logosphere.presets import DEFAULT, Preset, presets
+from logosphere.systems import system
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """List the systems that can be trained."""
+    """List the systems that can be trained; with NAME, show its presets side by side."""
 
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """A system, to see how its default differs from what was published."""
     json: bool = False
     """Print as JSON."""
 
 
 def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "systems")
+    if arguments.name:
+        return _show_presets(arguments.name, arguments.json)
     if arguments.json:
-        print_json({"systems": [asdict(card) for card in CARDS]})
+        print_json({"systems": [asdict(card) | {"presets": list(presets(card.name))} for card in CARDS]})
         return 0
     for card in CARDS:
         print(f"{card.name:<16} {card.title} ({card.paper}; {card.kind})\n{'':<16} {card.difference}")
+    print("\nHow a default differs from its paper: logosphere systems NAME")
     return 0
+
+
+def _show_presets(name: str, as_json: bool) -> int:
+    card, published = system(name), [preset for key, preset in presets(name).items() if key != DEFAULT]
+    if as_json:
+        print_json(asdict(card) | {"presets": [_as_dict(preset) for preset in published]})
+        return 0
+    print(f"{card.name}: {card.title} ({card.paper}; {card.kind})\n{card.difference}")
+    if not published:
+        print("\nIts only preset is default: it follows no paper exactly.")
+    output = Console(highlight=False)
+    for preset in published:
+        print(f"\npreset {preset.name}: {preset.source}")
+        output.print(_side_by_side(preset))
+        if preset.missing:
+            output.print(f"Not reproduced: {preset.missing}", markup=False)
+        output.print(f"Checked by {preset.checked}", markup=False)
+        print(f"Train it: logosphere train --system {name} --preset {preset.name}")
+    return 0
+
+
+def _side_by_side(preset: Preset) -> Table:
+    table = Table("", preset.name, DEFAULT, "why the default differs", show_lines=True)
+    for aspect in preset.aspects:
+        table.add_row(aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)
+    return table
+
+
+def _as_dict(preset: Preset) -> dict[str, Any]:
+    return asdict(preset) | {"options": preset.options}

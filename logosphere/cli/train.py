@@ -12,6 +12,7 @@ import tyro
 from logosphere.cli.console import Bar, bar, corpus_with_progress, parse, print_json, say
 from logosphere.errors import UserError
 from logosphere.parallel.launch import abandoned, launch, must_launch
+from logosphere.presets import DEFAULT
 from logosphere.recipes.catalogue import RECIPES, recipe
 from logosphere.recipes.recipe import Recipe
 from logosphere.systems import system
@@ -53,11 +54,16 @@ Stop with Ctrl-C at any time: the run is saved and --resume continues it to the 
 def arguments_of(words: list[str]) -> Arguments:
     """What the words of the command ask for."""
     name, rest = _named(words)
-    arguments = _parsed(rest, recipe(name or "demo"))
+    default = recipe(name or "demo")
+    arguments = _parsed(rest, default)
     if not name and arguments.recipe.begin is not None and not arguments.resume:
         from logosphere.runs.beginning import as_parent
 
-        arguments = _parsed(rest, as_parent(arguments.recipe.begin))
+        default = as_parent(arguments.recipe.begin)
+        arguments = _parsed(rest, default)
+    if arguments.recipe.preset != default.preset:  # its settings become the defaults of all other options
+        default = replace(default, system=arguments.recipe.system).with_preset(arguments.recipe.preset)
+        arguments = _parsed(rest, default)
     chosen = _one_budget(arguments.recipe, rest)
     system(chosen.system)
     return replace(arguments, recipe=chosen)
@@ -208,7 +214,9 @@ def followed(
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
 
     team, settings = team or ALONE, folder.recipe
-    say(f"[bold]{settings.system}[/] on {corpus.name} ({size_of(corpus.train)}) in {folder.path}")
+    preset = folder.spec.preset_label
+    name = f"[bold]{settings.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
+    say(f"{name} on {corpus.name} ({size_of(corpus.train)}) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None

@@ -8,6 +8,8 @@ from pathlib import Path
 from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import step_flops
+from logosphere.presets import DEFAULT
+from logosphere.presets import preset as find_preset
 from logosphere.recipes.recipe import Recipe
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import Clock, build_model
@@ -50,18 +52,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Contender:
-    """A system with options of its own: mdlm, or mdlm:schedule=cosine:optim.lr=1e-3."""
+    """A system with options of its own: mdlm, mdlm:preset=paper, or mdlm:schedule=cosine:optim.lr=1e-3."""
 
     name: str
     system: str
     options: tuple[str, ...]
     lr: float | None
+    preset: str = DEFAULT
 
     @staticmethod
     def parse(word: str) -> "Contender":
         name, *rest = word.split(":")
         system(name)
-        lr, options = None, []
+        lr, options, preset = None, [], DEFAULT
         for option in rest:
             key, separator, value = option.partition("=")
             if not separator or not value:
@@ -73,12 +76,17 @@ class Contender:
                     raise UserError(
                         f"'{value}' is not a learning rate; write for example {name}:optim.lr=2e-3"
                     ) from None
+            elif key == "preset":
+                preset = find_preset(name, value).name
             else:
                 options.append(option)
-        return Contender(word, name, tuple(options), lr)
+        return Contender(word, name, tuple(options), lr, preset)
 
     def recipe(self, common: Recipe) -> Recipe:
+        """The common recipe for this system; a preset brings its model, but the optimiser is the same for all."""
         optim = common.optim if self.lr is None else replace(common.optim, lr=self.lr)
+        if self.preset != DEFAULT:
+            common = replace(common, system=self.system).with_preset(self.preset, optimiser=False)
         return replace(common, system=self.system, options=(*common.options, *self.options), optim=optim)
 
 

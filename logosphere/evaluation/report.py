@@ -18,6 +18,7 @@ from logosphere.errors import UserError
 from logosphere.likelihood import Estimate, bounds, joined, ratio
 from logosphere.model import Model
 from logosphere.parallel.team import ALONE, Team
+from logosphere.presets import DEFAULT
 from logosphere.shapes import Float
 from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
 
@@ -55,16 +56,20 @@ class Report:
     """Of each sequence, for paired comparisons."""
     counts: list[int]
     """Of its tokens that count."""
+    preset: str = DEFAULT
+    """The preset of the system, and options that were set in place of its own."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
-        return f"{value} ({self.kind}; {self.measured})"
+        preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
+        return f"{value} ({self.kind}; {self.measured}{preset})"
 
     @property
     def measured(self) -> str:
         """On how much: what is exact has nothing to draw."""
         sequences = f"{self.sequences:,} sequences"
-        return sequences if self.kind == "exact" else f"{sequences}, {self.draws} draws each"
+        draws = f"{self.draws} draw{'s' if self.draws > 1 else ''} each"
+        return sequences if self.kind == "exact" else f"{sequences}, {draws}"
 
     def summary(self) -> dict[str, Any]:
         """All but what is said of single sequences."""
@@ -84,9 +89,10 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            told: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
-            return Report(**{name: _number(value) for name, value in told.items()})
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            content.setdefault("preset", DEFAULT)  # reports of models from before there were presets
+            found: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
+            return Report(**{name: _number(value) for name, value in found.items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 
 
@@ -159,6 +165,7 @@ def evaluate(
         seconds=time.perf_counter() - started,
         nats=estimate.total.tolist(),
         counts=estimate.count.tolist(),
+        preset=DEFAULT if model.spec is None else model.spec.preset_label,
     )
 
 

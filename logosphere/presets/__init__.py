@@ -3,6 +3,9 @@
 Nothing here needs torch, so that listing presets is instant.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from logosphere.cards import CARDS
 from logosphere.errors import UserError, nearest
 from logosphere.presets import discrete, flows, gaussian, latent, spherical
@@ -29,4 +32,11 @@ def preset(system: str, name: str) -> Preset:
     return known[name]
 
 
-__all__ = ["ASPECTS", "DEFAULT", "Aspect", "Preset", "preset", "presets"]
+def preset_label(system: str, name: str, options: Mapping[str, Any]) -> str:
+    """A preset by name, and what was set in place of its own options: "paper with loss=cross-entropy"."""
+    own = preset(system, name).options
+    changed = [f"{key}={options[key]}" for key in own if key in options and options[key] != own[key]]
+    return f"{name} with {', '.join(changed)}" if changed else name
+
+
+__all__ = ["ASPECTS", "DEFAULT", "Aspect", "Preset", "preset", "preset_label", "presets"]

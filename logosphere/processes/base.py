@@ -160,6 +160,10 @@ class Process(nn.Module, ABC):
         """
         return posterior
 
+    def log_posterior(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """Normalised log p(x | z) out of a prediction: the inverse of `phrased`."""
+        return out.log_softmax(-1)
+
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
         return self.inform(torch.zeros(*t.shape, self.codec.choices, device=t.device), z, t)

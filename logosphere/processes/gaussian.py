@@ -202,6 +202,11 @@ class Gaussian(Process):
         assert isinstance(self.codec, Embeddings)
         return self.predicts.answer(self.codec.mean(posterior), z, *self.levels(t))
 
+    def log_posterior(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
+        if self.predicts is not None:
+            raise UserError("This model predicts states and not tokens, so it has no posterior of each token.")
+        return out.log_softmax(-1)
+
     def read_off(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
         """log p(token | z_first): what the network says, or what the state itself does where that is no token."""
         if self.predicts is None:

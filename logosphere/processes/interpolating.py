@@ -159,6 +159,12 @@ class Interpolating(Process):
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         return self.head.phrased(self.law, posterior, z, t)
 
+    def log_posterior(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        if isinstance(self.head, Posterior):
+            return out.log_softmax(-1)
+        context = self.head.context(self.law, out, z, t).clamp_min(torch.finfo(out.dtype).tiny).log()
+        return self.inform(context, z, t).log_softmax(-1)
+
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -13,6 +13,8 @@ import yaml
 
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
+from logosphere.presets import DEFAULT
+from logosphere.presets import preset as find_preset
 from logosphere.training.optim import Optim, check_finite, check_training
 
 
@@ -22,6 +24,8 @@ class Recipe:
 
     system: str = "mdlm"
     """Which system to train; `logosphere systems` lists them."""
+    preset: str = DEFAULT
+    """default, or paper: the published system with its optimiser; `logosphere systems NAME` shows the differences."""
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500."""
     data: str = "pydoc"
@@ -91,6 +95,20 @@ class Recipe:
         """The options as values."""
         return options_from(self.options)
 
+    def with_preset(self, name: str, *, optimiser: bool = True) -> "Recipe":
+        """The recipe with a preset of its system: its network settings and, unless switched off, its optimiser.
+
+        A recipe holds every setting, so they are filled in here; whatever is set afterwards takes their place.
+        """
+        preset = find_preset(self.system, name)
+        sizes = {f.name for f in dataclasses.fields(Network)}
+        options = {key: value for key, value in preset.options.items() if key in sizes}
+        chosen = dataclasses.replace(self, preset=name, network=dataclasses.replace(self.network, **options))
+        if not optimiser:
+            return chosen
+        ema = self.ema if preset.ema is None else preset.ema
+        return dataclasses.replace(chosen, optim=dataclasses.replace(self.optim, **preset.optim), ema=ema)
+
 
 class Plain(yaml.SafeLoader):
     """YAML that holds plain data only, and reads 1e-3 as the number that JSON and people take it for."""
@@ -128,8 +146,15 @@ def options_from(words: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe_from(content: Any, place: str) -> Recipe:
-    """A recipe out of plain data, as read from JSON or YAML; names and types are checked."""
+    """A recipe out of plain data, as read from JSON or YAML; names and types are checked.
+
+    Settings that it leaves out are those of its preset.
+    """
     recipe = _filled(Recipe, content, place)
+    assert isinstance(recipe, Recipe)
+    if recipe.preset == DEFAULT:
+        return recipe
+    recipe = _filled(Recipe, content, place, Recipe(system=recipe.system).with_preset(recipe.preset))
     assert isinstance(recipe, Recipe)
     return recipe
 
@@ -146,7 +171,8 @@ def read_recipe_file(path: Path) -> Recipe:
     return recipe_from(content, str(path))
 
 
-def _filled(kind: type, content: Any, place: str) -> Any:
+def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
+    """An object of this kind with the values of `content`; what is left out is that of `default`."""
     if not isinstance(content, dict):
         raise UserError(f"{place} must hold names and values.")
     known = {f.name: f for f in dataclasses.fields(kind)}
@@ -154,8 +180,9 @@ def _filled(kind: type, content: Any, place: str) -> Any:
     for name, value in content.items():
         if name not in known:
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
-        values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}")
-    return kind(**values)
+        inner = None if default is None else getattr(default, name)
+        values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}", inner)
+    return kind(**values) if default is None else dataclasses.replace(default, **values)
 
 
 def _annotation(kind: Any) -> str:
@@ -163,10 +190,10 @@ def _annotation(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
-def _value(annotation: str, value: Any, place: str) -> Any:
-    """Check a plain value against the annotation of its field."""
+def _value(annotation: str, value: Any, place: str, default: Any) -> Any:
+    """Check a plain value against the annotation of its field; settings within settings are filled with `default`."""
     if "Network" in annotation or "Optim" in annotation:
-        return _filled(Network if "Network" in annotation else Optim, value, place)
+        return _filled(Network if "Network" in annotation else Optim, value, place, default)
     if value is None and "None" in annotation:
         return None
     if "tuple" in annotation and isinstance(value, list) and all(isinstance(item, str) for item in value):

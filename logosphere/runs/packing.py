@@ -129,6 +129,7 @@ def card(run: RunFolder, report: Report, samples: list[str], size: int) -> str:
     whole, over = total(trainings), f", over {len(trainings)} trainings" if len(trainings) > 1 else ""
     facts = [
         ("system", f"{about.name}: {about.title} ({about.paper})"),
+        ("preset", run.spec.preset_label),
         ("network", f"{recipe.network.depth} blocks of width {recipe.network.width}, {recipe.network.heads} heads"),
         ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
         ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),

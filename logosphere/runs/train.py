@@ -113,7 +113,10 @@ def build_model(recipe: Recipe, corpus: Corpus) -> Model:
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build(recipe.system, vocab_size=corpus.tokenizer.size, length=recipe.length, **size, **options)
+        model = build(
+            recipe.system, vocab_size=corpus.tokenizer.size, length=recipe.length, preset=recipe.preset,
+            **size, **options,
+        )  # fmt: skip
     if recipe.recompute:
         _recompute(model)
     return model.to(device_of(recipe.device))

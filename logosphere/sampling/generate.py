@@ -15,7 +15,7 @@ from logosphere.denoisers.conditioner import check_guidable
 from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Keyed
+from logosphere.noise import Keyed, as_generator
 from logosphere.parallel.team import ALONE, Team
 from logosphere.processes.base import Process
 from logosphere.sampling.guidance import Guide, Guides
@@ -87,14 +87,13 @@ def generate(
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_steps:
         raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
-    if rng is None or isinstance(rng, int):
-        rng = torch.Generator(model.device).manual_seed(rng or 0)
+    rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     share, tally = team.share(n), Tally()
     given = _given(model, n, known, tokens).part(share)
     condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(share).counted(tally)
-    grid = find_grid(grid) or sampler.grid or partial(move.grid, model.process)
+    grid = find_grid(grid) or find_grid(sampler.grid) or partial(move.grid, model.process)
     plan = model_plan(model, move.steps(model.length, steps), grid, sampler.blocks)
     started = time.perf_counter()
     with _evaluating(model, network):

@@ -48,8 +48,8 @@ class Sampler:
     """How to write: what the walk of `generate` needs to know beside the model."""
 
     stepper: Stepper | Rule = ancestral
-    grid: Grid | None = None
-    """Times of the steps; by default the process's own."""
+    grid: Grid | str | None = None
+    """Times of the steps, or the name of such a grid; by default the process's own."""
     blocks: int = 1
     """Parts written one after another, from left to right; blocks of the model itself count as well."""
     cached: bool = False

@@ -1,0 +1,129 @@
+"""Presets: `default` is ours, `paper` is the published system; every difference is stated with its reason."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+import logosphere as ls
+from logosphere.cli import main
+from logosphere.errors import UserError
+from logosphere.presets import ASPECTS, DEFAULT, preset_label
+from logosphere.recipes.recipe import Recipe, recipe_from
+from logosphere.training.optim import Optim
+
+SIZE = {"width": 16, "depth": 1, "heads": 2}
+UNPUBLISHED = {"rdlm-heat", "gaussian-ce", "simplex"}
+"""Systems that follow no paper exactly."""
+PUBLISHED = [(name, preset) for name in ls.systems() for preset in ls.presets(name) if preset != DEFAULT]
+IDS = ["-".join(pair) for pair in PUBLISHED]
+
+
+def test_every_system_with_a_paper_has_its_preset() -> None:
+    assert {name for name, preset in PUBLISHED if preset == "paper"} == set(ls.systems()) - UNPUBLISHED
+    assert all(next(iter(ls.presets(name))) == DEFAULT for name in ls.systems())
+
+
+@pytest.mark.parametrize(("name", "preset"), PUBLISHED, ids=IDS)
+def test_every_difference_is_stated_with_its_reason(name: str, preset: str) -> None:
+    found, defaults = ls.presets(name)[preset], ls.options(name)
+    named = [aspect.name for aspect in found.aspects]
+    assert named == [aspect for aspect in ASPECTS if aspect in named], "aspects come once each, in their order"
+    assert set(named) >= set(ASPECTS) - {"network"}
+    assert found.source and found.checked
+    for aspect in found.aspects:
+        assert aspect.paper
+        assert bool(aspect.default) == bool(aspect.reason), f"{aspect.name}: a difference has a reason"
+        assert not aspect.options or aspect.default, f"{aspect.name}: options make a difference, which must be stated"
+        for option, value in aspect.options.items():
+            assert option in defaults, f"'{option}' is no option of {name}"
+            assert value != defaults[option], f"{option}={value} is the default of {name}"
+    assert set(found.optim) <= {field.name for field in fields(Optim)}
+    Optim(**found.optim)  # the settings are possible
+
+
+@pytest.mark.parametrize(("name", "preset"), PUBLISHED, ids=IDS)
+def test_every_preset_trains_is_measured_and_samples(name: str, preset: str) -> None:
+    found = ls.presets(name)[preset]
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=9, length=8, preset=preset, **SIZE)
+    tokens = torch.randint(9, (8, 8), generator=torch.Generator().manual_seed(1))
+    before = [p.detach().clone() for p in model.parameters()]
+    losses = [
+        p.loss for p in ls.fit(model, [tokens, tokens], steps=2, optim=Optim(**(dict(found.optim) | {"warmup": 0})))
+    ]
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    bound = model.eval().nelbo(tokens, 2, draws=2)
+    assert bool(torch.isfinite(bound.total).all()) and bound.kind in ("exact", "bound", "surrogate")
+    assert model.sampler == (found.sampler or ls.system(name).sampler)
+    drawn = ls.sample(model, n=3, steps=4, rng=3)
+    assert drawn.shape == (3, 8) and int(drawn.min()) >= 0 and int(drawn.max()) < 9
+
+
+def test_saved_models_keep_their_preset(tmp_path) -> None:
+    model = ls.build("mdlm", vocab_size=5, length=6, preset="paper", loss="cross-entropy", **SIZE)
+    model.save(tmp_path)
+    again = ls.load(tmp_path)
+    assert again.spec == model.spec and again.spec is not None
+    assert again.spec.preset == "paper" and again.spec.options["loss"] == "cross-entropy"
+    assert again.sampler == model.sampler
+
+
+def test_an_option_takes_the_place_of_the_presets_own_and_is_named() -> None:
+    model = ls.build("mdlm", vocab_size=5, length=6, preset="paper", loss="cross-entropy", **SIZE)
+    assert model.spec is not None and model.spec.preset_label == "paper with loss=cross-entropy"
+    report = ls.evaluate(model, [torch.zeros(2, 6, dtype=torch.long)], rng=0)
+    assert report.preset == model.spec.preset_label and "preset paper with loss=cross-entropy" in str(report)
+    assert preset_label("mdlm", "default", {"loss": "bound"}) == "default"
+
+
+def test_presets_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="'mdlm' has no preset 'papr'; it has default, paper"):
+        ls.build("mdlm", vocab_size=5, length=6, preset="papr")
+    with pytest.raises(UserError, match="'gaussian-ce' has no preset 'paper'"):
+        ls.build("gaussian-ce", vocab_size=5, length=6, preset="paper")
+    with pytest.raises(UserError, match="no system 'mdml'"):
+        ls.presets("mdml")
+    for words in (["train", "--system", "mdlm", "--preset", "papr"], ["systems", "mdml"]):
+        assert main(words) != 0
+        sentence = capsys.readouterr().err
+        assert len(sentence.strip().splitlines()) == 1 and sentence.startswith("logosphere: ")
+
+
+def test_a_recipe_takes_the_optimiser_of_a_preset_and_options_win() -> None:
+    paper = ls.presets("mdlm")["paper"]
+    made = Recipe(system="mdlm").with_preset("paper")
+    assert made.optim == replace(Optim(), **paper.optim) and made.ema == paper.ema
+    assert made.network.dropout == paper.options["dropout"]
+    read = recipe_from({"system": "mdlm", "preset": "paper", "optim": {"lr": 0.5}}, "here")
+    assert read.optim == replace(made.optim, lr=0.5) and read.network == made.network
+    common = Recipe(system="mdlm")
+    assert common.with_preset("paper", optimiser=False).optim == common.optim
+
+
+def test_train_takes_a_preset(tmp_path, monkeypatch, prose, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--system", "mdlm", "--preset", "paper", "--data", str(prose), "--length", "16", "--batch", "4"]
+    words += ["--steps", "2", "--out", "run", "--optim.warmup", "1", "--json"]
+    words += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+    assert main(words) == 0
+    capsys.readouterr()
+    content = json.loads((tmp_path / "run" / "recipe.json").read_bytes())
+    paper = ls.presets("mdlm")["paper"]
+    assert content["recipe"]["preset"] == content["model"]["preset"] == "paper"
+    assert content["recipe"]["optim"] == vars(replace(Optim(), **(dict(paper.optim) | {"warmup": 1})))
+    assert content["model"]["options"]["dropout"] == paper.options["dropout"]
+    assert paper.options.items() <= content["model"]["options"].items()
+
+
+def test_systems_shows_presets_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["systems", "mdlm"]) == 0
+    shown = capsys.readouterr().out
+    assert "weighting" in shown and "default" in shown and "paper" in shown
+    assert main(["systems", "mdlm", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["presets"][0]["name"] == "paper" and told["presets"][0]["aspects"][0]["name"] == "parameterisation"
+    assert main(["systems", "gaussian-ce"]) == 0
+    assert "only preset is default" in capsys.readouterr().out
