@@ -12,6 +12,7 @@ from markdown.treeprocessors import Treeprocessor
 
 import logosphere
 from logosphere.cards import CARDS
+from logosphere.presets import ASPECTS, DEFAULT, Aspect
 
 
 def math(source: str, *_: Any, **__: Any) -> str:
@@ -23,6 +24,26 @@ def systems(*_: Any, **__: Any) -> str:
     """Every system, as its card tells it."""
     rows = [[f"<code>{card.name}</code>", card.title, card.difference, card.kind, card.paper] for card in CARDS]
     return _table(["name", "what it is", "what sets it apart", "number", "paper"], rows)
+
+
+def presets(*_: Any, **__: Any) -> str:
+    """Every published preset beside the default, aspect by aspect, and the test that checks it."""
+    shown = [aspect for aspect in ASPECTS if aspect not in ("optimiser", "network")]
+    rows = []
+    for card in CARDS:
+        for preset in logosphere.presets(card.name).values():
+            if preset.name == DEFAULT:
+                continue
+            cells = {aspect.name: _aspect(aspect) for aspect in preset.aspects}
+            name = f"<code>{card.name}</code>" + ("" if preset.name == "paper" else f" ({preset.name})")
+            rows.append([name, *(cells[aspect] for aspect in shown), f"<code>{escape(preset.checked)}</code>"])
+    return _table(["system", *shown, "checked by"], rows)
+
+
+def _aspect(aspect: Aspect) -> str:
+    """What was published, and below it what the default does instead."""
+    paper = escape(aspect.paper)
+    return f"{paper}<br><em>default: {escape(aspect.default)}</em>" if aspect.default else paper
 
 
 def names(*_: Any, **__: Any) -> str:

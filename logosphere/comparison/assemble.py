@@ -65,7 +65,11 @@ def shared_budget(recipes: Sequence[Recipe]) -> str:
     for other in recipes[1:]:
         optim = replace(other.optim, lr=first.optim.lr)
         steps = first.steps if first.steps and other.steps else other.steps  # equal operations are unequal steps
-        alike = replace(other, system=first.system, options=first.options, seed=first.seed, optim=optim, steps=steps)
+        network = replace(other.network, dropout=first.network.dropout)  # presets may differ in it
+        alike = replace(
+            other, system=first.system, preset=first.preset, options=first.options, seed=first.seed, optim=optim,
+            network=network, steps=steps,
+        )  # fmt: skip
         if alike != first:
             return ""
     counts = sorted({recipe.steps for recipe in recipes if recipe.steps})
