@@ -85,7 +85,10 @@ def _parameters(recipe: Recipe, vocab_size: int, conditions: Mapping[str, int]) 
     counts = []
     for depth in (1, 2):
         size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
-        model = build(recipe.system, vocab_size=vocab_size, length=recipe.length, **size, **recipe.system_options())
+        model = build(
+            recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
+            **size, **recipe.system_options(),
+        )  # fmt: skip
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
     table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
     return counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0]), table
