@@ -11,7 +11,7 @@ from harness import present
 
 import logosphere as ls
 from logosphere.noise import Drawn
-from logosphere.training.optim import Optim
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
 LENGTH, BATCH, VOCABULARY, REPEATS = 128, 64, 27, 400
@@ -24,7 +24,7 @@ def main() -> None:
     language = ls.languages.markov(transition, torch.full((VOCABULARY,), 1 / VOCABULARY), LENGTH)
     by_count = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, width=64, depth=2, heads=2)
     batches = (language.sample(32, rng) for _ in range(10**6))
-    for _ in ls.fit(by_count, batches, steps=300, optim=Optim(lr=3e-3)):
+    for _ in ls.fit(by_count, batches, steps=300, optim=OptimizerConfig(lr=3e-3)):
         pass
     chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
     batch = Batch.of(language.sample(BATCH, rng))

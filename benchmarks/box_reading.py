@@ -17,7 +17,7 @@ from logosphere.box import reading
 from logosphere.data.batches import first_tokens, sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.text8 import text8_filter
-from logosphere.runs.folder import RunFolder
+from logosphere.runs.run import Run
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Recorder
 
@@ -48,9 +48,9 @@ def row(name: str, texts: Sequence[str], known: set[str], seen: set[tuple[str, .
 
 
 def main() -> None:
-    run = RunFolder(sys.argv[1] if len(sys.argv) > 1 else "box:rdlm")
+    run = Run(sys.argv[1] if len(sys.argv) > 1 else "box:rdlm")
     texts_drawn = int(sys.argv[2]) if len(sys.argv) > 2 else TEXTS
-    model, corpus, decode = run.model(), open_corpus(run.recipe.data, run.tokenizer), run.tokenizer.decode
+    model, corpus, decode = run.model(), open_corpus(run.config.data, run.tokenizer), run.tokenizer.decode
     words = text8_filter(decode(first_tokens(corpus.train, TOKENS))).split()
     known = {word for word, count in Counter(words).items() if count >= TIMES}
     seen = set(runs(words))
@@ -61,7 +61,7 @@ def main() -> None:
         drawn = ls.generate(model, n=texts_drawn, steps=steps, rng=rng, temperature=temperature, sampler=way)
         texts = [decode(tokens) for tokens in drawn.tokens.numpy()]
         print(row(f"{name}, {steps} steps, {temperature}", texts, known, seen), flush=True)
-    if not run.recipe.system.startswith("rdlm"):
+    if not run.config.system.startswith("rdlm"):
         return
     recorder, rng = Recorder(model), torch.Generator().manual_seed(0)
     way = sampler("bridge", model)

@@ -15,8 +15,8 @@ from harness import present
 
 from logosphere.cli import main as logosphere
 from logosphere.data.corpora import open_corpus
-from logosphere.recipes.catalogue import recipe
-from logosphere.runs.train import start, train
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.recipes import recipe
 
 SYSTEMS = ("ar", "mdlm")
 
@@ -29,7 +29,7 @@ def trained(settings: Path, folder: Path) -> float:
     common = recipe(str(settings))
     corpus = open_corpus(common.data, common.tokenizer)
     for system in SYSTEMS:
-        for _ in train(start(replace(common, system=system), corpus, folder / system), corpus):
+        for _ in run_training(create_run(replace(common, system=system), corpus, folder / system), corpus):
             pass
     return time.process_time() - began
 

@@ -26,7 +26,7 @@ import logosphere as ls
 from logosphere.data.examples.collection import in_turn
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.steered import SteeredState
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 
 LENGTH, BASES, SAMPLES, BATCH = 70, 4, 256, 64
 NETWORK = {"width": 64, "depth": 2, "heads": 2}
@@ -53,12 +53,12 @@ def picked(tokens: Tensor, labels: Tensor, count: int, seed: int) -> Iterator[tu
 def trained(name: str, tokens: Tensor, seconds: float, **options: object) -> ls.Model:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=BASES, length=LENGTH, **NETWORK, **options)
-    training, started = Training(model, ema=0.99, optim=ls.Optim(lr=3e-3, warmup=50)), time.process_time()
+    trainer, started = Trainer(model, ema=0.99, optim=ls.OptimizerConfig(lr=3e-3, warmup=50)), time.process_time()
     for part, _ in picked(tokens, tokens, 1 << 30, seed=1):
         if (done := (time.process_time() - started) / seconds) >= 1:
             break
-        progress = training.advance(ls.Batch.of(part, first=training.step * BATCH), 0, done)
-    training.averaged.exchange()
+        progress = trainer.advance(ls.Batch.of(part, first=trainer.step * BATCH), 0, done)
+    trainer.averaged.swap()
     print(f"{name}: {progress.step} updates, {progress.nats / math.log(2):.3f} bits", file=sys.stderr, flush=True)
     return model.eval()
 
@@ -119,7 +119,7 @@ def guided(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
         ls.Batch.of(tokens, condition=ls.Condition.of(labels=labels))
         for tokens, labels in picked(*data, LESSONS, seed=4)
     )
-    optim = ls.Optim(lr=3e-3, warmup=20)
+    optim = ls.OptimizerConfig(lr=3e-3, warmup=20)
     told = list(ls.train_classifier(labeller.classifier, model, batches, steps=LESSONS, optim=optim))
     print(f"classifier: {sum(one.loss for one in told[-50:]) / 50:.3f} nats", file=sys.stderr, flush=True)
     labeller.classifier.eval().requires_grad_(False)

@@ -22,10 +22,10 @@ import harness  # noqa: F401 (one thread)
 import torch
 
 import logosphere as ls
-from logosphere.cli.train import arguments_of
+from logosphere.cli.arguments import parse_train
 from logosphere.data.batches import sequences
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
 from logosphere.types import SIGN
 
 UNET = ["--network.body", "unet", "--network.depth", "1"]
@@ -116,8 +116,8 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
     missing = [row for row in wanted if not _path(folder, row).exists()]
     if not missing:
         return
-    recipes = {row: arguments_of([*part.words, *part.rows[row], "--validations", "1", "--precision",
-                                  given.precision, "--cpu-minutes", str(given.minutes)]).recipe
+    recipes = {row: parse_train([*part.words, *part.rows[row], "--validations", "1", "--precision",
+                                  given.precision, "--cpu-minutes", str(given.minutes)]).config
                for row in missing}  # fmt: skip
     first = recipes[missing[0]]
     corpus = ls.open_corpus(first.data, first.tokenizer)
@@ -126,8 +126,8 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
         _write(folder, row, {"reference": "yes"} | figures)
     for row in missing:
         path = folder / "runs" / measures.file_name(row)
-        run = RunFolder(path) if path.exists() else start(recipes[row], corpus, path)
-        for _ in train(run, corpus):
+        run = Run(path) if path.exists() else create_run(recipes[row], corpus, path)
+        for _ in run_training(run, corpus):
             pass
         model = run.model("ema")
         batches = sequences(corpus.test, first.length, 32, part.sequences)

@@ -49,7 +49,7 @@ def trained(name: str, law: torch.Tensor, updates: int, seed: int) -> ls.Model:
     system = "fisher-flow" if name == "linear flow" else name.split(",")[0]
     model = ls.build(system, vocab_size=len(law), length=LENGTH, **NETWORK, **FLOWS[name])
     batches = (drawn_from(law, BATCH, rng) for _ in range(updates))
-    for _ in ls.fit(model, batches, steps=updates, optim=ls.Optim(lr=5e-3, warmup=20)):
+    for _ in ls.fit(model, batches, steps=updates, optim=ls.OptimizerConfig(lr=5e-3, warmup=20)):
         pass
     return model.eval()
 

@@ -24,8 +24,8 @@ from harness import present
 import logosphere as ls
 from logosphere.data.batches import draws
 from logosphere.denoisers.network import Network
-from logosphere.runs.folder import RunFolder
-from logosphere.training.optim import Optim
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
 
 SCALES, STRENGTHS = (0.0, 1.0, 2.0, 3.0), (1.0, 3.0, 10.0)
 """γ of the condition, and of the classifier."""
@@ -65,7 +65,7 @@ def labeller_of(model: ls.Model, corpus, minutes: float) -> ls.Labeller:
     labeller = ls.Labeller.fresh(model, corpus.labels, Network(width=48, depth=2, heads=4, shape="8x8"))
     made = labeller.classifier
     crops = draws(corpus.train, 64, 16, 7)
-    pace, optim = 20, Optim(lr=1e-3, warmup=20)
+    pace, optim = 20, OptimizerConfig(lr=1e-3, warmup=20)
     started = time.process_time()
     list(ls.train_classifier(made, model, map(crops.at, range(pace)), steps=pace, optim=optim))
     steps = max(pace, int(60 * minutes / (time.process_time() - started) * pace))
@@ -99,7 +99,7 @@ def main() -> None:
             (folder / "test.json").write_text(run("evaluate", str(folder), "--split", "test", "--json"))
         report = json.loads((folder / "test.json").read_text())
         bound = {"bits per pixel": report["bits"], "s.e.": report["error"]}
-        model = RunFolder(folder).model("ema")
+        model = Run(folder).model("ema")
         told = ls.Condition.of(labels=labels)
         labeller = labeller_of(model, corpus, given.classifier_minutes)
         ways = {f"condition, γ = {scale:g}": {"condition": told, "guidance": scale} for scale in SCALES}

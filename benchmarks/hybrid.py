@@ -56,7 +56,7 @@ def trained(system: str, change, text: np.ndarray, steps: int, seed: int) -> ls.
     if change is not None:
         change(model)
     crops = ls.Crops(text, length=LENGTH, batch=BATCH, seed=seed)
-    optim = ls.Optim(lr=3e-3, warmup=40)
+    optim = ls.OptimizerConfig(lr=3e-3, warmup=40)
     list(ls.fit(model, map(crops.at, range(steps)), steps=steps, optim=optim, seed=seed))
     return model.eval()
 

@@ -16,8 +16,8 @@ import torch
 
 import logosphere as ls
 from logosphere.data.batches import Crops, windows
-from logosphere.training.fit import Training
-from logosphere.training.optim import Optim
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.training.trainer import Trainer
 
 LENGTH = 128
 
@@ -29,12 +29,12 @@ def judge(folder: Path, minutes: float) -> ls.Model:
     corpus = ls.open_corpus("text8")
     torch.manual_seed(0)
     model = ls.build("ar", vocab_size=27, length=LENGTH, width=160, depth=4, heads=5)
-    training, crops = Training(model, ema=0.99, optim=Optim(lr=4e-3)), Crops(corpus.valid, LENGTH, 32, 0)
+    trainer, crops = Trainer(model, ema=0.99, optim=OptimizerConfig(lr=4e-3)), Crops(corpus.valid, LENGTH, 32, 0)
     started, step = time.process_time(), 0
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
-        training.advance(crops.at(step), 0, done)
+        trainer.advance(crops.at(step), 0, done)
         step += 1
-    training.averaged.exchange()
+    trainer.averaged.swap()
     model.save(folder)
     return model
 

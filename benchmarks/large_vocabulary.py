@@ -22,7 +22,7 @@ from harness import present
 
 import logosphere as ls
 from logosphere.processes.spherical import Spherical
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
 V = 30_522
@@ -53,7 +53,7 @@ def cost(system: str, steps: int) -> dict[str, float]:
     built = model(system, LARGE)
     batches = (words(step, LARGE["batch"], LARGE["length"]) for step in range(steps))
     started = time.process_time()
-    for _ in ls.fit(built, batches, steps=steps, optim=ls.Optim(lr=1e-3, warmup=10)):
+    for _ in ls.fit(built, batches, steps=steps, optim=ls.OptimizerConfig(lr=1e-3, warmup=10)):
         pass
     seconds = (time.process_time() - started) / steps
     return {"peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "CPU s per step": seconds}
@@ -71,10 +71,10 @@ def learned(system: str, minutes: float) -> dict[str, float]:
 
     before = float(bound().mean())
     together = float(_together(built, bound).mean())
-    training, started, step = Training(built, optim=ls.Optim(lr=3e-3, warmup=30)), time.process_time(), 0
+    trainer, started, step = Trainer(built, optim=ls.OptimizerConfig(lr=3e-3, warmup=30)), time.process_time(), 0
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
         batch = Batch.of(words(step, LITTLE["batch"], LITTLE["length"]), first=step * LITTLE["batch"])
-        training.advance(batch, 0, done)
+        trainer.train_step(batch, 0, done)
         step += 1
     after, entropy = bound(), float(torch.special.entr(zipf()).sum())
     return {

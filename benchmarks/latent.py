@@ -29,10 +29,10 @@ from logosphere.data.examples.collection import Examples
 from logosphere.denoisers.network import Network
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.vocabulary import part_of
-from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import Advanced, start, train
-from logosphere.training.fit import Training
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import StepTaken, create_run, run_training
+from logosphere.runs.run import Run
+from logosphere.training.trainer import Trainer
 from logosphere.types import SIGN, Batch
 
 SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
@@ -79,7 +79,7 @@ def main() -> None:
     read.add_argument("--data", choices=tuple(LENGTH), default="captions")
     read.add_argument("--split", choices=("valid", "test"), default="valid", help="text that is measured on")
     read.add_argument("--seeds", type=int, default=1, help="trainings of each row")
-    read.add_argument("--minutes", type=float, default=3.0, help="processor time of each training, of both stages")
+    read.add_argument("--minutes", type=float, default=3.0, help="processor time of each trainer, of both stages")
     read.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     read.add_argument("--out", type=Path, default=Path("runs/latent"))
     given = read.parse_intermixed_args()
@@ -112,9 +112,9 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
 
     def stepping(name: str, **options: object):
         model = ls.build(name, vocab_size=1000, length=64, width=128, depth=4, heads=4, **options)
-        training = Training(model)
+        trainer = Trainer(model)
         model.process.settle(0.99)
-        return lambda: training.advance(Batch.of(tokens), 100, 0.99)
+        return lambda: trainer.train_step(Batch.of(tokens), 100, 0.99)
 
     rows = {}
     for other in ("mdlm", "gaussian-ce", "tencdm"):
@@ -184,22 +184,22 @@ class Rows:
         folder = name.replace(", ", "--").replace(" ", "-")
         return self.out / f"{folder}--seed-{seed}" / f"figures-{self.split}.json"
 
-    def _trained(self, name: str, folder: Path, seed: int) -> RunFolder:
+    def _trained(self, name: str, folder: Path, seed: int) -> Run:
         system, *options = ROWS[name]
         if "encoder=minilm" in options:
             if self.data != "captions":
                 sys.exit("Rows on MiniLM are for --data captions, whose tokenizer is a part of MiniLM's.")
             pieces = self._part.with_name("pieces.json").read_text()
             options.append(f"pieces={pieces}")
-        recipe = Recipe(
+        recipe = TrainConfig(
             system=system, options=tuple(options), data=self.data, length=LENGTH[self.data], batch=32, steps=None,
             cpu_minutes=self.minutes, ema=0.998, precision=self.precision, seed=seed,
             validations=1, validation_sequences=32,
-            network=Network(width=128, depth=4, heads=4), optim=ls.Optim(lr=2e-3, warmup=50),
+            network=Network(width=128, depth=4, heads=4), optim=ls.OptimizerConfig(lr=2e-3, warmup=50),
         )  # fmt: skip
-        run = RunFolder(folder) if folder.exists() else start(recipe, self.corpus, folder)
-        for event in train(run, self.corpus):
-            if isinstance(event, Advanced) and sys.stderr.isatty():
+        run = Run(folder) if folder.exists() else create_run(recipe, self.corpus, folder)
+        for event in run_training(run, self.corpus):
+            if isinstance(event, StepTaken) and sys.stderr.isatty():
                 print(f"\r{name} {event.done:.0%} ", end="", file=sys.stderr)
         return run
 

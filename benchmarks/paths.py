@@ -23,7 +23,7 @@ from logosphere.likelihood import bounds, joined
 from logosphere.processes.spherical import Spherical
 from logosphere.processes.stagger import Stagger
 from logosphere.processes.turns import Turns
-from logosphere.runs.folder import RunFolder
+from logosphere.runs.run import Run
 
 SPREADS = (0.5, 0.75, 0.9, 0.95)
 
@@ -70,7 +70,7 @@ def main() -> None:
     given = read.parse_args()
     found: dict[str, Tensor] = {}
     for run in given.runs:
-        model = RunFolder(run).model("ema")
+        model = Run(run).model("ema")
         process = model.process
         for path in paths(process) if isinstance(process, Spherical) else [""]:
             if not path or given.only is None or path.startswith(tuple(given.only)):

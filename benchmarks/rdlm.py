@@ -39,7 +39,7 @@ from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.turns import Turns
 from logosphere.recipes.spherical import default_noise, start_point
-from logosphere.runs.folder import RunFolder
+from logosphere.runs.run import Run
 
 LETTERS = 27
 NOISE = 0.0376
@@ -204,7 +204,7 @@ def oracle() -> Case:
 
 def trained(run: Path) -> Case:
     """A network of `rdlm` trained on text8, asked about the test split; the clock is the one it has learnt."""
-    model = RunFolder(run).model("ema", {"path": "together"})
+    model = Run(run).model("ema", {"path": "together"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
     theirs = Believing(model.denoiser.inner, published.process)  # type: ignore[union-attr]

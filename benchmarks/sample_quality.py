@@ -21,7 +21,7 @@ from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.moves import MOVES
 from logosphere.processes.spherical import Spherical
 from logosphere.processes.turns import Turns
-from logosphere.runs.folder import RunFolder
+from logosphere.runs.run import Run
 from logosphere.sampling.steppers import Moved, ancestral
 
 STEPS = (4, 8, 16, 32, 64, 128, 256)
@@ -56,7 +56,7 @@ def main() -> None:
     critic = judge(given.judge, given.minutes)
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     rows.setdefault("real text", verdict(critic, real_text(256)))
-    models = {run.name: RunFolder(run).model("ema") for run in given.runs}
+    models = {run.name: Run(run).model("ema") for run in given.runs}
     ways = [(name, way, options) for name, model in models.items() for way, options in samplers(model).items()]
     for steps in given.steps:  # all ways with few steps first, so that a table can be read before the last is done
         for name, way, options in ways:

@@ -4,7 +4,7 @@
 
 Bits per character of the judge ± s.e. and the entropy of characters within a sample (judging.py), the share of distinct
 four-letter strings among all samples, network evaluations, and CPU seconds for each sample. The remasker of G-Star is
-trained first, on the training split, with the model as it is; its minutes count as training, not as sampling.
+trained first, on the training split, with the model as it is; its minutes count as trainer, not as sampling.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from harness import present
 from judging import LENGTH, judge, real_text, verdict
 
 import logosphere as ls
-from logosphere.runs.folder import RunFolder
-from logosphere.training.optim import Optim
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
 
 SAMPLERS = (
     "ancestral", "remdm-cap", "star", "g-star", "first-hitting", "confidence", "p2",
@@ -35,14 +35,18 @@ def with_remasker(run: Path, folder: Path, minutes: float) -> ls.Model:
     if (folder / "recipe.json").exists():
         return ls.load(folder)
     torch.manual_seed(0)
-    model = ls.with_remasker(RunFolder(run).model("ema"))
+    model = ls.with_remasker(Run(run).model("ema"))
     crops = ls.Crops(ls.open_corpus("text8").train, LENGTH, 64, 1)
     started, steps = time.process_time(), 0
     pace = 20
-    for judged in ls.train_remasker(model, map(crops.at, range(10**9)), steps=pace, optim=Optim(lr=1e-3, final=1.0)):
+    for judged in ls.train_remasker(
+        model, map(crops.at, range(10**9)), steps=pace, optim=OptimizerConfig(lr=1e-3, final=1.0)
+    ):
         steps = judged.step
     steps = max(pace, int(60 * minutes / (time.process_time() - started) * steps))
-    for judged in ls.train_remasker(model, map(crops.at, range(pace, 10**9)), steps=steps, optim=Optim(lr=2e-3)):
+    for judged in ls.train_remasker(
+        model, map(crops.at, range(pace, 10**9)), steps=steps, optim=OptimizerConfig(lr=2e-3)
+    ):
         if judged.step % 50 == 0:
             print(f"remasker {judged.step}/{steps}: {judged.loss:.4f} nats, {judged.wrong:.3f} wrong", file=sys.stderr)
     model.save(folder)

@@ -19,13 +19,13 @@ import torch
 from logosphere.data.corpora import open_corpus
 from logosphere.denoisers.network import Network
 from logosphere.noise import Keyed
-from logosphere.recipes.recipe import Recipe
+from logosphere.runs.config import TrainConfig
 from logosphere.runs.estimate import ACTIVATIONS, cost, machine_speed
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import build_model, start, train
+from logosphere.runs.loop import build_model, create_run, run_training
+from logosphere.runs.run import Run
 from logosphere.systems import build
 from logosphere.training.checkpoint import save_checkpoint
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
 SIZES = ((64, 2), (96, 3), (160, 4), (256, 4))
@@ -36,15 +36,17 @@ def sizes(steps: int) -> list[dict[str, float]]:
     """Processor seconds a step at four sizes, beside the FLOPs of the model; and the numbers kept for backward."""
     rows = []
     for width, depth in SIZES:
-        recipe = Recipe(length=LENGTH, batch=BATCH, steps=steps, network=Network(width=width, depth=depth, heads=4))
+        recipe = TrainConfig(
+            length=LENGTH, batch=BATCH, steps=steps, network=Network(width=width, depth=depth, heads=4)
+        )
         bill = cost(recipe, VOCABULARY)
         model = build("mdlm", vocab_size=VOCABULARY, length=LENGTH, **vars(recipe.network))
-        training = Training(model, optim=recipe.optim)
+        trainer = Trainer(model, optim=recipe.optim)
         batch = Batch.of(torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)))
-        training.advance(batch, steps, 0.0)
+        trainer.train_step(batch, steps, 0.0)
         begun = time.process_time()
         for _ in range(steps):
-            training.advance(batch, steps, 0.0)
+            trainer.train_step(batch, steps, 0.0)
         seconds = (time.process_time() - begun) / steps
         flops = bill.flops_per_token * bill.tokens_per_step
         rows.append({
@@ -94,7 +96,7 @@ def processes(steps: int) -> dict[str, float]:
         for number in (1, 2):
             command = [sys.executable, "-m", "logosphere", *words, "--out", f"{place}/{number}", "--nproc", str(number)]
             subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
-            lines = [line for line in RunFolder(f"{place}/{number}").metrics() if "train/loss" in line]
+            lines = [line for line in Run(f"{place}/{number}").metrics() if "train/loss" in line]
             found[f"wall_{number}"] = (lines[-1]["seconds"] - lines[2]["seconds"]) / (len(lines) - 3)
             found[f"cpu_{number}"] = (lines[-1]["cpu_seconds"] - lines[2]["cpu_seconds"]) / (len(lines) - 3)
     found["efficiency"] = found["wall_1"] / found["wall_2"]
@@ -104,21 +106,21 @@ def processes(steps: int) -> dict[str, float]:
 
 def saving(steps: int) -> dict[str, float]:
     """Wall seconds to save text8-tiny and to take it up again; what saving costs at once every 5 minutes."""
-    recipe = Recipe(length=128, batch=32, steps=steps, validations=1, validation_sequences=2,
+    recipe = TrainConfig(length=128, batch=32, steps=steps, validations=1, validation_sequences=2,
                     network=Network(width=160, depth=4, heads=5))  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         os.environ["LOGOSPHERE_CACHE"] = f"{place}/cache"
         corpus = open_corpus("pydoc")
-        run = start(recipe, corpus, Path(place, "run"))
-        training = Training(build_model(recipe, corpus), ema=0.99)
+        run = create_run(recipe, corpus, Path(place, "run"))
+        trainer = Trainer(build_model(recipe, corpus), ema=0.99)
         times = []
         for step in range(1, 6):
-            training.step = step
+            trainer.step = step
             begun = time.perf_counter()
-            run.publish(save_checkpoint(run.state, training, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
+            run.publish(save_checkpoint(run.state, trainer, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
             times.append(time.perf_counter() - begun)
         begun = time.perf_counter()
-        next(train(RunFolder(run.path), corpus, lambda: True))
+        next(run_training(Run(run.path), corpus, lambda: True))
         resumed = time.perf_counter() - begun
     median = sorted(times)[2]
     return {"save_seconds": median, "share_at_300_s": median / 300, "resume_seconds": resumed}

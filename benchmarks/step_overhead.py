@@ -17,7 +17,7 @@ import logosphere as ls
 from logosphere.data.batches import Crops
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Trunk
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 
 LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15
 NETWORK = Network(width=256, depth=4, heads=4)
@@ -46,12 +46,12 @@ def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
     rows = {}
     for system in systems:
         model = ls.build(system, vocab_size=VOCABULARY, length=LENGTH, **vars(NETWORK))
-        training = Training(model, ema=0.999)
+        trainer = Trainer(model, ema=0.999)
         bare = Bare(causal=system == "ar")
         optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
 
-        def our_step(training: Training = training) -> None:
-            training.advance(crops.at(training.step), 1000, 0.0)
+        def our_step(training: Training = trainer) -> None:
+            trainer.advance(crops.at(trainer.step), 1000, 0.0)
 
         def bare_step(bare: Bare = bare, optimizer: torch.optim.AdamW = optimizer) -> None:
             optimizer.zero_grad()

@@ -1,10 +1,13 @@
 """Files that appear whole or not at all."""
 
+import hashlib
 import json
 import math
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -51,3 +54,22 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def cached(path: Path, key: object, make: Callable[[], Any]) -> Any:
+    """The result of `make`, which must be plain data: read from the file if that was written for this key."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    try:
+        content = json.loads(path.read_bytes())
+        if content["key"] == name:
+            return content["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not made yet, or for another key: it is made now
+    result = make()
+    write_json(path, {"key": name, "result": result})
+    return result

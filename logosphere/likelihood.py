@@ -8,7 +8,7 @@ from torch import Tensor
 
 from logosphere.model import Model
 from logosphere.noise import Keyed
-from logosphere.parallel.team import ALONE, Team
+from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Kind, Predict
 
@@ -53,7 +53,7 @@ def bounds(
     draws: int,
     seed: int,
     predict: Predict | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Iterator[Estimate]:
     """The estimate of each batch in turn; noise depends on (seed, sample) and not on how batches are cut.
 
@@ -66,16 +66,16 @@ def bounds(
             model.check_vocabulary(batch.tokens)
             model.check_known(batch.known)
             rows = len(batch)
-            sharing = team if rows >= team.size else ALONE  # nobody may be without a row
-            part = batch.part(sharing.share(rows)).to(model.device)
+            sharing = group if rows >= group.size else SINGLE  # nobody may be without a row
+            part = batch.part(sharing.local_slice(rows)).to(model.device)
             noise = Keyed(seed, 0, part.ids, part.place, part.total)
             with torch.no_grad():
                 bound = model.bound(part, noise, draws, predict)
             yield Estimate(
-                sharing.joined(bound.recon.double().cpu(), rows),
-                sharing.joined(bound.diffusion.double().cpu(), rows),
-                sharing.joined(bound.prior.double().cpu(), rows),
-                sharing.joined(bound.count.cpu(), rows),
+                sharing.all_gather(bound.recon.double().cpu(), rows),
+                sharing.all_gather(bound.diffusion.double().cpu(), rows),
+                sharing.all_gather(bound.prior.double().cpu(), rows),
+                sharing.all_gather(bound.count.cpu(), rows),
                 bound.kind,
             )
     finally:

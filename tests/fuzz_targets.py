@@ -29,9 +29,9 @@ from logosphere.data.tokenfile import META, DamagedCache, open_tokens, sealed
 from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
-from logosphere.recipes.recipe import Recipe, read_recipe_file, recipe_from
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
 from logosphere.weights import read_tensors
 
 TEXT = "the cat sat on the mat and the dog sat on the log\n" * 40
@@ -41,8 +41,8 @@ def targets(place: Path) -> list[Target]:
     """All of them, in a folder of their own, with one small run to read from."""
     (place / "text.txt").write_text(TEXT)
     corpus = open_corpus(str(place / "text.txt"), "characters")
-    run = start(replace(RECIPE, steps=2, validations=1, data=str(place / "text.txt")), corpus, place / "run")
-    list(train(run, corpus))
+    run = create_run(replace(RECIPE, steps=2, validations=1, data=str(place / "text.txt")), corpus, place / "run")
+    list(run_training(run, corpus))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         main(["evaluate", str(run.path), "--sequences", "2"])
     return [
@@ -71,17 +71,21 @@ def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]
     return run
 
 
-def _recipes(place: Path, run: RunFolder) -> Target:
+def _recipes(place: Path, run: Run) -> Target:
     def read(path: Path) -> None:
-        read_recipe_file(path).system_options()
+        read_config_file(path).system_options()
 
     small = {"length": 8, "network": {"width": 16}, "optim": {"lr": 0.1}, "options": ["timesteps=5", "start=mask"]}
     seeds = [yaml.safe_dump(small).encode(), json.dumps(asdict(RECIPE)).encode()]
-    words = [f"{name}: ".encode() for name in Recipe.__dataclass_fields__] + [b"&a ", b"*a", b"!!python/name:os.system"]
+    words = [f"{name}: ".encode() for name in TrainConfig.__dataclass_fields__] + [
+        b"&a ",
+        b"*a",
+        b"!!python/name:os.system",
+    ]
     return Target("recipes", _file(place / "recipe.yaml", read), seeds, words, guarded=run.path)
 
 
-def _weights(place: Path, run: RunFolder) -> list[Target]:
+def _weights(place: Path, run: Run) -> list[Target]:
     """Headers with the weights behind them, and a whole checkpoint that is resumed from."""
     checkpoint = next(run.state.glob("step-*"))
     words = [b'"dtype":"F64"', b'"shape":[', b'"data_offsets":[0,', b"__metadata__", b"9" * 19, b"BF16"]
@@ -97,7 +101,7 @@ def _weights(place: Path, run: RunFolder) -> list[Target]:
         size = min(len(sound), 8 + int.from_bytes(sound[:8], "little"))
         broken.unlink()  # the file has another name at the top of the folder, where it must not change
         broken.write_bytes(content + sound[size:])
-        next(train(RunFolder(copy), corpus))
+        next(run_training(Run(copy), corpus))
 
     header = sound[: 8 + int.from_bytes(sound[:8], "little")]
     return [
@@ -106,33 +110,33 @@ def _weights(place: Path, run: RunFolder) -> list[Target]:
     ]
 
 
-def _models(place: Path, run: RunFolder) -> Target:
+def _models(place: Path, run: Run) -> Target:
     folder = place / "model"
     shutil.copytree(run.path, folder)
 
     def read(content: bytes) -> None:
         (folder / "recipe.json").write_bytes(content)
         model = ls.load(folder)
-        recipe_from(RunFolder(folder).content["recipe"], "here")
+        config_from_dict(Run(folder).content["recipe"], "here")
         ls.sample(model, n=1, steps=2)
 
     words = [name.encode() for name in ls.systems()] + [b'"options": {', b'"width": ', b'"block": ']
     return Target("models", read, [(folder / "recipe.json").read_bytes()], words, guarded=run.path)
 
 
-def _plain(place: Path, run: RunFolder) -> Target:
+def _plain(place: Path, run: Run) -> Target:
     """Small files of a run, told apart by the first byte of the input."""
     folder, corpus = place / "plain", open_corpus(str(place / "text.txt"), "characters")
     shutil.copytree(run.path, folder)
     checkpoint = next((folder / "state").glob("step-*"))
 
     def resume(path: Path) -> None:
-        next(train(RunFolder(folder), corpus))
+        next(run_training(Run(folder), corpus))
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
         (checkpoint / "state.json", resume),
         (folder / "state" / "latest.json", resume),
-        (folder / "metrics.jsonl", lambda path: RunFolder(folder).metrics()),
+        (folder / "metrics.jsonl", lambda path: Run(folder).metrics()),
         (folder / "tokenizer.json", load_tokenizer),
         (next((folder / "eval").glob("*.json")), Report.load),
     ]
@@ -233,7 +237,7 @@ def _prompts() -> Target:
     return Target("prompts", read, seeds, [b"[....]", b"[12]", b"[999999]", b"[", b"]", b"[0]"])
 
 
-def _words(place: Path, run: RunFolder) -> Target:
+def _words(place: Path, run: Run) -> Target:
     """Words parted by zero bytes; what would train for long is asked for no steps, and numbers stay small."""
     work, poison = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
     work.mkdir()

@@ -31,16 +31,16 @@ import torch
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenfile import verify
 from logosphere.denoisers.network import Network
-from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import Saved, start, train
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
-from logosphere.training.optim import Optim
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors
 
-RECIPE = Recipe(
+RECIPE = TrainConfig(
     length=8, batch=4, steps=12, validations=6, validation_sequences=4, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=Optim(lr=1e-2, warmup=3), seed=5, data="text.txt",
+    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5, data="text.txt",
 )  # fmt: skip
 MOMENTS = ("fsync", "replace", "link", "unlink", "mkdir")
 """Calls of `os` before and after which a process may die."""
@@ -65,24 +65,24 @@ class Death:
 class Patient:
     """A run in a folder of its own, with text and caches of its own."""
 
-    def __init__(self, place: Path, recipe: Recipe = RECIPE):
-        self.place, self.recipe = place, recipe
+    def __init__(self, place: Path, recipe: TrainConfig = RECIPE):
+        self.place, self.config = place, recipe
         place.mkdir(parents=True)
         (place / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
 
     @property
-    def run(self) -> RunFolder:
-        return RunFolder(self.place / "run")
+    def run(self) -> Run:
+        return Run(self.place / "run")
 
     def live(self) -> None:
         """From wherever it stands to the end, noting what is reported as saved."""
         os.environ["LOGOSPHERE_CACHE"] = str(self.place / "cache")
         os.chdir(self.place)
-        corpus = open_corpus(self.recipe.data, "characters")
+        corpus = open_corpus(self.config.data, "characters")
         fresh = not (self.place / "run" / "recipe.json").exists()
-        run = start(self.recipe, corpus, self.place / "run") if fresh else self.run
+        run = create_run(self.config, corpus, self.place / "run") if fresh else self.run
         with run.lock():
-            for event in train(run, corpus):
+            for event in run_training(run, corpus):
                 if isinstance(event, Saved):
                     with (self.place / "reported").open("a") as file:
                         file.write(f"{event.step}\n")
@@ -175,7 +175,7 @@ def _busy_with(target: Any, place: Path) -> str:
     return {"tokens": "tokens", "surveys": "tokens", "laws": "tables", "state": "saves"}.get(part, "folder")
 
 
-def harness(folder: Path, kills: int, seed: int = 0, recipes: tuple[Recipe, ...] = (RECIPE,)) -> dict[str, float]:
+def harness(folder: Path, kills: int, seed: int = 0, recipes: tuple[TrainConfig, ...] = (RECIPE,)) -> dict[str, float]:
     """Kill so many times; the figures of how it went."""
     chance, done, deaths = random.Random(seed), 0, 0
     busy = Counter[str]()

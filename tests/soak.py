@@ -21,8 +21,8 @@ from test_runs import RECIPE
 from logosphere.data.batches import sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.evaluation.report import evaluate
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
 from logosphere.sampling.generate import generate
 
 LIBC = ctypes.CDLL(None)
@@ -72,10 +72,10 @@ def cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple
         text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
     corpus = open_corpus(str(text), "characters", cache=place / "cache")
     recipe = replace(RECIPE, system=systems[number % len(systems)], data=str(text))
-    run = start(recipe, corpus, place / "run")
+    run = create_run(recipe, corpus, place / "run")
     with run.lock():
-        list(train(run, corpus))
-    model = RunFolder(run.path).model()
+        list(run_training(run, corpus))
+    model = Run(run.path).model()
     evaluate(model, sequences(corpus.test, recipe.length, 4), rng=0)
     generate(model, n=4, steps=4)
     shutil.rmtree(run.path)

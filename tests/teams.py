@@ -15,24 +15,24 @@ import torch
 import torch.distributed as dist
 
 from logosphere.parallel.launch import _free_port
-from logosphere.parallel.team import Team, assembled
+from logosphere.parallel.process_group import ProcessGroup, assembled
 
 
 @contextmanager
-def met(rank: int, size: int, folder: Path) -> Iterator[Team]:
+def met(rank: int, size: int, folder: Path) -> Iterator[ProcessGroup]:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-    yield Team(rank, size)
+    yield ProcessGroup(rank, size)
     dist.destroy_process_group()
 
 
-def as_on_the_command_line(rank: int, size: int, folder: Path) -> AbstractContextManager[Team]:
+def as_on_the_command_line(rank: int, size: int, folder: Path) -> AbstractContextManager[ProcessGroup]:
     """A team that finds itself by what torchrun puts into the environment."""
     port = int((folder / "port").read_text())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return assembled()
 
 
-def in_team(size: int, work: Callable[[Team], Any], folder: Path, meet: Callable[..., Any] = met) -> list[Any]:
+def in_team(size: int, work: Callable[[ProcessGroup], Any], folder: Path, meet: Callable[..., Any] = met) -> list[Any]:
     """What each process of a team makes of this work, as JSON holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "port").write_text(str(_free_port()))
@@ -51,11 +51,11 @@ def in_team(size: int, work: Callable[[Team], Any], folder: Path, meet: Callable
     return [json.loads((folder / f"result-{rank}").read_text()) for rank in range(size)]
 
 
-def _part(rank: int, size: int, work: Callable[[Team], Any], folder: Path, meet: Callable[..., Any]) -> None:
+def _part(rank: int, size: int, work: Callable[[ProcessGroup], Any], folder: Path, meet: Callable[..., Any]) -> None:
     torch.set_num_threads(1)
     try:
-        with meet(rank, size, folder) as team:
-            (folder / f"result-{rank}").write_text(json.dumps(work(team)))
+        with meet(rank, size, folder) as group:
+            (folder / f"result-{rank}").write_text(json.dumps(work(group)))
     except BaseException:
         (folder / f"problem-{rank}").write_text(traceback.format_exc())
         sys.exit(1)

@@ -15,7 +15,7 @@ LANGUAGE = skewed(5, 12)
 class Plain(BlockTransformer):
     """Without a session."""
 
-    def remembered(self, memory):
+    def cached(self, memory):
         return self
 
 

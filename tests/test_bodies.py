@@ -63,7 +63,7 @@ def test_convolutions_learn_a_motif(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=4, length=16, width=32, depth=3, heads=2, body="convolution")
     tokens = torch.arange(16).expand(16, -1) // 4 % 4
-    list(ls.fit(model, [tokens] * 60, steps=60, optim=ls.Optim(lr=1e-2, warmup=5)))
+    list(ls.fit(model, [tokens] * 60, steps=60, optim=ls.OptimizerConfig(lr=1e-2, warmup=5)))
     assert model.nelbo(tokens, generator(1), draws=4).total.mean() < 0.5 * 16 * np.log(4)
 
 
@@ -108,7 +108,9 @@ def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> No
 def test_a_u_net_learns_stripes(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=2, length=64, width=16, depth=1, heads=2, shape="8x8", body="unet")
-    list(ls.fit(model, [stripes(16, seed) for seed in range(40)], steps=40, optim=ls.Optim(lr=1e-2, warmup=5)))
+    list(
+        ls.fit(model, [stripes(16, seed) for seed in range(40)], steps=40, optim=ls.OptimizerConfig(lr=1e-2, warmup=5))
+    )
     assert model.nelbo(stripes(32, 99), generator(1), draws=2).total.mean() < 0.5 * 64 * np.log(2)
 
 

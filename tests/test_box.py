@@ -12,8 +12,8 @@ from test_cli_mistakes import sentence
 import logosphere as ls
 from logosphere import box
 from logosphere.cli import main
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.packing import read_record, recorded
+from logosphere.runs.export import read_record, recorded
+from logosphere.runs.run import Run
 
 PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
 
@@ -33,7 +33,7 @@ def test_nothing_is_written_into_the_package(capsys: pytest.CaptureFixture[str])
     before = sorted(folder.rglob("*"))
     Path("text.txt").write_text(read_record(folder).text * 4)
     assert main(["evaluate", f"box:{box.boxes()[0]}", "--data", "text.txt", "--sequences", "4", "--draws", "1"]) == 0
-    assert sorted(folder.rglob("*")) == before and list(RunFolder(folder).results.glob("*.json"))
+    assert sorted(folder.rglob("*")) == before and list(Run(folder).results.glob("*.json"))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
 def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'rdlm'" in sentence(capsys, ["sample", "box:rdml"])
     assert "exists already" in sentence(capsys, ["pack", "trained/run", "--out", str(boxed), *PACK])
-    monkeypatch.setattr("logosphere.runs.packing.LARGEST", 100)
+    monkeypatch.setattr("logosphere.runs.export.LARGEST", 100)
     assert "smaller network" in sentence(capsys, ["pack", "trained/run", "--out", "other", *PACK])
     assert not Path("other").exists()
     monkeypatch.setattr(box, "__file__", str(boxed / "nothing.py"))

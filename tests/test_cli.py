@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from logosphere.cli import main
-from logosphere.cli.train import arguments_of
+from logosphere.cli.arguments import parse_train
 
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
 SMALL += ["--validation-sequences", "8", "--validations", "2"]
@@ -174,9 +174,9 @@ def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -
 
 @pytest.mark.parametrize("recipe, shards", [("text8-1b", True), ("demo", False)])
 def test_what_a_recipe_has_switched_can_be_said_again_and_taken_back(recipe: str, shards: bool) -> None:
-    assert arguments_of([recipe]).recipe.shard == shards
-    assert arguments_of([recipe, "--shard"]).recipe.shard
-    assert not arguments_of([recipe, "--no-shard"]).recipe.shard
+    assert parse_train([recipe]).config.shard == shards
+    assert parse_train([recipe, "--shard"]).config.shard
+    assert not parse_train([recipe, "--no-shard"]).config.shard
 
 
 def test_help_comes_without_torch() -> None:

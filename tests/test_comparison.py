@@ -17,24 +17,24 @@ from test_cli_mistakes import sentence
 from test_evaluation import REPORT
 
 import logosphere as ls
+from logosphere.atomic import file_sha256
 from logosphere.cli import main
-from logosphere.comparison.assemble import shared_budget
-from logosphere.comparison.entrants import Budget, Contender, contenders
-from logosphere.comparison.jury import summoned
-from logosphere.comparison.memory import digest
-from logosphere.comparison.standing import standings
-from logosphere.comparison.standing import table as as_text
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import text8
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import step_flops
 from logosphere.evaluation.integrand import integrand, times_fall
+from logosphere.evaluation.leaderboard import rank_reports
+from logosphere.evaluation.leaderboard import table as as_text
 from logosphere.evaluation.report import Report
-from logosphere.parallel.team import Team
-from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import validate
-from logosphere.training.fit import Training
+from logosphere.parallel.process_group import ProcessGroup
+from logosphere.runs.compare import load_scorer
+from logosphere.runs.comparison_report import shared_budget
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import validate
+from logosphere.runs.planned_runs import Budget, SystemSpec, parse_systems
+from logosphere.runs.run import Run
+from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
 RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
@@ -68,7 +68,7 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
     assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its steps are always the same
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
-    assert summoned("train", Path("both/judge")).version == digest(RunFolder("both/judge").weights_file())
+    assert load_scorer("train", Path("both/judge")).version == file_sha256(Run("both/judge").weights_file())
     judge = json.loads(Path("both/judge/recipe.json").read_text())
     assert judge["corpus"]["name"].endswith("(validation split)")
 
@@ -87,13 +87,13 @@ def test_a_wish_to_stop_is_heard_while_a_training_ends(
 ) -> None:
     """The last step of a training is no reason to begin the next one."""
 
-    def interrupted(recipe: Recipe, training: Training, corpus: Corpus, team: Team) -> Report:
-        if training.step == 3:
+    def interrupted(recipe: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup) -> Report:
+        if trainer.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return validate(recipe, training, corpus, team)
+        return validate(recipe, trainer, corpus, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr("logosphere.runs.train.validate", interrupted)
+        patch.setattr("logosphere.runs.loop.validate", interrupted)
         assert main([*compare(), *FEW]) == 130
     assert "Stopped after ar" in capsys.readouterr().err and not Path("both/mdlm").exists()
     assert main([*compare("--json"), *FEW]) == 0
@@ -116,9 +116,9 @@ def test_every_system_sees_the_same_data_in_the_same_order() -> None:
 
 
 def test_contenders_may_have_options() -> None:
-    found = contenders("ar, mdlm:schedule=cosine:optim.lr=1e-3,rdlm:window=[0.2, 0.7]")
+    found = parse_systems("ar, mdlm:schedule=cosine:optim.lr=1e-3,rdlm:window=[0.2, 0.7]")
     assert [c.options for c in found] == [(), ("schedule=cosine",), ("window=[0.2, 0.7]",)]
-    recipe = found[1].recipe(Recipe())
+    recipe = found[1].configure(TrainConfig())
     assert recipe.optim.lr == 1e-3 and recipe.options == ("schedule=cosine",) and recipe.system == "mdlm"
     for wrong, says in (
         ("mdlm:schedule", "name=value"),
@@ -127,12 +127,12 @@ def test_contenders_may_have_options() -> None:
         ("arr", "'ar'"),
     ):
         with pytest.raises(UserError, match=says):
-            contenders(wrong)
-    assert Contender.parse("ar").name == "ar"
+            parse_systems(wrong)
+    assert SystemSpec.parse("ar").name == "ar"
 
 
 def test_budgets_are_turned_into_steps() -> None:
-    recipe = Recipe(length=16, batch=4, system="mdlm")
+    recipe = TrainConfig(length=16, batch=4, system="mdlm")
     assert Budget(tokens=640.0).applied(recipe, CORPUS).steps == 10
     assert Budget(tokens=1.0).applied(recipe, CORPUS).steps == 1
     each = step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
@@ -146,7 +146,7 @@ def test_budgets_are_turned_into_steps() -> None:
 
 
 def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
-    one = Recipe(steps=20)
+    one = TrainConfig(steps=20)
     assert shared_budget([one, replace(one, system="ar", seed=3, optim=replace(one.optim, lr=1.0))]) == "20 steps"
     assert shared_budget([one, replace(one, steps=30)]) == "equal operations, 20 to 30 steps"
     assert shared_budget([one, replace(one, batch=8)]) == ""
@@ -208,7 +208,7 @@ def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
 def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
     hard = 10 + torch.randn(200, generator=generator(3)).double()
     a, b = seeded("a", hard, hard + 0.4), seeded("b", hard + 1.0, hard + 1.8)
-    first, second = standings({"b": b, "a": a})
+    first, second = rank_reports({"b": b, "a": a})
     scale = 1 / 6 / math.log(2)
     assert [first.name, second.name] == ["a", "b"]
     assert first.report.bits == pytest.approx((float(hard.mean()) + 0.2) * scale)
@@ -223,7 +223,7 @@ def test_surrogates_are_ranked_apart() -> None:
     hard = 10 + torch.randn(50, generator=generator(4)).double()
     kinds = {"s": ("surrogate", -5), "b": ("bound", 1), "e": ("exact", 0), "t": ("surrogate", -4)}
     groups = {name: seeded(name, hard + shift, kind=kind) for name, (kind, shift) in kinds.items()}
-    rows = standings(groups)
+    rows = rank_reports(groups)
     assert [row.name for row in rows] == ["e", "b", "s", "t"] and rows[2].above == 0 and rows[3].above > 0
     lines = as_text(rows).splitlines()
     starts = {kind: lines[0].index(kind) for kind in ("exact", "bound", "surrogate")}

@@ -133,7 +133,7 @@ def test_a_network_learns_what_labels_mean() -> None:
     labels = torch.arange(48) % 3
     tokens = labels[:, None].expand(-1, 4).clone()
     batch = Batch.of(tokens, condition=Condition.of(labels=labels))
-    list(ls.fit(model, [batch] * 120, steps=120, optim=ls.Optim(lr=1e-2, warmup=5)))
+    list(ls.fit(model, [batch] * 120, steps=120, optim=ls.OptimizerConfig(lr=1e-2, warmup=5)))
     known = model.nelbo(tokens, generator(1), condition=batch.condition, draws=8).total.mean()
     unknown = model.nelbo(tokens, generator(1), draws=8).total.mean()
     assert known < 0.3 and unknown > 0.7  # log 3 = 1.1 for one who must guess the first token

@@ -31,7 +31,7 @@ LAYERS = [
 """From the ground up: a part may import parts of its own layer and of layers before it."""
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
-SETTINGS = {"logosphere.denoisers.network", "logosphere.training.optim"}
+SETTINGS = {"logosphere.denoisers.network", "logosphere.training.optimizer"}
 """Plain settings without torch, which recipes hold; they import nothing but errors."""
 
 

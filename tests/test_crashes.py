@@ -18,9 +18,9 @@ from test_runs import bits, timeless
 
 from logosphere.cli import main
 from logosphere.data.corpora import Corpus
-from logosphere.parallel.team import Team
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import Saved, start, train
+from logosphere.parallel.process_group import ProcessGroup
+from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.run import Run
 
 __all__ = ["corpus"]  # a fixture
 
@@ -65,10 +65,10 @@ def test_a_full_disk_and_one_that_cannot_be_written(
     filler.write_bytes(bytes(1_300_000))
     assert main([*words, "--out", str(run)]) == 1
     assert "disk is full" in capsys.readouterr().err
-    before = RunFolder(run).state
+    before = Run(run).state
     filler.unlink()
     assert main(["train", "--out", str(run), "--resume"]) == 0
-    assert timeless(RunFolder(run)) == timeless(RunFolder(tmp_path / "alone"))
+    assert timeless(Run(run)) == timeless(Run(tmp_path / "alone"))
     assert bits(run / "ema.safetensors") == bits(tmp_path / "alone" / "ema.safetensors") and before.exists()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for command in (["train", "--out", str(run), "--resume"], [*words, "--out", str(small_disk / "other")]):
@@ -86,29 +86,29 @@ def test_a_full_disk_and_one_that_cannot_be_written(
 def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
     """The library wraps this in a traceback, and would leave what is half written on the full disk."""
     recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64, neighbours=0))
-    run, filler = start(recipe, corpus, small_disk / "run"), small_disk / "filler"
+    run, filler = create_run(recipe, corpus, small_disk / "run"), small_disk / "filler"
     filler.write_bytes(bytes(1_100_000))
 
-    def work(team: Team) -> str:
+    def work(group: ProcessGroup) -> str:
         with pytest.raises(OSError, match="No space left"):
-            list(train(RunFolder(run.path), corpus, team=team))
+            list(run_training(Run(run.path), corpus, group=group))
         return "refused"
 
     assert in_team(size, work, tmp_path / "team") == ["refused"] * size
     assert [path.name for path in run.state.iterdir()] == []
     filler.unlink()
-    assert [type(event) for event in train(run, corpus)][-1] is Saved
+    assert [type(event) for event in run_training(run, corpus)][-1] is Saved
 
 
 def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of day may go back by years; only clocks that cannot jump are read."""
-    straight = start(PLAIN, corpus, tmp_path / "straight")
-    list(train(straight, corpus))
+    straight = create_run(PLAIN, corpus, tmp_path / "straight")
+    list(run_training(straight, corpus))
     jumps = iter([1e9, -1e9] * 10_000)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     monkeypatch.setattr(time, "time_ns", lambda: int(next(jumps)))
-    jumping = start(PLAIN, corpus, tmp_path / "jumping")
-    list(train(jumping, corpus))
+    jumping = create_run(PLAIN, corpus, tmp_path / "jumping")
+    list(run_training(jumping, corpus))
     assert timeless(jumping) == timeless(straight)
     assert all(0 <= line["seconds"] < 600 for line in jumping.metrics() if "seconds" in line)
 
@@ -160,11 +160,11 @@ def test_a_power_cut_undoes_nothing_that_was_reported(
 ) -> None:
     """Before a step is reported as saved, and before the one before it is dropped, all that it needs is synced."""
     disk = Disk(monkeypatch, tmp_path / "run")
-    run = start(replace(PLAIN, shard=shard, steps=4, validations=4), corpus, tmp_path / "run")
+    run = create_run(replace(PLAIN, shard=shard, steps=4, validations=4), corpus, tmp_path / "run")
     disk.check(run.path)
     assert tmp_path not in disk.loose
     saved = 0
-    for event in train(run, corpus):
+    for event in run_training(run, corpus):
         if isinstance(event, Saved):
             saved += 1
             disk.check(run.path)

@@ -102,7 +102,7 @@ def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
     source = corpus.tokenizer.decode([i for i in batch.condition.source[0].tolist() if i != NO_TOKEN])
     assert text.startswith(f"the {source[5]} is open")
     model = ls.build("mdlm", vocab_size=corpus.tokenizer.size, length=24, **SMALL, **corpus.conditions)
-    batches, optim = map(draws(corpus.train, 24, 8, 0).at, range(80)), ls.Optim(lr=1e-2, warmup=5)
+    batches, optim = map(draws(corpus.train, 24, 8, 0).at, range(80)), ls.OptimizerConfig(lr=1e-2, warmup=5)
     losses = [progress.loss for progress in ls.fit(model, batches, steps=80, optim=optim)]
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 

@@ -315,7 +315,7 @@ def test_it_learns(name: str, published: bool) -> None:
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(500, generator(11))
     batches = (language.sample(32, generator(i)) for i in range(70))
-    losses = [p.loss for p in ls.fit(model, batches, steps=70, optim=ls.Optim(lr=5e-3, warmup=20))]
+    losses = [p.loss for p in ls.fit(model, batches, steps=70, optim=ls.OptimizerConfig(lr=5e-3, warmup=20))]
     assert sum(losses[-20:]) < sum(losses[:20])
     drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
     repeats = (drawn[:, 1:] == drawn[:, :-1]).float().mean()

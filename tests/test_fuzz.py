@@ -25,10 +25,10 @@ from logosphere.data.gaps import parse_gaps, prompt
 from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
-from logosphere.recipes.recipe import Recipe, read_recipe_file, recipe_from
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
-from logosphere.training.optim import Optim
+from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors
 
 CASES = 150
@@ -38,7 +38,7 @@ QUICK = settings(
 )  # fmt: skip
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 DATA = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner))
-FIELDS = st.sampled_from([*Recipe.__dataclass_fields__, "nonsense"])
+FIELDS = st.sampled_from([*TrainConfig.__dataclass_fields__, "nonsense"])
 EVIL = "!!python/object/apply:os.system ['touch {mark}']"
 
 
@@ -81,13 +81,13 @@ def mutations(sound: bytes, seed: int, count: int) -> Iterator[bytes]:
 @QUICK
 @given(st.dictionaries(FIELDS, DATA, max_size=5) | DATA)
 def test_recipes_of_any_content(content: object) -> None:
-    met(lambda: recipe_from(content, "here"))
+    met(lambda: config_from_dict(content, "here"))
 
 
 @QUICK
 @given(st.lists(st.text(max_size=9) | st.builds("{}={}".format, st.text(max_size=3), st.text(max_size=9)), max_size=3))
 def test_options_of_any_content(options: list[str]) -> None:
-    met(Recipe(options=tuple(options)).system_options)
+    met(TrainConfig(options=tuple(options)).system_options)
 
 
 def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
     evil = [EVIL.format(mark=mark), "a: &a [*a]", "&a [*a, *a]", "\x00", "é" * 9, "{" * 3000, "[" * 3000, "? " * 900]
     for content in [*mutations(sound, 1, CASES), *(text.encode("latin-1", "ignore") for text in evil)]:
         path.write_bytes(content)
-        met(lambda: read_recipe_file(path))
+        met(lambda: read_config_file(path))
         assert path.read_bytes() == content
     assert not mark.exists()
 
@@ -105,15 +105,15 @@ def test_small_numbers_are_numbers_and_references_stay_small(tmp_path: Path) -> 
     """YAML takes 1e-3 for a word and a list of lists of lists for cheap; JSON and people do not."""
     path, recipe = (
         tmp_path / "recipe.json",
-        Recipe(options=("sigma=1e-3", "name=1e", "other=-2E+4"), optim=Optim(lr=5e-5)),
+        TrainConfig(options=("sigma=1e-3", "name=1e", "other=-2E+4"), optim=OptimizerConfig(lr=5e-5)),
     )
     path.write_text(json.dumps(asdict(recipe)))
-    assert read_recipe_file(path) == recipe
+    assert read_config_file(path) == recipe
     assert recipe.system_options() == {"sigma": 0.001, "name": "1e", "other": -20_000.0}
     nested = "".join(f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
     path.write_text("data:\n- &a x\n" + nested)  # three hundred bytes that would be a hundred million words
     with pytest.raises(UserError, match="must be of type str") as refused:
-        read_recipe_file(path)
+        read_config_file(path)
     assert len(str(refused.value)) < 1000
 
 
@@ -126,9 +126,9 @@ def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ["LOGOSPHERE_CACHE"] = str(place / "cache")
     (place / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
     corpus = open_corpus(str(place / "text.txt"), "characters")
-    recipe = Recipe(**{**vars(RECIPE), "steps": 2, "validations": 1, "data": str(place / "text.txt")})
-    run = start(recipe, corpus, place / "run")
-    list(train(run, corpus))
+    recipe = TrainConfig(**{**vars(RECIPE), "steps": 2, "validations": 1, "data": str(place / "text.txt")})
+    run = create_run(recipe, corpus, place / "run")
+    list(run_training(run, corpus))
     return place
 
 
@@ -154,7 +154,7 @@ def test_models_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> N
         (run / name).unlink()
         (run / name).write_bytes(content)
         met(lambda: ls.load(run))
-        met(lambda: RunFolder(run).model("model"))
+        met(lambda: Run(run).model("model"))
         met(lambda: load_tokenizer(run / "tokenizer.json"))
 
 
@@ -173,7 +173,7 @@ def test_plain_files_of_a_run_with_any_damage(name: str, sound_run: Path, tmp_pa
         if name == "report.json":
             met(lambda: Report.load(path))
         else:
-            met(lambda: next(train(RunFolder(run), corpus)))
+            met(lambda: next(run_training(Run(run), corpus)))
     weights = (checkpoint / "model.safetensors").read_bytes()
     assert weights == (sound_run / "run" / "state" / checkpoint.name / "model.safetensors").read_bytes()
 

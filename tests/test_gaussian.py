@@ -364,7 +364,7 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
             model,
             (language.sample(32, generator(i)) for i in range(60)),
             steps=60,
-            optim=ls.Optim(lr=5e-3, warmup=20),
+            optim=ls.OptimizerConfig(lr=5e-3, warmup=20),
         )
     )
     assert len(steps) == 60

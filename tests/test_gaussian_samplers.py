@@ -162,7 +162,9 @@ def test_states_are_steered_through_the_network() -> None:
     torch.manual_seed(0)
     model = ls.build("diffusion-lm", vocab_size=4, length=6, **SMALL)
     language = alone(4, 6)
-    for _ in ls.fit(model, (language.sample(32, generator(i)) for i in range(90)), steps=90, optim=ls.Optim(lr=1e-2)):
+    for _ in ls.fit(
+        model, (language.sample(32, generator(i)) for i in range(90)), steps=90, optim=ls.OptimizerConfig(lr=1e-2)
+    ):
         pass
     direction = model.process.codec.table()[2].detach()
 

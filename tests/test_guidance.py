@@ -270,7 +270,9 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
             anything = torch.randint(4, (64, 4), generator=generator(seed + 2 * 10**6))
             yield ls.Batch.of(torch.where(own, labels[:, None], anything), condition=Condition.of(labels=labels))
 
-    told = list(ls.train_classifier(classifier, model, batches(), steps=80, optim=ls.Optim(lr=5e-3, warmup=5)))
+    told = list(
+        ls.train_classifier(classifier, model, batches(), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5))
+    )
     assert told[0].loss > 0.65 and sum(one.loss for one in told[-20:]) / 20 < 0.58
     share = []
     for strength in (0.0, 3.0):

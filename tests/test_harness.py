@@ -15,7 +15,7 @@ from lm_eval.api.instance import Instance  # noqa: E402
 
 from logosphere.data.languages import Language, Oracle  # noqa: E402
 from logosphere.errors import UserError  # noqa: E402
-from logosphere.runs.harness import Harness  # noqa: E402
+from logosphere.runs.lm_eval_adapter import Harness  # noqa: E402
 from logosphere.sampling.generate import generate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness and what it imports warn about their own affairs
@@ -110,7 +110,7 @@ def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
         asked_for.append((how["temperature"], how["top_k"]))
         return generate(*given, **how)
 
-    monkeypatch.setattr("logosphere.runs.harness.generate", noted)
+    monkeypatch.setattr("logosphere.runs.lm_eval_adapter.generate", noted)
     for how in ({}, {"temperature": 0.0, "do_sample": False}, {"do_sample": False}, {"temperature": 0.5}):
         ours.generate_until([asked("the ", how)])
     assert asked_for == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]

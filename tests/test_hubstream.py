@@ -16,9 +16,9 @@ from logosphere.data.batches import draws, size_of, tokens_in
 from logosphere.data.corpora import open_corpus
 from logosphere.data.streaming import Arrivals
 from logosphere.errors import UserError
-from logosphere.parallel.team import Team
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.parallel.process_group import ProcessGroup
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
 
 WORDS = "the cat sat on a mat and the dog lay by the log".split()
 
@@ -65,22 +65,22 @@ def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path:
     """To the last bit, beyond the end of the stream, by another number of processes too."""
     recipe = replace(RECIPE, data=dataset, steps=90, batch=8, length=12, validations=3)
     corpus = open_corpus(dataset, "byte")
-    alone, broken, shared = (start(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared"))
-    list(train(alone, corpus))
+    alone, broken, shared = (create_run(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared"))
+    list(run_training(alone, corpus))
     for steps in (7, 75, 200):
-        list(train(RunFolder(broken.path), open_corpus(dataset, "byte"), after(steps)))
+        list(run_training(Run(broken.path), open_corpus(dataset, "byte"), after(steps)))
     assert timeless(alone) == timeless(broken) and bits(alone.path / "ema.safetensors") == bits(
         broken.path / "ema.safetensors"
     )
     saved = json.loads(next(broken.state.glob("step-*/state.json")).read_bytes())
     assert saved["position"]["samples"] == 90 * 8 and len(saved["position"]["waiting"]) < 8 * 12 + 100
 
-    def work(team: Team) -> int:
-        stop = after(5) if team.rank == 1 else (lambda: False)
-        return len(list(train(RunFolder(shared.path), open_corpus(dataset, "byte"), stop, team)))
+    def work(group: ProcessGroup) -> int:
+        stop = after(5) if group.rank == 1 else (lambda: False)
+        return len(list(run_training(Run(shared.path), open_corpus(dataset, "byte"), stop, group)))
 
     in_team(2, work, tmp_path / "team")
-    list(train(RunFolder(shared.path), corpus, after(10)))
+    list(run_training(Run(shared.path), corpus, after(10)))
     losses = [[line["train/loss"] for line in run.metrics() if "train/loss" in line] for run in (alone, shared)]
     assert len(losses[1]) > 10 and losses[1] == pytest.approx(losses[0][: len(losses[1])], rel=1e-5)
 

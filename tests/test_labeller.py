@@ -50,7 +50,11 @@ def test_a_classifier_is_taught_and_steers(name: str) -> None:
     """Without it as many ones as zeros are written; the stronger it is, the more ones."""
     model = exact(name)
     labeller = untaught(model)
-    list(ls.train_classifier(labeller.classifier, model, labelled(80), steps=80, optim=ls.Optim(lr=5e-3, warmup=5)))
+    list(
+        ls.train_classifier(
+            labeller.classifier, model, labelled(80), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
+        )
+    )
     nats, right = measure_classifier(labeller.classifier, model, labelled(8, first=500))
     assert nats < 0.65 and right > 0.55
     plain = ls.generate(model, N, 16, generator(5))
@@ -95,7 +99,11 @@ def test_labels_differ_between_sequences_and_processes_share_them() -> None:
     for name, kind in [("mdlm", Edits), ("rdlm-heat", Gradients)]:
         model = exact(name)
         labeller = untaught(model)
-        list(ls.train_classifier(labeller.classifier, model, labelled(60), steps=60, optim=ls.Optim(lr=5e-3, warmup=5)))
+        list(
+            ls.train_classifier(
+                labeller.classifier, model, labelled(60), steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
+            )
+        )
         labels = torch.arange(N) % 2
         drawn = ls.sample(model, N, 16, generator(5), guide=kind(labeller.classifier, labels, 10.0))
         ones = (drawn == 1).float().mean(1)

@@ -1,4 +1,4 @@
-"""Latent systems: a bound that is one, two stages in one training, latents that carry what they should."""
+"""Latent systems: a bound that is one, two stages in one trainer, latents that carry what they should."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from logosphere.processes.latent import Latent
 from logosphere.processes.predictions import STATES
 from logosphere.recipes.latent import _clock
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
 
 SYSTEMS = ["ld4lg", "planner", "tencdm", "cosmos"]
@@ -166,11 +166,11 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Pat
     def fresh() -> Training:
         torch.manual_seed(0)
         model = ls.build("planner", vocab_size=3, length=4, **small("planner", stage_one=0.5, self_conditioning=0.5))
-        return Training(model, ema=0.9, seed=3)
+        return Trainer(model, ema=0.9, seed=3)
 
-    def go(training: Training, first: int, last: int) -> list[float]:
+    def go(trainer: Trainer, first: int, last: int) -> list[float]:
         given = [Batch.of(tokens[step], first=8 * step) for step in range(first, last)]
-        return [training.advance(batch, 10, (first + i) / 10).loss for i, batch in enumerate(given)]
+        return [trainer.train_step(batch, 10, (first + i) / 10).loss for i, batch in enumerate(given)]
 
     whole = go(fresh(), 0, 10)
     begun = fresh()
@@ -271,7 +271,7 @@ def copyist() -> Model:
             tokens, condition = doubled(32, rng)
             yield Batch.of(tokens, first=32 * step, condition=condition)
 
-    for _ in ls.fit(model, given(), steps=300, optim=ls.Optim(lr=5e-3, warmup=20), withhold=0.2):
+    for _ in ls.fit(model, given(), steps=300, optim=ls.OptimizerConfig(lr=5e-3, warmup=20), withhold=0.2):
         pass
     return model.eval()
 
@@ -325,7 +325,7 @@ def test_a_trained_model_comes_near_the_entropy_and_writes_the_language() -> Non
     language = skewed(4, 6)
     options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
     model = ls.build("ld4lg", vocab_size=4, length=6, last=1.0, predicts="x0", **options)
-    optim = ls.Optim(lr=4e-3, warmup=20)
+    optim = ls.OptimizerConfig(lr=4e-3, warmup=20)
     for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
         pass
     tokens = language.sample(1000, generator(16))
@@ -404,7 +404,7 @@ def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     language = ls.languages.markov(0.8 * torch.eye(8) + 0.2 / 8, torch.full((8,), 1 / 8), 16)
     options = {"width": 32, "depth": 1, "heads": 2, "autoencoder_depth": 1, "latents": 4, "latent_width": 8}
     model = ls.build(name, vocab_size=8, length=16, stage_one=0.99, **options)
-    for _ in ls.fit(model, batches(language), steps=150, optim=ls.Optim(lr=5e-3, warmup=20)):
+    for _ in ls.fit(model, batches(language), steps=150, optim=ls.OptimizerConfig(lr=5e-3, warmup=20)):
         pass
     found = reading(model, [Batch.of(language.sample(200, generator(22)))], generator(23))
     assert found.nats["own"] < 0.8 * language.entropy() / 16 and found.nats["shuffled"] > 1.5 * found.nats["own"]

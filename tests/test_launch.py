@@ -10,10 +10,10 @@ import pytest
 
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
-from logosphere.recipes.catalogue import RECIPES, recipe
-from logosphere.recipes.recipe import Recipe
+from logosphere.runs.config import TrainConfig
 from logosphere.runs.estimate import cost
-from logosphere.runs.train import build_model
+from logosphere.runs.loop import build_model
+from logosphere.runs.recipes import RECIPES, recipe
 from logosphere.systems import build
 
 
@@ -24,12 +24,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("system", ["mdlm", "ar", "d3pm-uniform"])
 def test_parameters_are_counted_without_building_the_network(system: str) -> None:
-    chosen = Recipe(system=system, length=16, steps=10)
+    chosen = TrainConfig(system=system, length=16, steps=10)
     model = build(system, vocab_size=30, length=16, **vars(chosen.network))
     bill = cost(chosen, 30)
     assert bill.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert 6 * 0.8 * bill.parameters < bill.flops_per_token < 6 * 1.3 * bill.parameters
-    two = cost(Recipe(system=system, length=16, steps=10, shard=True), 30, processes=2)
+    two = cost(TrainConfig(system=system, length=16, steps=10, shard=True), 30, processes=2)
     assert 2 * two.state_bytes == bill.state_bytes and 2 * two.activation_bytes == bill.activation_bytes
 
 
@@ -50,7 +50,7 @@ def test_parameters_for_conditions_are_counted(system: str) -> None:
     Path("l.jsonl").write_text("".join(f'{{"text": "{"abcd"[i % 4] * 6}", "label": "{i % 3}"}}\n' for i in range(60)))
     Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
     for data, length in {"labelled:l.jsonl": 8, "pairs:p.tsv": 8, "synthetic-promoters": 64}.items():
-        chosen = Recipe(system=system, data=data, length=length, steps=10)
+        chosen = TrainConfig(system=system, data=data, length=length, steps=10)
         corpus = open_corpus(data)
         model = build_model(chosen, corpus)
         bill = cost(chosen, corpus.tokenizer.size, conditions=corpus.conditions)

@@ -73,7 +73,7 @@ def test_hidden_positions_hear_of_their_neighbours_sooner() -> None:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=100, length=16, width=64, depth=2, heads=4, neighbours=reach)
         batches = (ls.Batch.of(texts(64, seed), first=64 * seed) for seed in range(60))
-        for _ in ls.fit(model, batches, steps=60, optim=ls.Optim(lr=5e-3, warmup=10)):
+        for _ in ls.fit(model, batches, steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=10)):
             pass
         nats[reach] = float(model.eval().nelbo(texts(256, 99), generator(5), draws=4).total.mean()) / 16
     assert nats[1] < nats[0] - 0.4

@@ -123,7 +123,9 @@ def test_a_network_with_a_logistic_head_begins_at_what_it_sees_and_learns() -> N
     assert torch.equal(denoiser(z, torch.full((5, 4), 0.5), z).argmax(-1), z)
     model = ls.build("d3pm-gaussian", vocab_size=9, length=4, width=8, depth=1, heads=1, timesteps=8, head="logistic")
     data = torch.randint(3, 6, (32, 4), generator=generator(8))
-    nats = [progress.nats for progress in ls.fit(model, [data] * 30, steps=30, optim=ls.Optim(lr=1e-2, warmup=1))]
+    nats = [
+        progress.nats for progress in ls.fit(model, [data] * 30, steps=30, optim=ls.OptimizerConfig(lr=1e-2, warmup=1))
+    ]
     assert sum(nats[-5:]) < sum(nats[:5])
     t = torch.full((5, 4), 0.5)
     said = model.process._context(model.denoiser(z, t, z), z, t)  # the law itself is x̂; what z says comes on top

@@ -20,14 +20,14 @@ from logosphere.cli import main
 from logosphere.data.corpora import Corpus, open_corpus
 from logosphere.errors import UserError
 from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
-from logosphere.parallel.team import ALONE, FailedElsewhere, Team
-from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train, validate
-from logosphere.training.fit import Training
-from logosphere.training.optim import Optim
+from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import create_run, run_training, validate
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.training.trainer import Trainer
 
-CALM = replace(RECIPE, steps=8, batch=6, validations=2, optim=Optim(lr=1e-3, warmup=3), task="infilling")
+CALM = replace(RECIPE, steps=8, batch=6, validations=2, optim=OptimizerConfig(lr=1e-3, warmup=3), task="infilling")
 SYSTEMS = {
     "mdlm": CALM,
     "rdlm": replace(CALM, system="rdlm", task="unconditional", options=("self_conditioning=true",)),
@@ -42,23 +42,25 @@ def corpus(tmp_path: Path) -> Corpus:
     return open_corpus(str(text), "characters")
 
 
-def curve(run: RunFolder, key: str = "train/loss") -> list[float]:
+def curve(run: Run, key: str = "train/loss") -> list[float]:
     return [line[key] for line in run.metrics() if key in line]
 
 
-def carried_out(recipe: Recipe, corpus: Corpus, path: Path, *, size: int = 1) -> RunFolder:
-    """A run by a team, which is stopped after three steps and resumed by a team of another size."""
-    run = start(recipe, corpus, path)
+def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
+    """A run by a group, which is stopped after three steps and resumed by a team of another size."""
+    run = create_run(recipe, corpus, path)
     if size == 1:
-        list(train(run, corpus))
+        list(run_training(run, corpus))
         return run
 
-    def work(team: Team) -> int:
-        stop = after(3) if team.rank == 1 else (lambda: False)  # a signal may reach any process
-        return len(list(train(RunFolder(path), corpus, stop, team)))
+    def work(group: ProcessGroup) -> int:
+        stop = after(3) if group.rank == 1 else (lambda: False)  # a signal may reach any process
+        return len(list(run_training(Run(path), corpus, stop, group)))
 
     assert in_team(size, work, path.with_name(f"{path.name}-begun")) == [4] * size
-    in_team(3, lambda team: len(list(train(RunFolder(path), corpus, team=team))), path.with_name(f"{path.name}-ended"))
+    in_team(
+        3, lambda group: len(list(run_training(Run(path), corpus, group=group))), path.with_name(f"{path.name}-ended")
+    )
     return run
 
 
@@ -68,12 +70,12 @@ def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path
     """Two processes begin, three end; learned clocks and infilling included."""
     recipe = SYSTEMS[name]
     alone = carried_out(recipe, corpus, tmp_path / "alone")
-    team = carried_out(recipe, corpus, tmp_path / "team", size=2)
+    group = carried_out(recipe, corpus, tmp_path / "team", size=2)
     for key in ("train/loss", "train/bpc", "val/bpc", "gradient"):
-        assert curve(team, key) == pytest.approx(curve(alone, key), rel=1e-5), key
-    assert curve(team, "tokens") == curve(alone, "tokens") and len(curve(team)) == 8
+        assert curve(group, key) == pytest.approx(curve(alone, key), rel=1e-5), key
+    assert curve(group, "tokens") == curve(alone, "tokens") and len(curve(group)) == 8
     wanted = alone.model("ema").state_dict()
-    for key, tensor in team.model("ema").state_dict().items():
+    for key, tensor in group.model("ema").state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
 
 
@@ -83,14 +85,14 @@ def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_pa
     tokens, known = torch.arange(16).view(2, 8) % 5, torch.zeros(2, 8, dtype=torch.bool)
     known[1] = True
 
-    def stepped(team: Team) -> list[float]:
+    def stepped(group: ProcessGroup) -> list[float]:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
-        training = Training(model, team=team, sharded=sharded)
-        batch = ls.Batch.of(tokens, known).part(team.share(2))
-        return [(progress := training.advance(batch, 2, 0.5)).loss, progress.gradient]
+        trainer = Trainer(model, group=group, sharded=sharded)
+        batch = ls.Batch.of(tokens, known).part(group.local_slice(2))
+        return [(progress := trainer.train_step(batch, 2, 0.5)).loss, progress.gradient]
 
-    alone = stepped(ALONE)
+    alone = stepped(SINGLE)
     for rank in in_team(2, stepped, tmp_path):
         assert rank == pytest.approx(alone, rel=1e-5)
 
@@ -99,18 +101,18 @@ def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: P
     """A sum of two gradients has but one order. Validations are shared out too, and their sums are not."""
     recipe = replace(CALM, steps=6, validations=1)
     parts = carried_out(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
-    shared = start(recipe, corpus, tmp_path / "shared")
+    shared = create_run(recipe, corpus, tmp_path / "shared")
 
-    def work(team: Team) -> float:
-        list(train(RunFolder(shared.path), corpus, team=team))
-        training = Training(RunFolder(shared.path).model("ema"), ema=None)
-        return validate(recipe, training, corpus, team).bits
+    def work(group: ProcessGroup) -> float:
+        list(run_training(Run(shared.path), corpus, group=group))
+        trainer = Trainer(Run(shared.path).model("ema"), ema=None)
+        return validate(recipe, trainer, corpus, group).bits
 
     reports = in_team(2, work, tmp_path / "team")
     assert curve(shared) == curve(parts)
     for name in ("model.safetensors", "ema.safetensors"):
         assert bits(shared.path / name) == bits(parts.path / name)
-    alone = validate(recipe, Training(parts.model("ema"), ema=None), corpus).bits
+    alone = validate(recipe, Trainer(parts.model("ema"), ema=None), corpus).bits
     assert reports[0] == reports[1] == pytest.approx(alone, rel=1e-6)
 
 
@@ -118,15 +120,15 @@ def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UserError("no")
 
-    def work(team: Team) -> list[object]:
+    def work(group: ProcessGroup) -> list[object]:
         try:
-            team.first(refuse)
-        except FailedElsewhere:
+            group.on_main(refuse)
+        except RemoteError:
             said = "elsewhere"
         except UserError:
             said = "here"
-        whole = team.joined(torch.arange(7)[team.share(7)], 7).tolist()
-        return [said, team.told(f"from {team.rank}"), team.total(1, team.rank), whole]
+        whole = group.all_gather(torch.arange(7)[group.local_slice(7)], 7).tolist()
+        return [said, group.broadcast(f"from {group.rank}"), group.all_reduce(1, group.rank), whole]
 
     results = in_team(3, work, tmp_path / "team")
     assert [result[0] for result in results] == ["here", "elsewhere", "elsewhere"]
@@ -139,8 +141,8 @@ def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
     """A large text takes hours to tokenise; groups give up after half an hour, here after a second."""
     monkeypatch.setattr(torch.distributed.distributed_c10d, "default_pg_timeout", timedelta(seconds=1))
 
-    def work(team: Team) -> str | None:
-        return team.first(lambda: time.sleep(3))
+    def work(group: ProcessGroup) -> str | None:
+        return group.on_main(lambda: time.sleep(3))
 
     assert in_team(2, work, tmp_path / "team", as_on_the_command_line) == [None, None]
 
@@ -148,18 +150,18 @@ def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
 def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> None:
     """Only the first process speaks; what it meets itself is a connection that ends."""
 
-    def work(team: Team) -> float:
-        if team.rank == 1:
+    def work(group: ProcessGroup) -> float:
+        if group.rank == 1:
             raise UserError("the reason")
-        return team.total(1)[0]
+        return group.all_reduce(1)[0]
 
     with pytest.raises(AssertionError, match=r"^Traceback[^$]*UserError: the reason"):
         in_team(2, work, tmp_path / "alone", as_on_the_command_line)
 
-    def dies(team: Team) -> float:
-        if team.rank == 1:
+    def dies(group: ProcessGroup) -> float:
+        if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return team.total(1)[0]
+        return group.all_reduce(1)[0]
 
     with pytest.raises(AssertionError, match="Deserted: Another process of the team was killed"):
         in_team(2, dies, tmp_path / "dies", as_on_the_command_line)
@@ -167,18 +169,18 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
 
 def test_a_process_that_is_killed_is_told_of() -> None:
     """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
-    team = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
+    group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
     team[1].kill()
     with pytest.raises(Deserted, match="Process 2 of 2 was killed by SIGKILL"):
-        _seen_through(team, [])
+        _seen_through(group, [])
     team[0].terminate()
-    assert _seen_through(team, [signal.SIGTERM]) == 128 + signal.SIGTERM
+    assert _seen_through(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
 def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(RECIPE, corpus, tmp_path / "run")
+    run = create_run(RECIPE, corpus, tmp_path / "run")
     with pytest.raises(UserError, match="larger --batch or fewer processes"):
-        next(train(run, corpus, team=Team(0, 5)))
+        next(run_training(run, corpus, group=ProcessGroup(0, 5)))
 
 
 @pytest.mark.parametrize("nproc", [0, -3])
@@ -207,7 +209,7 @@ def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytes
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     # Asked of the folder itself: the training is over in a second.
-    with pytest.raises(UserError, match=r"Another training is running in team \(process "), RunFolder("team").lock():
+    with pytest.raises(UserError, match=r"Another training is running in team \(process "), Run("team").lock():
         pass
     process.send_signal(signal.SIGTERM)
     _, remark = process.communicate(timeout=120)
@@ -217,8 +219,8 @@ def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytes
     done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip().splitlines()) == 1 and json.loads(done.stdout)["step"] == 80
-    assert curve(RunFolder("team")) == pytest.approx(curve(RunFolder("alone")), rel=1e-5)
-    assert len(timeless(RunFolder("team"))) == len(timeless(RunFolder("alone")))
+    assert curve(Run("team")) == pytest.approx(curve(Run("alone")), rel=1e-5)
+    assert len(timeless(Run("team"))) == len(timeless(Run("alone")))
     measure = ["evaluate", "team", "--sequences", "7", "--json"]
     capfd.readouterr()
     assert main(measure) == main([*measure, "--nproc", "2"]) == 0

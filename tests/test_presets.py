@@ -10,8 +10,8 @@ import logosphere as ls
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.presets import ASPECTS, DEFAULT, preset_label
-from logosphere.recipes.recipe import Recipe, recipe_from
-from logosphere.training.optim import Optim
+from logosphere.runs.config import TrainConfig, config_from_dict
+from logosphere.training.optimizer import OptimizerConfig
 
 SIZE = {"width": 16, "depth": 1, "heads": 2}
 UNPUBLISHED = {"rdlm-heat", "gaussian-ce", "simplex"}
@@ -39,8 +39,8 @@ def test_every_difference_is_stated_with_its_reason(name: str, preset: str) -> N
         for option, value in aspect.options.items():
             assert option in defaults, f"'{option}' is no option of {name}"
             assert value != defaults[option], f"{option}={value} is the default of {name}"
-    assert set(found.optim) <= {field.name for field in fields(Optim)}
-    Optim(**found.optim)  # the settings are possible
+    assert set(found.optim) <= {field.name for field in fields(OptimizerConfig)}
+    OptimizerConfig(**found.optim)  # the settings are possible
 
 
 @pytest.mark.parametrize(("name", "preset"), PUBLISHED, ids=IDS)
@@ -51,7 +51,8 @@ def test_every_preset_trains_is_measured_and_samples(name: str, preset: str) -> 
     tokens = torch.randint(9, (8, 8), generator=torch.Generator().manual_seed(1))
     before = [p.detach().clone() for p in model.parameters()]
     losses = [
-        p.loss for p in ls.fit(model, [tokens, tokens], steps=2, optim=Optim(**(dict(found.optim) | {"warmup": 0})))
+        p.loss
+        for p in ls.fit(model, [tokens, tokens], steps=2, optim=OptimizerConfig(**(dict(found.optim) | {"warmup": 0})))
     ]
     assert all(torch.isfinite(torch.tensor(losses)))
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
@@ -94,12 +95,12 @@ def test_presets_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_recipe_takes_the_optimiser_of_a_preset_and_options_win() -> None:
     paper = ls.presets("mdlm")["paper"]
-    made = Recipe(system="mdlm").with_preset("paper")
-    assert made.optim == replace(Optim(), **paper.optim) and made.ema == paper.ema
+    made = TrainConfig(system="mdlm").with_preset("paper")
+    assert made.optim == replace(OptimizerConfig(), **paper.optim) and made.ema == paper.ema
     assert made.network.dropout == paper.options["dropout"]
-    read = recipe_from({"system": "mdlm", "preset": "paper", "optim": {"lr": 0.5}}, "here")
+    read = config_from_dict({"system": "mdlm", "preset": "paper", "optim": {"lr": 0.5}}, "here")
     assert read.optim == replace(made.optim, lr=0.5) and read.network == made.network
-    common = Recipe(system="mdlm")
+    common = TrainConfig(system="mdlm")
     assert common.with_preset("paper", optimiser=False).optim == common.optim
 
 
@@ -113,7 +114,7 @@ def test_train_takes_a_preset(tmp_path, monkeypatch, prose, capsys) -> None:
     content = json.loads((tmp_path / "run" / "recipe.json").read_bytes())
     paper = ls.presets("mdlm")["paper"]
     assert content["recipe"]["preset"] == content["model"]["preset"] == "paper"
-    assert content["recipe"]["optim"] == vars(replace(Optim(), **(dict(paper.optim) | {"warmup": 1})))
+    assert content["recipe"]["optim"] == vars(replace(OptimizerConfig(), **(dict(paper.optim) | {"warmup": 1})))
     assert content["model"]["options"]["dropout"] == paper.options["dropout"]
     assert paper.options.items() <= content["model"]["options"].items()
 

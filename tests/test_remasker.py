@@ -9,7 +9,7 @@ from laws import SMALL, generator, network, scramble, sticky
 
 import logosphere as ls
 from logosphere.errors import UserError
-from logosphere.training.optim import Optim
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.remasker import rewritten
 from logosphere.types import Batch
 
@@ -20,7 +20,9 @@ def taught(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
     model = network("g-star", LANGUAGE)
     torch.nn.init.zeros_(model.remasker.head.weight)
     batches = (LANGUAGE.sample(64, generator(i)) for i in range(steps))
-    return model, list(ls.train_remasker(model, batches, steps=steps, optim=Optim(lr=5e-3, warmup=5), seed=seed))
+    return model, list(
+        ls.train_remasker(model, batches, steps=steps, optim=OptimizerConfig(lr=5e-3, warmup=5), seed=seed)
+    )
 
 
 def test_it_learns_what_the_share_of_errors_does_not_tell() -> None:

@@ -10,16 +10,16 @@ import torch
 from logosphere.data.corpora import Corpus, open_corpus
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
-from logosphere.recipes.recipe import Recipe
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import Advanced, Event, Saved, Validated, start, train
-from logosphere.training.fit import Diverged
-from logosphere.training.optim import Optim
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import Event, Saved, StepTaken, Validated, create_run, run_training
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.training.trainer import Diverged
 from logosphere.weights import read_tensors
 
-RECIPE = Recipe(
+RECIPE = TrainConfig(
     length=8, batch=4, steps=12, validations=3, validation_sequences=6, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2), optim=Optim(lr=1e-2, warmup=3), seed=5,
+    network=Network(width=16, depth=1, heads=2), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
 )  # fmt: skip
 DROPOUT = replace(RECIPE, network=Network(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2)
 
@@ -31,9 +31,9 @@ def corpus(tmp_path: Path) -> Corpus:
     return open_corpus(str(text), "characters")
 
 
-def carried_out(recipe: Recipe, corpus: Corpus, path: Path) -> tuple[RunFolder, list[Event]]:
-    run = start(recipe, corpus, path)
-    return run, list(train(run, corpus))
+def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path) -> tuple[Run, list[Event]]:
+    run = create_run(recipe, corpus, path)
+    return run, list(run_training(run, corpus))
 
 
 def after(steps: int):
@@ -42,7 +42,7 @@ def after(steps: int):
     return lambda: next(asked, steps) >= steps
 
 
-def timeless(run: RunFolder) -> list[dict]:
+def timeless(run: Run) -> list[dict]:
     return [{name: value for name, value in line.items() if "seconds" not in name} for line in run.metrics()]
 
 
@@ -61,12 +61,12 @@ def bits(path: Path) -> list[bytes]:
     ],
     ids=["plain", "dropout", "uniform", "other loss"],
 )
-def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
     straight, _ = carried_out(recipe, corpus, tmp_path / "straight")
-    broken = start(recipe, corpus, tmp_path / "broken")
+    broken = create_run(recipe, corpus, tmp_path / "broken")
     for steps in (5, 1, 99):  # stop after 5 steps, after 1 more, and never
         torch.manual_seed(steps)
-        list(train(RunFolder(broken.path), corpus, after(steps)))
+        list(run_training(Run(broken.path), corpus, after(steps)))
     assert timeless(broken) == timeless(straight)
     for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
         assert bits(broken.path / name) == bits(straight.path / name)
@@ -76,15 +76,15 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: Recipe, corpus: Corpu
 def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path) -> None:
     """The process dies between two checkpoints, and while it writes a line of metrics."""
     straight, _ = carried_out(RECIPE, corpus, tmp_path / "straight")
-    killed = start(RECIPE, corpus, tmp_path / "killed")
-    events = train(killed, corpus)
+    killed = create_run(RECIPE, corpus, tmp_path / "killed")
+    events = run_training(killed, corpus)
     for event in events:
-        if isinstance(event, Advanced) and event.progress.step == 7:
+        if isinstance(event, StepTaken) and event.progress.step == 7:
             break
     events.close()
     with (killed.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "train/lo')
-    list(train(RunFolder(killed.path), corpus))
+    list(run_training(Run(killed.path), corpus))
     assert timeless(killed) == timeless(straight)
     assert bits(killed.path / "ema.safetensors") == bits(straight.path / "ema.safetensors")
 
@@ -92,12 +92,12 @@ def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path)
 def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:
     run, events = carried_out(RECIPE, corpus, tmp_path / "run")
     lines = run.metrics()
-    (event,) = train(RunFolder(run.path), corpus)
+    (event,) = run_training(Run(run.path), corpus)
     last = [event for event in events if isinstance(event, Validated)][-1]
     assert isinstance(event, Validated) and event.report.bits == last.report.bits
     assert run.metrics() == lines
     kinds = [type(event) for event in events]
-    assert kinds.count(Advanced) == 12 and kinds.count(Validated) == 3 and kinds.count(Saved) == 3
+    assert kinds.count(StepTaken) == 12 and kinds.count(Validated) == 3 and kinds.count(Saved) == 3
     assert [event.step for event in events if isinstance(event, Saved)] == [4, 8, 12]
 
 
@@ -106,7 +106,7 @@ def test_a_folder_holds_what_it_promises(corpus: Corpus, tmp_path: Path) -> None
     names = {path.name for path in run.path.iterdir()}
     assert {"recipe.json", "env.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "ema.safetensors",
             "best.safetensors", "state", "samples", "eval"} <= names  # fmt: skip
-    assert run.recipe == RECIPE and run.tokenizer.fingerprint == corpus.tokenizer.fingerprint
+    assert run.config == RECIPE and run.tokenizer.fingerprint == corpus.tokenizer.fingerprint
     steps = [line for line in run.metrics() if "train/loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 13))
     keys = {"step", "train/loss", "train/bpc", "lr", "gradient", "tokens", "seconds", "cpu_seconds"}
@@ -127,34 +127,34 @@ def test_the_weights_of_a_run_can_be_chosen(corpus: Corpus, tmp_path: Path) -> N
 
 
 def test_a_run_does_not_overwrite_another(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(RECIPE, corpus, tmp_path / "run")
+    run = create_run(RECIPE, corpus, tmp_path / "run")
     with pytest.raises(UserError, match="exists already"):
-        start(RECIPE, corpus, run.path)
+        create_run(RECIPE, corpus, run.path)
     (tmp_path / "empty").mkdir()
-    assert start(RECIPE, corpus, tmp_path / "empty").recipe == RECIPE
+    assert create_run(RECIPE, corpus, tmp_path / "empty").config == RECIPE
     assert not list(tmp_path.glob(".*draft*"))
 
 
 def test_only_one_training_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(RECIPE, corpus, tmp_path / "run")
+    run = create_run(RECIPE, corpus, tmp_path / "run")
     with run.lock():
-        with pytest.raises(UserError, match="Another training"), RunFolder(run.path).lock():
+        with pytest.raises(UserError, match="Another training"), Run(run.path).lock():
             pass
     with run.lock():
         pass
 
 
 def test_a_run_that_diverges_keeps_its_weights(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(replace(RECIPE, optim=Optim(lr=1e30, warmup=0)), corpus, tmp_path / "run")
+    run = create_run(replace(RECIPE, optim=OptimizerConfig(lr=1e30, warmup=0)), corpus, tmp_path / "run")
     with pytest.raises(Diverged, match="smaller learning rate.*are in"):
-        list(train(run, corpus))
+        list(run_training(run, corpus))
     assert all(weight.isfinite().all() for weight in run.model("model").parameters())
 
 
 def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(RECIPE, corpus, tmp_path / "run")
+    run = create_run(RECIPE, corpus, tmp_path / "run")
     with pytest.raises(UserError, match="text has changed"):
-        next(train(run, replace(corpus, sha256="0" * 64)))
+        next(run_training(run, replace(corpus, sha256="0" * 64)))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
 )
 def test_a_recipe_that_cannot_work_leaves_no_folder(change: dict, says: str, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
-        start(replace(RECIPE, **change), corpus, tmp_path / "run")
+        create_run(replace(RECIPE, **change), corpus, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_weights_or_recipe_says_so(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run"):
-        RunFolder(tmp_path / "nowhere")
+        Run(tmp_path / "nowhere")
     with pytest.raises(UserError, match="Nothing has been saved"):
-        start(RECIPE, corpus, tmp_path / "run").model()
+        create_run(RECIPE, corpus, tmp_path / "run").model()

@@ -12,7 +12,7 @@ import logosphere as ls
 from logosphere.atomic import write_json, write_whole
 from logosphere.errors import UserError
 from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 from logosphere.weights import fill, read_recipe, read_tensors, write_tensors
 
@@ -153,17 +153,17 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
 
 def training(steps: int = 0) -> Training:
-    made = Training(network("mdlm", LANGUAGE), ema=0.9)
+    made = Trainer(network("mdlm", LANGUAGE), ema=0.9)
     advance(made, steps)
     return made
 
 
-def advance(made: Training, steps: int) -> None:
+def advance(made: Trainer, steps: int) -> None:
     for _ in range(steps):
-        made.advance(Batch.of(TOKENS), 10, 0.0)
+        made.train_step(Batch.of(TOKENS), 10, 0.0)
 
 
-def same(one: Training, other: Training) -> bool:
+def same(one: Trainer, other: Trainer) -> bool:
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
     averages = zip(one.averaged.shadow, other.averaged.shadow, strict=True)
     return all(torch.equal(a, b) for a, b in (*pairs, *averages)) and one.step == other.step

@@ -20,8 +20,8 @@ from logosphere.data.shuffling import Permutation
 from logosphere.data.tokenfile import DamagedCache, build, open_tokens, sealed, verify
 from logosphere.data.tokenizers import Bytes
 from logosphere.errors import UserError
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import start, train
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
 
 __all__ = ["corpus"]  # a fixture
 
@@ -68,10 +68,10 @@ def test_every_window_once_an_epoch() -> None:
 
 def test_a_run_in_epochs_resumes_in_the_middle_of_one(corpus: Corpus, tmp_path: Path) -> None:
     recipe = replace(RECIPE, order="epochs", steps=6, validations=1)
-    straight, broken = (start(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
-    list(train(straight, corpus))
+    straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
+    list(run_training(straight, corpus))
     for steps in (3, 99):
-        list(train(RunFolder(broken.path), corpus, after(steps)))
+        list(run_training(Run(broken.path), corpus, after(steps)))
     assert timeless(straight) == timeless(broken)
 
 

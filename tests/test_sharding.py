@@ -14,10 +14,10 @@ from test_runs import after, bits
 import logosphere as ls
 from logosphere.data.corpora import Corpus
 from logosphere.errors import UserError
-from logosphere.parallel.team import ALONE, Team
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.train import Saved, start, train
-from logosphere.training.fit import Training
+from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.run import Run
+from logosphere.training.trainer import Trainer
 
 __all__ = ["corpus"]  # a fixture
 
@@ -27,13 +27,13 @@ SHARED = replace(CALM, shard=True, accumulate=2, recompute=True, batch=8)
 @pytest.mark.slow
 def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) -> None:
     """Two processes begin, three go on, one ends: with averages, moments, accumulation and recomputation."""
-    alone = start(replace(SHARED, shard=False, accumulate=1, recompute=False), corpus, tmp_path / "alone")
-    list(train(alone, corpus))
-    run = start(SHARED, corpus, tmp_path / "run")
+    alone = create_run(replace(SHARED, shard=False, accumulate=1, recompute=False), corpus, tmp_path / "alone")
+    list(run_training(alone, corpus))
+    run = create_run(SHARED, corpus, tmp_path / "run")
 
     def stopped(steps: int):
-        def work(team: Team) -> list[int]:
-            events = train(RunFolder(run.path), corpus, after(steps), team)
+        def work(group: ProcessGroup) -> list[int]:
+            events = run_training(Run(run.path), corpus, after(steps), group)
             return [event.step for event in events if isinstance(event, Saved)]
 
         return work
@@ -42,7 +42,7 @@ def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) ->
     assert saved == [[3], [3]]
     begun = in_team(3, stopped(3), tmp_path / "middle")
     assert all(steps[-1] == 6 for steps in begun)
-    list(train(RunFolder(run.path), corpus))
+    list(run_training(Run(run.path), corpus))
     assert len(list((run.state / "step-00000008" / "shards").glob("*.safetensors"))) == 1
     for key in ("train/loss", "val/bpc", "gradient"):
         assert curve(run, key) == pytest.approx(curve(alone, key), rel=1e-5), key
@@ -57,41 +57,41 @@ def test_embeddings_and_autoencoders_are_shared_out_and_taken_up_again(
 ) -> None:
     """Figures of embeddings are those of whole ones; in the first stage of two the path has no moments to be read."""
     recipe = replace(CALM, system=system, task="unconditional", shard=True, steps=4)
-    run, alone = start(recipe, corpus, tmp_path / "run"), start(recipe, corpus, tmp_path / "alone")
-    in_team(2, lambda team: len(list(train(RunFolder(run.path), corpus, after(1), team))), tmp_path / "begun")
-    in_team(2, lambda team: len(list(train(RunFolder(run.path), corpus, team=team))), tmp_path / "ended")
-    list(train(alone, corpus, after(1)))
-    list(train(RunFolder(alone.path), corpus))
+    run, alone = create_run(recipe, corpus, tmp_path / "run"), create_run(recipe, corpus, tmp_path / "alone")
+    in_team(2, lambda group: len(list(run_training(Run(run.path), corpus, after(1), group))), tmp_path / "begun")
+    in_team(2, lambda group: len(list(run_training(Run(run.path), corpus, group=group))), tmp_path / "ended")
+    list(run_training(alone, corpus, after(1)))
+    list(run_training(Run(alone.path), corpus))
     figures = [name for name in alone.metrics()[-1] if not name.startswith(("val/bpc", "step")) and "sec" not in name]
     for name in ("val/bpc", *(name for name in figures if isinstance(alone.metrics()[-1][name], float))):
         assert curve(run, name) == pytest.approx(curve(alone, name), rel=1e-4), name
 
 
 def test_stages_within_stages_are_shared_out(tmp_path: Path) -> None:
-    def stepped(team: Team) -> float:
+    def stepped(group: ProcessGroup) -> float:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, body="unet", shape="8x8")
-        training = Training(model, team=team, sharded=True)
-        return training.advance(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(team.share(2)), 2, 0.5).loss
+        trainer = Trainer(model, group=group, sharded=True)
+        return trainer.advance(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(group.local_slice(2)), 2, 0.5).loss
 
-    alone = stepped(ALONE)
+    alone = stepped(SINGLE)
     assert in_team(2, stepped, tmp_path) == pytest.approx([alone, alone], rel=1e-5)
 
 
 def test_damaged_shares_are_told_of(corpus: Corpus, tmp_path: Path) -> None:
-    run = start(replace(CALM, shard=True), corpus, tmp_path / "run")
-    list(train(run, corpus, after(2)))
+    run = create_run(replace(CALM, shard=True), corpus, tmp_path / "run")
+    list(run_training(run, corpus, after(2)))
     (share,) = (run.state / "step-00000002" / "shards").glob("*.safetensors")
     whole = share.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:100], b"", b"\xff" * len(whole)):
         share.write_bytes(damaged)
         with pytest.raises(UserError, match="damaged or belongs"):
-            next(train(RunFolder(run.path), corpus))
+            next(run_training(Run(run.path), corpus))
     share.unlink()
     with pytest.raises(UserError, match="damaged or belongs"):
-        next(train(RunFolder(run.path), corpus))
+        next(run_training(Run(run.path), corpus))
     share.write_bytes(whole)
-    next(train(RunFolder(run.path), corpus))
+    next(run_training(Run(run.path), corpus))
 
 
 @pytest.mark.parametrize("system", ["mdlm", "d3pm-uniform"])
@@ -100,7 +100,7 @@ def test_recomputation_changes_nothing(system: str, corpus: Corpus, tmp_path: Pa
     plain = replace(CALM, system=system, steps=3, validations=1, network=network)
     runs = []
     for name, recipe in (("plain", plain), ("anew", replace(plain, recompute=True))):
-        runs.append(start(recipe, corpus, tmp_path / name))
-        list(train(runs[-1], corpus))
+        runs.append(create_run(recipe, corpus, tmp_path / name))
+        list(run_training(runs[-1], corpus))
     assert curve(runs[0]) == curve(runs[1])
     assert bits(runs[0].path / "model.safetensors") == bits(runs[1].path / "model.safetensors")

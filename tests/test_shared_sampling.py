@@ -15,8 +15,8 @@ from logosphere.data.corpora import Corpus
 from logosphere.denoisers.conditioner import Conditioner
 from logosphere.model import Model
 from logosphere.noise import Drawn, Keyed
-from logosphere.parallel.team import ALONE, Team
-from logosphere.runs.train import start, train
+from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.runs.loop import create_run, run_training
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
@@ -35,10 +35,10 @@ def model_of(system: str, **options: object) -> Model:
     return model
 
 
-def written(model: Model, name: str, team: Team, **more: object) -> list[object]:
+def written(model: Model, name: str, group: ProcessGroup, **more: object) -> list[object]:
     way = sampler(name, model)
     rng = torch.Generator().manual_seed(3)
-    drawn = generate(model, n=5, steps=4, rng=rng, sampler=way, team=team, **more)
+    drawn = generate(model, n=5, steps=4, rng=rng, sampler=way, group=group, **more)
     return [drawn.tokens.tolist(), round(drawn.nfe, 6)]
 
 
@@ -64,13 +64,13 @@ def test_a_team_writes_what_one_process_writes(tmp_path: Path) -> None:
     assert len({system for system, _, _ in todo}) == len(ls.systems())
     assert {name for _, name, _ in todo} >= {listing.name for listing in LISTINGS}
 
-    def work(team: Team) -> list[object]:
-        return [written(model, name, team) for _, name, model in todo]
+    def work(group: ProcessGroup) -> list[object]:
+        return [written(model, name, group) for _, name, model in todo]
 
     results = in_team(2, work, tmp_path / "team")
     assert results[0] == results[1]
     for (system, name, model), shared in zip(todo, results[0], strict=True):
-        alone = json.loads(json.dumps(written(model, name, ALONE)))
+        alone = json.loads(json.dumps(written(model, name, SINGLE)))
         assert shared[0] == alone[0], (system, name)
         # Whether a step asks at all is decided by all texts of a process, so some ask less often.
         assert shared[1] <= alone[1], (system, name)
@@ -84,18 +84,18 @@ def test_conditions_prompts_and_idle_processes_are_shared_out_too(tmp_path: Path
     known = torch.arange(8) < torch.tensor([[0], [1], [2], [3], [8]])
     tokens = torch.arange(40).view(5, 8) % 6
 
-    def work(team: Team) -> list[object]:
+    def work(group: ProcessGroup) -> list[object]:
         condition = Condition.of(labels=torch.arange(5))
-        guided = written(told, "ancestral", team, condition=condition, guidance=2.0, known=known, tokens=tokens)
-        around = written(told, "ancestral", team, renoise_known=True, known=known, tokens=tokens)
+        guided = written(told, "ancestral", group, condition=condition, guidance=2.0, known=known, tokens=tokens)
+        around = written(told, "ancestral", group, renoise_known=True, known=known, tokens=tokens)
         return [guided[0], around[0]]
 
-    alone = work(ALONE)
+    alone = work(SINGLE)
     for size in (2, 7):
         assert all(result == alone for result in in_team(size, work, tmp_path / f"team-{size}")), size
     assert all(alone[0][row][place] == tokens[row, place] for row, place in known.nonzero().tolist())
-    digits = in_team(2, lambda team: written(split, "ancestral", team), tmp_path / "digits")
-    assert digits[1][0] == written(split, "ancestral", ALONE)[0]
+    digits = in_team(2, lambda group: written(split, "ancestral", group), tmp_path / "digits")
+    assert digits[1][0] == written(split, "ancestral", SINGLE)[0]
 
 
 def test_packed_noise_belongs_to_the_sequence() -> None:
@@ -120,8 +120,8 @@ def test_the_command_line_writes_in_processes(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = start(RECIPE, corpus, tmp_path / "run")
-    list(train(run, corpus))
+    run = create_run(RECIPE, corpus, tmp_path / "run")
+    list(run_training(run, corpus))
     words = ["sample", str(run.path), "-n", "3", "--steps", "8", "--length", "40", "--json"]
     assert main(words) == main([*words, "--nproc", "2"]) == 0
     alone, shared = (json.loads(line) for line in capfd.readouterr().out.strip().splitlines())

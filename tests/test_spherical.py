@@ -165,7 +165,10 @@ def test_it_learns(options: dict[str, object]) -> None:
     tokens = language.sample(500, generator(11))
     before = float(model.nelbo(tokens, generator(12), draws=8).total.mean())
     for _ in ls.fit(
-        model, (language.sample(32, generator(i)) for i in range(200)), steps=200, optim=ls.Optim(lr=5e-3, warmup=20)
+        model,
+        (language.sample(32, generator(i)) for i in range(200)),
+        steps=200,
+        optim=ls.OptimizerConfig(lr=5e-3, warmup=20),
     ):
         pass
     mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=8).total)

@@ -143,7 +143,10 @@ def test_every_staggered_way_learns(options: dict[str, object]) -> None:
     tokens = language.sample(400, generator(11))
     before = float(model.eval().nelbo(tokens, generator(12), draws=16).total.mean())
     for _ in ls.fit(
-        model, (language.sample(32, generator(i)) for i in range(150)), steps=150, optim=ls.Optim(lr=5e-3, warmup=20)
+        model,
+        (language.sample(32, generator(i)) for i in range(150)),
+        steps=150,
+        optim=ls.OptimizerConfig(lr=5e-3, warmup=20),
     ):
         pass
     mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=16).total)

@@ -22,8 +22,8 @@ from starlette.testclient import TestClient
 import logosphere as ls
 from logosphere.box import FIRST, PREFIX, boxes, located, reading
 from logosphere.cli import main
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.packing import read_record
+from logosphere.runs.export import read_record
+from logosphere.runs.run import Run
 from logosphere.studio.app import static_files, studio
 from logosphere.studio.jobs import KEPT, MOST_VIEWERS, Busy, Desk, Job
 from logosphere.studio.shelf import Book, leaflets, shelf, thinned
@@ -106,7 +106,7 @@ def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
         record = read_record(located(one["name"]))
         wanted = reading(one["name"].removeprefix(PREFIX)).temperature
         assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, wanted)
-        assert one["unit"] == RunFolder(one["name"]).tokenizer.unit and not one["trained"]
+        assert one["unit"] == Run(one["name"]).tokenizer.unit and not one["trained"]
 
 
 def test_a_box_writes_by_the_sampler_that_it_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ from laws import SMALL, excess, generator, mean_and_error, network, scramble, sk
 import logosphere as ls
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.training.ema import Averaged
-from logosphere.training.fit import Diverged, Training, fit
-from logosphere.training.optim import Optim
+from logosphere.training.ema import EMA
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.training.trainer import Diverged, Trainer, fit
 from logosphere.types import Batch
 
 LANGUAGE = skewed(5, 6)
-QUICK = Optim(lr=1e-2, warmup=2)
+QUICK = OptimizerConfig(lr=1e-2, warmup=2)
 
 
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
@@ -72,7 +72,7 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     states by squared error are far above log V at first, and have only to come down: from where they stand after two
     steps, since latents that are standardised by what training has shown are not before.
     """
-    optim = Optim(lr=1e-2, warmup=10)
+    optim = OptimizerConfig(lr=1e-2, warmup=10)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model, fresh = (ls.build(name, vocab_size=5, length=6, **SMALL) for _ in range(2))
@@ -90,14 +90,14 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
 
 def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None:
     model = network("mdlm", LANGUAGE)
-    training = Training(model, optim=Optim(lr=1e30, warmup=0), ema=0.9)
+    trainer = Trainer(model, optim=OptimizerConfig(lr=1e30, warmup=0), ema=0.9)
     given = batches()
     with pytest.raises(Diverged, match="smaller learning rate"):
         for _ in range(5):
             before = [weight.detach().clone() for weight in model.parameters()]
-            step = training.step
-            training.advance(Batch.of(next(given)), 5, 0.0)
-    assert training.step == step
+            step = trainer.step
+            trainer.train_step(Batch.of(next(given)), 5, 0.0)
+    assert trainer.step == step
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert all(weight.isfinite().all() for weight in model.parameters())
 
@@ -105,7 +105,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None
 def test_an_average_follows_its_formula() -> None:
     """θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n))."""
     module = torch.nn.Linear(3, 2)
-    averaged = Averaged(module, decay=0.5)
+    averaged = EMA(module, decay=0.5)
     by_hand = module.weight.detach().clone()
     for n in range(1, 20):
         torch.nn.init.normal_(module.weight, generator=generator(n))
@@ -123,21 +123,21 @@ def test_an_average_follows_its_formula() -> None:
 def test_a_fit_with_an_average_ends_with_the_average() -> None:
     plain, averaged = network("mdlm", LANGUAGE), network("mdlm", LANGUAGE)
     assert losses(plain) == losses(averaged, ema=0.9)
-    training = Training(network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
+    trainer = Trainer(network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
     for number, tokens in zip(range(4), batches(), strict=False):
-        training.advance(Batch.of(tokens, first=8 * number), 4, number / 4)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), training.model.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), training.averaged.shadow, strict=True))
+        trainer.train_step(Batch.of(tokens, first=8 * number), 4, number / 4)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), trainer.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.averaged.shadow, strict=True))
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
-    optim = Optim(lr=2.0, warmup=9, final=0.1)
+    optim = OptimizerConfig(lr=2.0, warmup=9, final=0.1)
     assert [optim.rate(step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
     assert optim.rate(50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
     assert optim.rate(99, 1.0) == optim.rate(99, 2.0) == pytest.approx(0.2)
     falling = [optim.rate(10, done / 20) for done in range(21)]
     assert falling == sorted(falling, reverse=True)
-    assert Optim(lr=1.0, warmup=0, final=1.0).rate(0, 0.7) == 1.0
+    assert OptimizerConfig(lr=1.0, warmup=0, final=1.0).rate(0, 0.7) == 1.0
 
 
 def test_progress_says_what_happened() -> None:
@@ -152,10 +152,10 @@ def test_progress_says_what_happened() -> None:
 
 def test_the_gradient_is_clipped_but_reported_whole() -> None:
     """With plain weights, Adam's first step does not depend on the clip; its second moment does."""
-    small, large = (Training(network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
+    small, large = (Trainer(network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
     tokens = Batch.of(next(batches()))
     assert small.advance(tokens, 1, 0.0).gradient == large.advance(tokens, 1, 0.0).gradient > 1e-3
-    moments = [training.optimizer.state[training.parameters[0]]["exp_avg_sq"].sum() for training in (small, large)]
+    moments = [trainer.optimizer.state[trainer.parameters[0]]["exp_avg_sq"].sum() for training in (small, large)]
     assert moments[0] < 1e-3 * moments[1]
 
 
@@ -163,8 +163,8 @@ def test_known_positions_are_not_trained_on() -> None:
     """With all but one position known, the loss is per free token."""
     known = torch.ones(8, 6).bool()
     known[:, 2] = False
-    training = Training(network("mdlm", LANGUAGE), optim=QUICK)
-    progress = training.advance(Batch.of(next(batches()), known), 1, 0.0)
+    trainer = Trainer(network("mdlm", LANGUAGE), optim=QUICK)
+    progress = trainer.train_step(Batch.of(next(batches()), known), 1, 0.0)
     assert progress.tokens == 8 and 0 < progress.nats < 10 * math.log(5)
 
 
@@ -181,7 +181,7 @@ def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
         if "optim" in wrong:
-            Optim(**{wrong["optim"]: -1.0})
+            OptimizerConfig(**{wrong["optim"]: -1.0})
         losses(network("mdlm", LANGUAGE), **wrong)
 
 

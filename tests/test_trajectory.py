@@ -12,7 +12,7 @@ import torch
 from laws import generator
 
 import logosphere as ls
-from logosphere.cli.condensing import Condensing, check_suffix, save
+from logosphere.cli.live_view import LiveView
 from logosphere.data.tokenizers import text8
 from logosphere.reports.condensing import condensing
 from logosphere.reports.film import film_of
@@ -172,7 +172,7 @@ def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
     from logosphere.data.gaps import Given
 
     trajectory, _ = recorded("mdlm")
-    shown = Condensing(text8(), Given(torch.arange(12), KNOWN))
+    shown = LiveView(text8(), Given(torch.arange(12), KNOWN))
     shown.close()
     line = shown.line(trajectory.moments[-1], 0)
     styles = {str(span.style) for span in line.spans}

@@ -171,7 +171,7 @@ def test_it_learns_with_optimal_coupling(geometry: str) -> None:
     how = {"geometry": geometry, "coupling": "optimal", "posterior_head": False, "input": "state"}
     model = ls.build("fisher-flow", vocab_size=3, length=4, **SMALL, **how)
     batches = (language.sample(32, generator(i)) for i in range(60))
-    losses = [p.loss for p in ls.fit(model, batches, steps=60, optim=ls.Optim(lr=5e-3, warmup=20))]
+    losses = [p.loss for p in ls.fit(model, batches, steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=20))]
     assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
     drawn = ls.sample(model.eval(), n=300, steps=16, rng=generator(12))
     assert (drawn[:, 1:] == drawn[:, :-1]).float().mean() > 0.45  # 1/3 by chance

@@ -159,13 +159,13 @@ def test_a_network_taught_both_ways_learns_both() -> None:
     language = sticky(3, 6)
     model = ls.build("rdlm-heat", vocab_size=3, length=6, path="in-turn", **SMALL)
     batches = (language.sample(64, generator(step)) for step in range(150))
-    for _ in ls.fit(model, batches, steps=150, optim=ls.Optim(lr=3e-3, warmup=10)):
+    for _ in ls.fit(model, batches, steps=150, optim=ls.OptimizerConfig(lr=3e-3, warmup=10)):
         pass
     fresh = language.sample(400, generator(10**6))
     in_turn = model.eval().nelbo(fresh, generator(1), draws=6).total.mean()
     model.process.turns = None
     together = model.nelbo(fresh, generator(1), draws=6).total.mean()
-    both = model.train().nelbo(fresh, generator(1), draws=6).total.mean()  # as in training, some of each
+    both = model.train().nelbo(fresh, generator(1), draws=6).total.mean()  # as in trainer, some of each
     assert language.entropy() < both < 1.2 * max(in_turn, together)
     unigram = 6 * torch.tensor(3.0).log()
     assert language.entropy() < in_turn < 0.8 * unigram and language.entropy() < together < 0.8 * unigram

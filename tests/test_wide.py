@@ -79,7 +79,7 @@ def test_it_trains_on_a_surrogate_and_is_measured_by_a_bound() -> None:
     tokens = torch.randint(0, 40, (1, 8), generator=generator(1))  # one sentence to learn by heart
     before = float(model.eval().nelbo(tokens.expand(64, -1), generator(2), draws=8).total.mean())
     for progress in ls.fit(
-        model, (tokens.expand(32, -1) for _ in range(120)), steps=120, optim=ls.Optim(lr=1e-2, warmup=10)
+        model, (tokens.expand(32, -1) for _ in range(120)), steps=120, optim=ls.OptimizerConfig(lr=1e-2, warmup=10)
     ):
         assert progress.kind == "surrogate"
     bound = model.eval().nelbo(tokens.expand(64, -1), generator(2), draws=8)

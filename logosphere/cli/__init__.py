@@ -1,33 +1,53 @@
-"""The command line: finds the command, runs it, and turns whatever goes wrong into one sentence and an exit code."""
+"""The command line: parses arguments, runs the command, and turns every failure into one sentence and an exit code."""
 
 import errno
 import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from logosphere.cli.mistakes import Misuse
 from logosphere.errors import UserError, nearest
 from logosphere.parallel.launch import Deserted, launched, observed, rank
 
+if TYPE_CHECKING:
+    from logosphere.cli.arguments import Arguments
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its line in the help, the class of its arguments, and the module that runs it."""
+
+    about: str
+    arguments: str
+    """Class in logosphere/cli/arguments.py."""
+
+    @property
+    def module(self) -> str:
+        return f"logosphere.cli.{re.sub(r'(?<!^)(?=[A-Z])', '_', self.arguments).lower()}"
+
+
 COMMANDS = {
-    "train": "train a model on your text",
-    "evaluate": "measure the likelihood of a trained model, with its error",
-    "sample": "generate text, continue a prompt, fill gaps",
-    "studio": "watch, steer and compare models in the browser",
-    "show": "draw the training curves of a run in the terminal",
-    "remask": "teach a g-star model which of its tokens are wrong",
-    "classify": "teach a classifier of noisy texts, to guide a model by",
-    "compare": "train systems alike, rank them on the same sequences, write one report",
-    "bench": "measure the speed and memory of training and sampling",
-    "pack": "make a small folder of a run that a package can carry",
-    "systems": "list the systems that can be trained",
-    "samplers": "list the ways to generate text",
-    "data": "list or fetch corpora",
-    "launch": "write a batch script for a cluster",
-    "completion": "print completions for your shell",
+    "train": Command("train a model on your text", "Train"),
+    "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate"),
+    "sample": Command("generate text, continue a prompt, fill gaps", "Sample"),
+    "studio": Command("watch, steer and compare models in the browser", "Studio"),
+    "plot": Command("draw the training curves of a run in the terminal", "Plot"),
+    "train-remasker": Command("train the remasker of a g-star model", "TrainRemasker"),
+    "train-classifier": Command("train a classifier of noisy texts, to guide a model by", "TrainClassifier"),
+    "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare"),
+    "bench": Command("measure the speed and memory of training and sampling", "Bench"),
+    "export": Command("make a small folder of a run that a package can carry", "Export"),
+    "systems": Command("list the systems that can be trained, and their presets", "Systems"),
+    "samplers": Command("list the ways to generate text", "Samplers"),
+    "data": Command("list or fetch corpora", "Data"),
+    "launch": Command("write a batch script for a cluster", "Launch"),
+    "completion": Command("print completions for your shell", "Completion"),
 }
+FORMER = {"show": "plot", "remask": "train-remasker", "classify": "train-classifier", "pack": "export"}
+"""Commands by their former names, which still work."""
 
 USAGE = """usage: logosphere COMMAND [OPTIONS]
 
@@ -36,17 +56,17 @@ Train, measure, compare and sample diffusion language models.
 commands:
 {commands}
 
-Every command explains itself:       logosphere COMMAND --help
-A small model comes along; watch it: logosphere sample --watch
-Then train one on a text of yours:   logosphere train --data my-text.txt
+Every command explains itself:         logosphere COMMAND --help
+A small model is bundled; watch it:    logosphere sample --watch
+Then train one on a text of yours:     logosphere train --data my-text.txt
 options everywhere: --debug (show tracebacks), --version"""
 
 INTERRUPTED, FAILED, MISUSED = 130, 1, 2
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if argv is None else argv
     # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
     # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
@@ -55,38 +75,62 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<10} {line}" for name, line in COMMANDS.items())))
+        print(USAGE.format(commands="\n".join(f"  {name:<17} {one.about}" for name, one in COMMANDS.items())))
         return 0 if words else MISUSED
     if words[0] == "--version":
         from logosphere import __version__
 
         print(__version__)
         return 0
-    if words[0] not in COMMANDS:
-        return _complain(f"There is no command '{words[0]}'.{nearest(words[0], COMMANDS)}", MISUSED)
+    name = FORMER.get(words[0], words[0])
+    if name != words[0]:
+        print(f"logosphere: '{words[0]}' is now called '{name}'.", file=sys.stderr)
+    if name not in COMMANDS:
+        return _complain(f"There is no command '{name}'.{nearest(name, COMMANDS)}", MISUSED)
     try:
-        command: Callable[[list[str]], int] = import_module(f"logosphere.cli.{words[0]}").run
-        return command(words[1:])
+        return _run(name, words[1:])
     except BaseException as problem:
         if debug:
             raise
-        return _explain(problem)
+        return _explain(problem, name)
 
 
-def _explain(problem: BaseException) -> int:
+def _run(name: str, argv: list[str]) -> int:
+    """Parse the arguments, then import the module of the command, which may load torch, and run it."""
+    arguments = parse_arguments(name, argv)
+    run: Callable[[Any, list[str]], int] = import_module(COMMANDS[name].module).run
+    return run(arguments, argv)
+
+
+def parse_arguments(name: str, argv: list[str]) -> "Arguments":
+    """The arguments of a command, checked."""
+    from logosphere.cli import arguments as known
+    from logosphere.cli.console import parse
+
+    if name == "train":
+        return known.parse_train(argv)
+    if name == "launch":  # what follows -- is for train
+        argv = argv[: argv.index("--")] if "--" in argv else argv
+    arguments: Arguments = parse(getattr(known, COMMANDS[name].arguments), argv, name)
+    arguments.check()
+    return arguments
+
+
+def _explain(problem: BaseException, command: str) -> int:
+    from logosphere.cli.usage_errors import UsageError
+
     match problem:
         case SystemExit():
             return problem.code if isinstance(problem.code, int) else FAILED
         case UserError() | KeyboardInterrupt() if rank() > 0:
-            return FAILED  # what one process of a team cannot do, none can, and the first says so
+            return FAILED  # what one process cannot do, none can, and the main process says so
         case Deserted() if launched() and observed():
-            return FAILED  # whoever has started the team knows more
+            return FAILED  # the process that started the group knows more
         case UserError():
-            return _complain(str(problem), MISUSED if isinstance(problem, Misuse) else FAILED)
+            return _complain(str(problem), MISUSED if isinstance(problem, UsageError) else FAILED)
         case KeyboardInterrupt():
-            return _complain(
-                "Stopped. Nothing that was saved is lost; run the same command again to go on.", INTERRUPTED
-            )
+            again = "add --resume to go on" if command == "train" else "run the same command again to go on"
+            return _complain(f"Stopped. Nothing that was saved is lost; {again}.", INTERRUPTED)
         case BrokenPipeError():
             sys.stderr.close()  # whoever read our output has gone; there is nobody to tell
             return FAILED
@@ -111,7 +155,7 @@ def _explain(problem: BaseException) -> int:
 
 
 def _place(problem: OSError) -> str:
-    """The file that a problem is about; drafts go by the name of what they were to become."""
+    """The file that a problem is about; temporary files go by the name of what they were to become."""
     return re.sub(r"(^|/)\.([^/]+?)\.(draft-)?\d+-[0-9a-f]{8}(?=/|$)", r"\1\2", str(problem.filename or ""))
 
 

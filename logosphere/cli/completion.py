@@ -1,11 +1,7 @@
 """logosphere completion"""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import tyro
-
-from logosphere.cli.console import parse
+from logosphere.cli import COMMANDS
+from logosphere.cli.arguments import Completion
 
 BASH = """\
 _logosphere() {{
@@ -34,26 +30,11 @@ complete -c logosphere -n 'not __fish_use_subcommand; and string match -q -- "-*
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Print a script that completes commands, options and files.
-
-    Put one line into the file that your shell reads when it starts.
-    bash and zsh: source <(logosphere completion bash), with zsh for zsh;
-    fish: logosphere completion fish | source
-    """
-
-    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional] = "bash"
-    """bash, zsh or fish."""
-
-
-def run(words: list[str]) -> int:
-    from logosphere.cli import COMMANDS
-
-    shell = parse(Arguments, words, "completion").shell
+def run(arguments: Completion, argv: list[str]) -> int:
     lines = [
-        f"complete -c logosphere -n __fish_use_subcommand -a {name} -d '{line}'" for name, line in COMMANDS.items()
+        f"complete -c logosphere -n __fish_use_subcommand -a {name} -d '{command.about}'"
+        for name, command in COMMANDS.items()
     ]
-    script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[shell]
+    script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments.shell]
     print(script.format(commands=" ".join(COMMANDS), lines="\n".join(lines)), end="")
     return 0

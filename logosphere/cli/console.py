@@ -1,55 +1,47 @@
-"""What the commands share: parsing options, printing results, and progress that says how long it still takes."""
+"""What commands share: parsing arguments, printing results, and progress bars with the time left."""
 
-import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from tyro import _errors as tyro_errors
 
 from logosphere.atomic import plain
-from logosphere.cli.mistakes import Misuse, in_a_sentence
+from logosphere.cli.usage_errors import UsageError, explain
 from logosphere.parallel.launch import rank
-
-if TYPE_CHECKING:
-    from logosphere.data.corpora import Corpus
-    from logosphere.data.tokenizers import Tokenizer
+from logosphere.runs.progress import Display
 
 T = TypeVar("T")
 
 messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
-"""Progress and remarks go here, so that results on standard output can be piped. Of several processes one speaks."""
+"""Progress and remarks go here, so that results on standard output can be piped. Only the main process prints."""
 
 
-def say(remark: str) -> None:
+def log(remark: str) -> None:
     """A remark on one line, however long."""
     messages.print(remark, soft_wrap=True)
 
 
-def parse(kind: type[T], words: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
-    """Options of a command out of its words; --help and mistakes are answered here."""
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            return _parsed(kind, words, command, default, about)
-    except SystemExit as end:
-        if end.code in (0, None):  # it was asked for help
-            raise
-        raise Misuse(in_a_sentence(said.getvalue(), command)) from None
+def parse(kind: type[T], argv: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
+    """The arguments of a command; --help is answered here, and usage errors are raised as one sentence."""
 
+    def refuse(event: tyro_errors.ParseErrorEvent) -> None:
+        raise UsageError(explain(event, kind, argv, command))
 
-def _parsed(kind: type[T], words: list[str], command: str, default: T | None, about: str | None) -> T:
-    prog = f"logosphere {command}"
     config = [tyro.conf.AvoidSubcommands, tyro.conf.PositionalMetavarFromFieldName]
+    settings: dict[str, Any] = {"args": argv, "prog": f"logosphere {command}"}
     if default is None:  # without a recipe there is nothing that None or --no-… could take back
-        plain = [*config, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone]
-        return tyro.cli(kind, args=words, prog=prog, config=plain)
-    return tyro.cli(kind, args=words, prog=prog, default=default, config=config, description=about)
+        settings["config"] = [*config, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone]
+    else:
+        settings |= {"config": config, "default": default, "description": about}
+    with tyro_errors.on_parse_error(refuse):
+        return tyro.cli(kind, **settings)
 
 
 def print_json(content: dict[str, Any]) -> None:
@@ -58,7 +50,7 @@ def print_json(content: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def clock(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """1:02:03 or 2:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -77,7 +69,7 @@ class Bar:
             self.first = done
         elapsed = time.monotonic() - self.started
         left = elapsed * (1 - done) / (done - self.first) if done > self.first else float("nan")
-        ending = f"{clock(left)} left" if left == left else ""
+        ending = f"{format_time(left)} left" if left == left else ""
         self.progress.update(self.task, completed=done, figures=f"{figures}  [dim]{ending}[/]")
 
 
@@ -89,18 +81,5 @@ def bar(title: str) -> Iterator[Bar]:
         yield Bar(progress, progress.add_task(title, total=1.0, figures=""))
 
 
-def corpus_with_progress(source: str, tokenizer: "str | Tokenizer") -> "Corpus":
-    """Open a corpus and show what takes long about it."""
-    from logosphere.data.corpora import open_corpus
-
-    with bar(source) as shown:
-        return open_corpus(source, tokenizer, report=_shown(shown))
-
-
-def _shown(shown: Bar) -> Callable[[str, int, int], None]:
-    def report(stage: str, done: int, total: int) -> None:
-        if stage == "rebuilding a damaged cache":
-            say("The cached tokens of this text were damaged; they are built again.")
-        shown.update(done / total if total else 0.0, stage)
-
-    return report
+DISPLAY = Display(bar=bar, log=log)
+"""Progress and remarks of the verbs, on the terminal."""

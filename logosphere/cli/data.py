@@ -1,48 +1,23 @@
 """logosphere data"""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import tyro
-
-from logosphere.cli.console import corpus_with_progress, parse, print_json
-from logosphere.errors import UserError
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """List corpora, or fetch one now so that training needs no network."""
-
-    action: Annotated[Literal["list", "get"], tyro.conf.Positional] = "list"
-    """list or get"""
-    name: Annotated[str, tyro.conf.Positional] = ""
-    """With get: a corpus by name, a file or folder, or hf:owner/name."""
-    tokenizer: str = "auto"
-    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
-    json: bool = False
-    """Print as JSON."""
+from logosphere.cli.arguments import Data
+from logosphere.cli.console import DISPLAY, print_json
+from logosphere.data.batches import tokens_in
+from logosphere.data.examples.names import DESCRIPTIONS
+from logosphere.data.sources import CORPORA
+from logosphere.runs.train import open_with_display
 
 
-def run(words: list[str]) -> int:
-    arguments = parse(Arguments, words, "data")
-
-    from logosphere.data.examples.names import DESCRIPTIONS
-    from logosphere.data.sources import CORPORA
-
+def run(arguments: Data, argv: list[str]) -> int:
     if arguments.action == "list":
+        known = CORPORA | DESCRIPTIONS
         if arguments.json:
-            print_json({"corpora": CORPORA | DESCRIPTIONS})
+            print_json({"corpora": known})
         else:
-            known = CORPORA | DESCRIPTIONS
             print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
-    if not arguments.name:
-        raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
-
-    from logosphere.data.batches import tokens_in
-
-    corpus = corpus_with_progress(arguments.name, arguments.tokenizer)
-    sizes = {split: tokens_in(getattr(corpus, split)) for split in ("train", "valid", "test")}
+    corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)
+    sizes = {split: tokens_in(corpus.split(split)) for split in ("train", "valid", "test")}
     if arguments.json:
         print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
     else:

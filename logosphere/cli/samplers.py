@@ -1,21 +1,13 @@
 """logosphere samplers"""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-from logosphere.cli.console import parse, print_json
+from logosphere.cli.arguments import Samplers
+from logosphere.cli.console import print_json
 from logosphere.sampling.catalogue import LISTINGS
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """List the samplers that `logosphere sample --sampler NAME` knows."""
-
-    json: bool = False
-    """Print as JSON."""
-
-
-def run(words: list[str]) -> int:
-    arguments = parse(Arguments, words, "samplers")
+def run(arguments: Samplers, argv: list[str]) -> int:
     if arguments.json:
         print_json({"samplers": [asdict(listing) for listing in LISTINGS]})
         return 0

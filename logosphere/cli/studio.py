@@ -4,38 +4,17 @@ import secrets
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated
 
-import tyro
-
-from logosphere.cli.console import parse
+from logosphere.cli.arguments import Studio
 from logosphere.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Open models in the browser: watch them write, lock and edit tokens, compare two on the same seed."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME; without any, all of runs/ and the models in the box."""
-    report: tuple[str, ...] = ()
-    """Comparison reports to open beside them; without any, those of `logosphere compare` here and in runs/."""
-    port: int = 0
-    """Port on this machine; 0 takes a free one."""
-    open: bool = False
-    """Open the page in the browser."""
-
-
-def run(words: list[str]) -> int:
-    arguments = parse(Arguments, words, "studio")
+def run(arguments: Studio, argv: list[str]) -> int:
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError("The studio needs the extra 'web': pip install 'logosphere[web]'")
-    if not 0 <= arguments.port < 1 << 16:
-        raise UserError(f"Ports are numbers from 0 to 65535, not {arguments.port}.")
 
     import uvicorn
 

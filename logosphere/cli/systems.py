@@ -1,30 +1,19 @@
 """logosphere systems"""
 
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from logosphere.cards import CARDS
-from logosphere.cli.console import parse, print_json
+from logosphere.cli.arguments import Systems
+from logosphere.cli.console import print_json
 from logosphere.presets import DEFAULT, Preset, presets
 from logosphere.systems import system
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """List the systems that can be trained; with NAME, show its presets side by side."""
-
-    name: Annotated[str, tyro.conf.Positional] = ""
-    """A system, to see how its default differs from what was published."""
-    json: bool = False
-    """Print as JSON."""
-
-
-def run(words: list[str]) -> int:
-    arguments = parse(Arguments, words, "systems")
+def run(arguments: Systems, argv: list[str]) -> int:
     if arguments.name:
         return _show_presets(arguments.name, arguments.json)
     if arguments.json:

@@ -48,6 +48,10 @@ class Corpus:
     labels: tuple[str, ...] = ()
     """Names of the labels that examples have."""
 
+    def split(self, name: str) -> Split:
+        """The split of this name: train, valid or test."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}[name]
+
     @property
     def conditions(self) -> dict[str, int]:
         """What a network must be built for to read the conditions of all examples; nothing for a running text."""
@@ -154,7 +158,7 @@ def _load(folder: Path, name: str) -> Corpus:
 
 
 def _surveyed(source: Source, cache: Path, report: Report) -> _Survey:
-    """The survey of a source, remembered for as long as its stamp stays the same."""
+    """The survey of a source, cached for as long as its stamp stays the same."""
     path = cache / "surveys" / f"{_digest(f'{VERSION} {source.stamp}')[:24]}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))

@@ -117,12 +117,12 @@ class Conditional(Denoiser, ABC):
     def _blank(self, batch: int) -> Memory | None:
         return None if self.conditioner is None else self.conditioner.blank(batch)
 
-    def remembered(self, memory: Memory | None) -> Denoiser:
+    def cached(self, memory: Memory | None) -> Denoiser:
         """A denoiser for one run of the sampler, with this memory in view."""
         return self if memory is None else Told(self, memory)
 
     def session(self) -> Denoiser:
-        return self.remembered(None)
+        return self.cached(None)
 
     def given(self, condition: Condition) -> Denoiser:
         return super().given(condition) if self.conditioner is None else Conditioned(self, condition)
@@ -149,7 +149,7 @@ class Conditioned(Denoiser):
 
     def session(self) -> Denoiser:
         with torch.no_grad():  # a condition is read once for a whole run
-            return self.network.remembered(self._memory())
+            return self.network.cached(self._memory())
 
     def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
         return Conditioned(self.network, self.condition.each(lambda field: field[kept]))

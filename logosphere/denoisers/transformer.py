@@ -88,7 +88,7 @@ class CausalTransformer(Conditional):
         before = F.pad(context, (1, 0), value=self.start)[:, :-1]
         return before.clamp_max(self.start)
 
-    def remembered(self, memory: Memory | None) -> Denoiser:
+    def cached(self, memory: Memory | None) -> Denoiser:
         return CausalSession(self, memory)
 
 
@@ -104,7 +104,7 @@ class CausalSession(Denoiser):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         if not self.caches:
             self._allocate(context)
-        if where is None:  # of all positions, also those before which nothing is written yet: not to be remembered
+        if where is None:  # of all positions, also those before which nothing is written yet: not to be cached
             return self.model.read(z, t, context, None, self.memory)
         upto = int(where.any(0).nonzero().max()) + 1
         if upto > self.caches[0].filled:
@@ -154,7 +154,7 @@ class BlockTransformer(Conditional):
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         return self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
 
-    def remembered(self, memory: Memory | None) -> Denoiser:
+    def cached(self, memory: Memory | None) -> Denoiser:
         return BlockSession(self, memory)
 
 

@@ -17,7 +17,7 @@ from logosphere.atomic import plain, write_json
 from logosphere.errors import UserError
 from logosphere.likelihood import Estimate, bounds, joined, ratio
 from logosphere.model import Model
-from logosphere.parallel.team import ALONE, Team
+from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.presets import DEFAULT
 from logosphere.shapes import Float
 from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
@@ -117,7 +117,7 @@ def evaluate(
     tokenizer: str = "",
     weights: str = "",
     watch: Callable[[Estimate], None] | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
@@ -127,11 +127,11 @@ def evaluate(
     if draws < 1:
         raise UserError(f"The number of draws must be at least 1, not {draws}.")
     started = time.perf_counter()
-    seed = int(team.told(str(_seed(rng))))
+    seed = int(group.broadcast(str(_seed(rng))))
     digest = hashlib.sha256()
     parts: list[Estimate] = []
     read = _digested(_batches(batches), digest.update)
-    for part in bounds(model, read, draws=draws, seed=seed, predict=denoiser, team=team):
+    for part in bounds(model, read, draws=draws, seed=seed, predict=denoiser, group=group):
         parts.append(part)
         if watch is not None:
             watch(part)

@@ -126,7 +126,7 @@ class Sigmoid(LogSNR):
         return signal.log() - noise.log()
 
     def slope(self, t: Number) -> Number:
-        """2b (coth 2bt + coth 2b(1 - t)), with b halved as above."""
+        """2b (coth 2bt + coth 2b(1 - t)), with b to_half as above."""
         b, t = self.bend, t.double()
         return b * (1 / torch.tanh(b * t) + 1 / torch.tanh(b * (1 - t)))
 

@@ -42,7 +42,7 @@ class Preset:
     checked: str
     """The tests that hold this preset against the published equations."""
     optim: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the optimiser (fields of `Optim`)."""
+    """Settings of the optimiser (fields of `OptimizerConfig`)."""
     ema: float | None = None
     """Decay of the running average of the weights; None: that of the recipe."""
     sampler: str = ""

@@ -94,7 +94,7 @@ class WideSpherical(Spherical):
         if not self.training:
             return super().noised(u, w, free, noise)
         t, weight = self._times(w, free, noise)
-        with torch.autocast(u.device.type, enabled=False):  # what is read must be what is remembered of it
+        with torch.autocast(u.device.type, enabled=False):  # what is read must be what is cached of it
             return Noised(self.read(u, t, noise), t, weight)
 
     def read(self, tokens: Tokens, t: Times, noise: Noise) -> Float[Tensor, "B L D"]:

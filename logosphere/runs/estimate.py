@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from logosphere.recipes.recipe import Recipe
+from logosphere.runs.config import TrainConfig
 from logosphere.systems import build
 
 STATE_BYTES = 20
@@ -59,7 +59,7 @@ class Cost:
         return None if seconds is None else seconds / 86_400
 
 
-def cost(recipe: Recipe, vocab_size: int, processes: int = 1, conditions: Mapping[str, int] | None = None) -> Cost:
+def cost(recipe: TrainConfig, vocab_size: int, processes: int = 1, conditions: Mapping[str, int] | None = None) -> Cost:
     """The cost of a recipe with a vocabulary of this size, shared by so many processes.
 
     `conditions` is what the network must be built for to read those of the corpus (`Corpus.conditions`).
@@ -80,7 +80,7 @@ def cost(recipe: Recipe, vocab_size: int, processes: int = 1, conditions: Mappin
     )
 
 
-def _parameters(recipe: Recipe, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
+def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
     """All parameters, and those of the table of embeddings; from networks of one and two blocks, soon built."""
     counts = []
     for depth in (1, 2):

@@ -1,26 +1,30 @@
-"""Ctrl-C and SIGTERM as wishes: the step is finished and saved first; a second Ctrl-C does not wait."""
+"""Ctrl-C and SIGTERM as requests to stop: the step is finished and saved first; a second Ctrl-C does not wait."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 
 class Interrupts:
-    """Whether somebody has asked to stop."""
+    """Whether a signal has asked to stop."""
 
     def __init__(self) -> None:
         self.requested = False
 
-    def ask(self, number: int, frame: FrameType | None) -> None:
+    def request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
 
     @contextmanager
-    def heard(self) -> Iterator["Interrupts"]:
-        """Listen for signals inside this block."""
-        before = {number: signal.signal(number, self.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    def handled(self) -> Iterator["Interrupts"]:
+        """Handle signals inside this block; only the main thread of a process may, and elsewhere none are heard."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self.request) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:

@@ -16,7 +16,7 @@ from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Shar
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Keyed, as_generator
-from logosphere.parallel.team import ALONE, Team
+from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.base import Process
 from logosphere.sampling.guidance import Guide, Guides
 from logosphere.sampling.plan import Grid, Plan, find_grid
@@ -61,7 +61,7 @@ def generate(
     guidance: float = 1.0,
     guide: Guide | None = None,
     watch: Callable[[Frame], object] | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Generation:
     """Draw n sequences; where `known`, they are `tokens`, and the rest is written around them.
 
@@ -89,7 +89,7 @@ def generate(
         raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
-    share, tally = team.share(n), Tally()
+    share, tally = group.local_slice(n), Tally()
     given = _given(model, n, known, tokens).part(share)
     condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(share).counted(tally)
@@ -113,8 +113,8 @@ def generate(
                 if watch is not None:
                     watch(frame)
             drawn = model.process.codec.decode(frame.z)
-    (asked,) = team.total(tally.sequences + move.asked)
-    return Generation(team.joined(drawn, n), asked / n, time.perf_counter() - started)
+    (asked,) = group.all_reduce(tally.sequences + move.asked)
+    return Generation(group.all_gather(drawn, n), asked / n, time.perf_counter() - started)
 
 
 def sample(

@@ -14,9 +14,9 @@ from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.runs.folder import RunFolder
-from logosphere.runs.packing import read_record, sequences_of
-from logosphere.runs.train import device_of
+from logosphere.parallel.process_group import find_device
+from logosphere.runs.export import read_record, sequences_of
+from logosphere.runs.run import Run
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
@@ -34,13 +34,13 @@ class Book:
 
     name: str
     """What the command line calls it."""
-    folder: RunFolder
+    folder: Run
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held while the model writes: one text at a time."""
 
     @cached_property
     def model(self) -> Model:
-        return self.folder.model().to(device_of(self.folder.recipe.device))
+        return self.folder.model().to(find_device(self.folder.config.device))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -66,7 +66,7 @@ class Book:
         """Text that the model was not trained on: of its corpus, or of its record if it came in a box."""
         if self.boxed:
             return sequences_of(read_record(self.folder.path).text, self.tokenizer, self.model.length, most)
-        corpus = open_corpus(self.folder.recipe.data, self.tokenizer)
+        corpus = open_corpus(self.folder.config.data, self.tokenizer)
         return next(iter(sequences(corpus.valid, self.model.length, most, most)))
 
     def described(self) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def thinned(points: list[list[float]], most: int = MOST_POINTS) -> list[list[flo
 def shelf(runs: Sequence[str]) -> list[Book]:
     """The runs named; without any, those of runs/ (the newest first) and the models in the box."""
     if runs:
-        return [Book(name, RunFolder(name)) for name in runs]
+        return [Book(name, Run(name)) for name in runs]
     found = sorted(Path("runs").glob(f"*/{WEIGHTS}"), key=lambda path: -path.stat().st_mtime)
     names = [str(path.parent) for path in found] + [f"{PREFIX}{name}" for name in boxes()]
     if not names:
         raise UserError("There is nothing to open yet; train a model with: logosphere train")
-    return [Book(name, RunFolder(name)) for name in names]
+    return [Book(name, Run(name)) for name in names]

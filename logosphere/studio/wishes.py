@@ -165,10 +165,10 @@ def as_python(wish: Wish, name: str, held: Fixed | None) -> str:
     lines = [
         "import torch",
         "import logosphere as ls",
-        "from logosphere.runs.folder import RunFolder",
+        "from logosphere.runs.run import Run",
         "from logosphere.sampling.samplers import sampler",
         "",
-        f"run = RunFolder({name!r})",
+        f"run = Run({name!r})",
         "model = run.model()",
     ]
     more = ""

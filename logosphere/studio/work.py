@@ -43,7 +43,7 @@ def _write(job: Job, book: Book, wish: Wish) -> None:
         wish = replace(wish, temperature=1.0, top_p=1.0)
     held = fixed(wish, model, tokenizer)
     way = sampler(model.sampler if wish.sampler == "auto" else wish.sampler, model)
-    approximate = held is not None and book.folder.approximates(model)
+    approximate = held is not None and book.folder.needs_renoise(model)
     begun = {
         "job": job.number,
         "system": wish.system,

@@ -16,21 +16,21 @@ from torch import Tensor
 
 from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.weights import fill, read_tensors, write_tensors
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def save_checkpoint(folder: Path, training: Training, extra: dict[str, object]) -> Path:
+def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) -> Path:
     """Save a training under `folder`, name it the latest and drop the one before."""
-    if (final := saved_already(folder, training.step)) is not None:
+    if (final := saved_already(folder, trainer.step)) is not None:
         return final
-    draft = draft_of(folder, training.step)
+    draft = draft_of(folder, trainer.step)
     try:
-        _write(draft, training, extra)
-        return install(folder, draft, training.step)
+        _write(draft, trainer, extra)
+        return install(folder, draft, trainer.step)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -68,21 +68,21 @@ def checkpoint_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def _write(draft: Path, training: Training, extra: dict[str, object]) -> None:
-    model, averaged = training.model, training.averaged
+def _write(draft: Path, trainer: Trainer, extra: dict[str, object]) -> None:
+    model, averaged = trainer.model, trainer.averaged
     write_tensors(draft / "model.safetensors", model.state_dict())
     if averaged is not None:
         write_tensors(draft / "ema.safetensors", averaged.tensors(model))
-    write_tensors(draft / "optimizer.safetensors", _moments(training))
-    write_json(draft / STATE, counts(training) | extra)
+    write_tensors(draft / "optimizer.safetensors", _moments(trainer))
+    write_json(draft / STATE, counts(trainer) | extra)
 
 
-def counts(training: Training) -> dict[str, object]:
+def counts(trainer: Trainer) -> dict[str, object]:
     """What a checkpoint says in plain numbers."""
-    updates = None if training.averaged is None else training.averaged.updates
-    said: dict[str, object] = {"step": training.step, "tokens": training.tokens, "ema_updates": updates}
-    plain = said | {"usual": training.usual}
-    return plain if training.position is None else plain | {"position": training.position}
+    updates = None if trainer.averaged is None else trainer.averaged.updates
+    said: dict[str, object] = {"step": trainer.step, "tokens": trainer.tokens, "ema_updates": updates}
+    plain = said | {"usual": trainer.usual_norm}
+    return plain if trainer.position is None else plain | {"position": trainer.position}
 
 
 def latest(folder: Path) -> Path | None:
@@ -100,42 +100,42 @@ def latest(folder: Path) -> Path | None:
     return found
 
 
-def load_checkpoint(path: Path, training: Training) -> dict[str, float]:
+def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
     """Put a checkpoint into a training and return what else was saved with it."""
-    rest = restore_counts(path, training)
-    model, averaged = training.model, training.averaged
+    rest = restore_counts(path, trainer)
+    model, averaged = trainer.model, trainer.averaged
     if averaged is not None:
         # The averaged weights pass through the model, whose names they carry; the live ones follow.
         fill(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
         averaged.shadow = [p.detach().clone() for p in averaged.live]
     fill(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
-    _restore_moments(training, read_tensors(path / "optimizer.safetensors"), path)
+    _restore_moments(trainer, read_tensors(path / "optimizer.safetensors"), path)
     return rest
 
 
-def restore_counts(path: Path, training: Training) -> dict[str, float]:
+def restore_counts(path: Path, trainer: Trainer) -> dict[str, float]:
     """The plain numbers of a checkpoint, those of the training put into it and the others returned."""
     try:
         state = json.loads((path / STATE).read_bytes())
         step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
-        training.step, training.tokens, training.usual = int(step), int(tokens), float(state.pop("usual", 0.0))
-        training.position = state.pop("position", None)
-        if training.averaged is not None:
-            training.averaged.updates = int(updates)
+        trainer.step, trainer.tokens, trainer.usual_norm = int(step), int(tokens), float(state.pop("usual", 0.0))
+        trainer.position = state.pop("position", None)
+        if trainer.averaged is not None:
+            trainer.averaged.updates = int(updates)
         return {str(name): float(value) for name, value in state.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path / STATE} is missing or damaged; restore it from a copy.") from None
 
 
-def _moments(training: Training) -> dict[str, Tensor]:
-    state = training.optimizer.state_dict()["state"]
+def _moments(trainer: Trainer) -> dict[str, Tensor]:
+    state = trainer.optimizer.adamw.state_dict()["state"]
     return {f"{index}.{name}": values[name] for index, values in state.items() for name in MOMENTS}
 
 
-def _restore_moments(training: Training, tensors: dict[str, Tensor], path: Path) -> None:
-    saved = training.optimizer.state_dict()
+def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -> None:
+    saved = trainer.optimizer.adamw.state_dict()
     places = [place for group in saved["param_groups"] for place in group["params"]]
-    parameters = [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in trainer.optimizer.adamw.param_groups for parameter in group["params"]]
     shapes = {
         f"{place}.{name}": torch.Size() if name == "step" else parameter.shape
         for place, parameter in zip(places, parameters, strict=True)
@@ -149,4 +149,4 @@ def _restore_moments(training: Training, tensors: dict[str, Tensor], path: Path)
     saved["state"] = {
         place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in begun
     }
-    training.optimizer.load_state_dict(saved)
+    trainer.optimizer.adamw.load_state_dict(saved)

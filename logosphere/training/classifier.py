@@ -12,8 +12,8 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Drawn, Noise
 from logosphere.shapes import Float, Int64
-from logosphere.training.beside import Taught, taught
-from logosphere.training.optim import Optim
+from logosphere.training.auxiliary import AuxiliaryStep, train_auxiliary
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch, State, Times
 
 
@@ -23,17 +23,22 @@ def train_classifier(
     batches: Iterable[Batch],
     *,
     steps: int,
-    optim: Optim | None = None,
+    optim: OptimizerConfig | None = None,
     seed: int = 0,
-) -> Iterator[Taught]:
+) -> Iterator[AuxiliaryStep]:
     """Teach a classifier the labels of batches as the noise of a model leaves them; the model stays as it is."""
     rng = torch.Generator(model.device).manual_seed(seed)
 
     def loss(batch: Batch) -> Float[Tensor, ""]:
         return F.nll_loss(_asked(classifier, model, batch, Drawn(rng, len(batch))), _labels(batch))
 
-    yield from taught(
-        classifier, model, batches, loss, steps=steps, optim=Optim(lr=1e-3, warmup=20) if optim is None else optim
+    yield from train_auxiliary(
+        classifier,
+        model,
+        batches,
+        loss,
+        steps=steps,
+        optim=OptimizerConfig(lr=1e-3, warmup=20) if optim is None else optim,
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Averaged:
+class EMA:
     """θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n)), so that early weights are soon forgotten."""
 
     def __init__(self, module: nn.Module, decay: float):
@@ -22,7 +22,7 @@ class Averaged:
         torch._foreach_lerp_(self.shadow, self.live, 1 - decay)
 
     @torch.no_grad()
-    def exchange(self) -> None:
+    def swap(self) -> None:
         """Swap the live weights and the average."""
         for live, shadow in zip(self.live, self.shadow, strict=True):
             kept = live.clone()
@@ -32,11 +32,11 @@ class Averaged:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The module holds its averaged weights inside this block."""
-        self.exchange()
+        self.swap()
         try:
             yield
         finally:
-            self.exchange()
+            self.swap()
 
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:
         """The state of the module as it would be with averaged weights."""

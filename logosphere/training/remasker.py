@@ -20,13 +20,13 @@ from logosphere.errors import UserError
 from logosphere.model import Model, told
 from logosphere.noise import Drawn
 from logosphere.shapes import Float
-from logosphere.training.beside import taught
-from logosphere.training.optim import Optim
+from logosphere.training.auxiliary import train_auxiliary
+from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch, Positions, Tokens
 
 
 @dataclass(frozen=True)
-class Judged:
+class RemaskerStep:
     """What one step did."""
 
     step: int
@@ -42,9 +42,9 @@ def train_remasker(
     batches: Iterable[Batch | Tokens],
     *,
     steps: int,
-    optim: Optim | None = None,
+    optim: OptimizerConfig | None = None,
     seed: int = 0,
-) -> Iterator[Judged]:
+) -> Iterator[RemaskerStep]:
     """Train the remasker of a model (system g-star) for `steps` steps; its denoiser stays as it is."""
     remasker = model.remasker
     if not isinstance(remasker, Remasker) or model.denoiser is None:
@@ -60,9 +60,9 @@ def train_remasker(
         wrong = missed.mean().item()
         return F.binary_cross_entropy_with_logits(remasker(written)[batch.free], missed)
 
-    optim = Optim(lr=1e-3, warmup=20) if optim is None else optim
-    for done in taught(remasker, model, batches, loss, steps=steps, optim=optim):
-        yield Judged(done.step, done.loss, wrong, done.seconds)
+    optim = OptimizerConfig(lr=1e-3, warmup=20) if optim is None else optim
+    for done in train_auxiliary(remasker, model, batches, loss, steps=steps, optim=optim):
+        yield RemaskerStep(done.step, done.loss, wrong, done.seconds)
 
 
 @torch.no_grad()

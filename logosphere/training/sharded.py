@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
-from logosphere.training.fit import Training
+from logosphere.training.trainer import Trainer
 from logosphere.weights import AVERAGED, WEIGHTS, write_tensors
 
 SHARDS = "shards"
@@ -37,17 +37,17 @@ MODEL, EMA, OPTIMIZER = "model/", "ema/", "optimizer/"
 class ShardedSave:
     """A checkpoint on its way to the disk."""
 
-    def __init__(self, folder: Path, training: Training, extra: dict[str, object], group: Any):
-        team = training.team
-        self.folder, self.training, self.step = folder, training, training.step
-        self.content = counts(training) | extra
+    def __init__(self, folder: Path, trainer: Trainer, extra: dict[str, object], save_group: Any):
+        group = trainer.group
+        self.folder, self.trainer, self.step = folder, trainer, trainer.step
+        self.content = counts(trainer) | extra
         self.draft = folder / f".draft-{self.step:08d}"
-        team.first(lambda: draft_of(folder, self.step))
+        group.on_main(lambda: draft_of(folder, self.step))
         (self.draft / SHARDS).mkdir(parents=True, exist_ok=True)
-        self.tensors = _tensors(training)
+        self.tensors = _tensors(trainer)
         writer = HuggingFaceStorageWriter(str(self.draft / SHARDS), save_distributed=True)
         self.writing: Future[Any] | None = None
-        if team.size == 1:
+        if group.size == 1:
             try:
                 with _alone():
                     save(self.tensors, storage_writer=writer, no_dist=True)
@@ -56,24 +56,24 @@ class ShardedSave:
                 raise _reason(problem) from None
         else:
             # A group of its own: what it says must not get between the words of training.
-            started = async_save(self.tensors, storage_writer=writer, process_group=group)
+            started = async_save(self.tensors, storage_writer=writer, process_group=save_group)
             assert isinstance(started, Future)
             self.writing = started
 
     def written(self) -> bool:
         """Have all processes written their shares?"""
         here = self.writing is None or self.writing.done()
-        return self.training.team.total(here)[0] == self.training.team.size
+        return self.trainer.group.all_reduce(here)[0] == self.trainer.group.size
 
     def finish(self) -> Path:
         """Wait for the shares and let the checkpoint appear."""
-        team = self.training.team
+        group = self.trainer.group
         problem = None if self.writing is None else self.writing.exception()
-        (failed,) = team.total(problem is not None)
+        (failed,) = group.all_reduce(problem is not None)
         if failed:  # nobody writes any more, and what is half written takes space
-            team.first(lambda: shutil.rmtree(self.draft, ignore_errors=True))
+            group.on_main(lambda: shutil.rmtree(self.draft, ignore_errors=True))
             raise UserError("Another process could not write its share.") if problem is None else _reason(problem)
-        team.first(self._finished)
+        group.on_main(self._finished)
         return self.folder / f"step-{self.step:08d}"
 
     def _finished(self) -> None:
@@ -98,12 +98,12 @@ class ShardedSave:
         install(self.folder, self.draft, self.step)
 
 
-def load_sharded(path: Path, training: Training) -> dict[str, float]:
+def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
     """Put a checkpoint that was saved by any number of processes into a training."""
-    rest = restore_counts(path, training)
-    _allocate(training, _names(path / SHARDS))
-    tensors = _tensors(training)
-    _read(path / SHARDS, tensors, alone=training.team.size == 1)
+    rest = restore_counts(path, trainer)
+    _allocate(trainer, _names(path / SHARDS))
+    tensors = _tensors(trainer)
+    _read(path / SHARDS, tensors, alone=trainer.group.size == 1)
     for name, tensor in tensors.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
@@ -122,25 +122,25 @@ def _reason(problem: BaseException) -> Exception:
     return UserError(f"A share of the checkpoint could not be written ({causes[0]!r}).")
 
 
-def _tensors(training: Training) -> dict[str, Tensor]:
+def _tensors(trainer: Trainer) -> dict[str, Tensor]:
     """All tensors of a training by name; reading into them changes the training."""
-    tensors = {MODEL + name: tensor for name, tensor in training.model.state_dict().items()}
-    names: dict[Tensor, str] = {parameter: name for name, parameter in training.model.named_parameters()}
-    if training.averaged is not None:
-        for parameter, shadow in zip(training.averaged.live, training.averaged.shadow, strict=True):
+    tensors = {MODEL + name: tensor for name, tensor in trainer.model.state_dict().items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    if trainer.averaged is not None:
+        for parameter, shadow in zip(trainer.averaged.live, trainer.averaged.shadow, strict=True):
             tensors[EMA + names[parameter]] = shadow
-    for parameter, moments in training.optimizer.state.items():
+    for parameter, moments in trainer.optimizer.adamw.state.items():
         for moment in MOMENTS:
             tensors[f"{OPTIMIZER}{names[parameter]}/{moment}"] = moments[moment]
     return tensors
 
 
-def _allocate(training: Training, saved: set[str]) -> None:
+def _allocate(trainer: Trainer, saved: set[str]) -> None:
     """Moments to read into, of the parameters that have some: in a first stage others may have had no gradient yet."""
-    for name, parameter in training.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         if f"{OPTIMIZER}{name}/step" not in saved:
             continue
-        state = training.optimizer.state[parameter]
+        state = trainer.optimizer.adamw.state[parameter]
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
 

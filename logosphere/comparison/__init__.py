@@ -1,1 +1,0 @@
-"""Comparisons: the same network, data order and budget for every system, then one board of what came out."""

@@ -1,0 +1,227 @@
+"""TrainConfig: everything that determines a training run, typed, complete and without torch."""
+
+import dataclasses
+import math
+import re
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from logosphere.denoisers.network import Network
+from logosphere.errors import UserError, nearest
+from logosphere.presets import DEFAULT
+from logosphere.presets import preset as find_preset
+from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run."""
+
+    system: str = "mdlm"
+    """Which system to train; `logosphere systems` lists them."""
+    preset: str = DEFAULT
+    """default, or paper: the published system with its optimiser; `logosphere systems NAME` shows the differences."""
+    options: tuple[str, ...] = ()
+    """Options of the system as name=value, for example timesteps=500."""
+    data: str = "pydoc"
+    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, any of these after letters:
+    in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE, pairs:FILE,
+    promoters:FILE for separate sequences."""
+    tokenizer: str = "auto"
+    """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
+    task: str = "unconditional"
+    """What is given while training: unconditional, continuation, infilling, or varied (lengths)."""
+    length: int = 128
+    """Tokens per sequence."""
+    batch: int = 32
+    """Sequences per step."""
+    order: str = "crops"
+    """crops: random places, with replacement; epochs: every window once an epoch, shuffled."""
+    accumulate: int = 1
+    """Parts a batch is cut into, to save memory."""
+    steps: int | None = 2000
+    """Steps to train; 'None' together with a time."""
+    minutes: float | None = None
+    """Wall-clock minutes to train, instead of steps."""
+    cpu_minutes: float | None = None
+    """Minutes of processor time to train, instead of steps: fair on a shared machine."""
+    withhold: float = 0.1
+    """Share of training sequences whose label or source is withheld, which guidance needs."""
+    ema: float = 0.999
+    """Decay of the running average of the weights that is evaluated and sampled."""
+    validations: int = 10
+    """How often the bound is measured during training; a checkpoint is saved each time."""
+    validation_sequences: int = 128
+    """Sequences of the validation split it is measured on."""
+    precision: str = "auto"
+    """auto, float32 or bfloat16."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    shard: bool = False
+    """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
+    recompute: bool = False
+    """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, even where others are faster (GPUs)."""
+    seed: int = 0
+    """Fixes weights, data order and noise."""
+    begin: str | None = None
+    """A run or box:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own recipe
+    is the default."""
+    network: Network = field(default_factory=Network)
+    optim: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        check_finite("", vars(self))
+        check_training(self.ema, self.withhold, self.accumulate, self.precision)
+        if self.steps is None and self.minutes is None and self.cpu_minutes is None:
+            raise UserError("Say how long to train: --steps N, --minutes M or --cpu-minutes M.")
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"The number of steps must be at least 1, not {self.steps}.")
+        for minutes in (self.minutes, self.cpu_minutes):
+            if minutes is not None and minutes <= 0:
+                raise UserError(f"The time to train must be above 0 minutes, not {minutes}.")
+        if self.validations < 1 or self.validation_sequences < 1:
+            raise UserError("There must be at least 1 validation on at least 1 sequence.")
+
+    def system_options(self) -> dict[str, Any]:
+        """The options as values."""
+        return parse_options(self.options)
+
+    def with_preset(self, name: str, *, optimiser: bool = True) -> "TrainConfig":
+        """The recipe with a preset of its system: its network settings and, unless switched off, its optimiser.
+
+        A recipe holds every setting, so they are filled in here; whatever is set afterwards takes their place.
+        """
+        preset = find_preset(self.system, name)
+        sizes = {f.name for f in dataclasses.fields(Network)}
+        options = {key: value for key, value in preset.options.items() if key in sizes}
+        chosen = dataclasses.replace(self, preset=name, network=dataclasses.replace(self.network, **options))
+        if not optimiser:
+            return chosen
+        ema = self.ema if preset.ema is None else preset.ema
+        return dataclasses.replace(chosen, optim=dataclasses.replace(self.optim, **preset.optim), ema=ema)
+
+
+class Plain(yaml.SafeLoader):
+    """YAML that holds plain data only, and reads 1e-3 as the number that JSON and people take it for."""
+
+
+Plain.yaml_implicit_resolvers = {  # a copy: the lists belong to all loaders
+    first: list(found) for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+Plain.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _plain(text: str) -> Any:
+    """What yaml.load does with this loader; by that name it is forbidden here, for most other loaders run code."""
+    loader = Plain(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """Words name=value as values: numbers, booleans, None and words as YAML reads them."""
+    read = {}
+    for option in words:
+        name, separator, value = option.partition("=")
+        if not separator or not name:
+            raise UserError(f"'{option}' is not an option of the form name=value.")
+        try:
+            read[name] = _plain(value)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"The value of the option '{option}' cannot be read.") from None
+    return read
+
+
+def config_from_dict(content: Any, place: str) -> TrainConfig:
+    """A recipe out of plain data, as read from JSON or YAML; names and types are checked.
+
+    Settings that it leaves out are those of its preset.
+    """
+    recipe = _filled(TrainConfig, content, place)
+    assert isinstance(recipe, TrainConfig)
+    if recipe.preset == DEFAULT:
+        return recipe
+    recipe = _filled(TrainConfig, content, place, TrainConfig(system=recipe.system).with_preset(recipe.preset))
+    assert isinstance(recipe, TrainConfig)
+    return recipe
+
+
+def read_config_file(path: Path) -> TrainConfig:
+    """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
+    try:
+        content = _plain(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+        reason = (str(problem) or "empty").splitlines()[0]
+        raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
+    if isinstance(content, dict) and "recipe" in content:
+        content = content["recipe"]
+    return config_from_dict(content, str(path))
+
+
+def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
+    """An object of this kind with the values of `content`; what is left out is that of `default`."""
+    if not isinstance(content, dict):
+        raise UserError(f"{place} must hold names and values.")
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in known:
+            raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
+        inner = None if default is None else getattr(default, name)
+        values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}", inner)
+    return kind(**values) if default is None else dataclasses.replace(default, **values)
+
+
+def _annotation(kind: Any) -> str:
+    """A type as it is written: float rather than <class 'float'>, which nobody would type."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def _value(annotation: str, value: Any, place: str, default: Any) -> Any:
+    """Check a plain value against the annotation of its field; settings within settings are filled with `default`."""
+    if "Network" in annotation or "OptimizerConfig" in annotation:
+        return _filled(Network if "Network" in annotation else OptimizerConfig, value, place, default)
+    if value is None and "None" in annotation:
+        return None
+    if "tuple" in annotation and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if "bool" in annotation:
+        fits: tuple[type, ...] = (bool,)
+    elif "float" in annotation:
+        fits = (int, float)
+    elif "int" in annotation:
+        fits = (int,)
+    else:
+        fits = (str,)
+    if not isinstance(value, fits) or (isinstance(value, bool) and bool not in fits):
+        raise UserError(f"{place} must be of type {annotation.replace(' | None', '')}, not {_shown(value)}.")
+    return _finite(value, place) if float in fits else value
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence; what holds others only by its kind, for it may refer to itself a million times."""
+    plain = value is None or isinstance(value, str | int | float)
+    return reprlib.repr(value) if plain else f"a {type(value).__name__}"
+
+
+def _finite(value: Any, place: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UserError(f"{place} must be a finite number, not {_shown(value)}.")
+    return number

@@ -1,0 +1,300 @@
+"""The folder of a run.
+
+recipe.json        how the run was set up, fully resolved      model.safetensors   weights of the last checkpoint
+env.json           versions and machine                        ema.safetensors     their running average
+tokenizer.json     text <-> tokens                             best.safetensors    the average when it was best
+metrics.jsonl      one object a line                           state/              what resuming needs
+samples/, eval/    texts and reports                           remasker.safetensors  of g-star, trained afterwards
+begin.safetensors  what it began with, if not with random weights
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from logosphere.atomic import sync, write_json, write_whole
+from logosphere.box import first_box, located, packaged
+from logosphere.cache import cache_folder
+from logosphere.data.corpora import Corpus
+from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
+from logosphere.errors import UserError
+from logosphere.loading import load_weights, spec_of
+from logosphere.model import Model, Spec
+from logosphere.runs.config import TrainConfig, config_from_dict
+from logosphere.runs.training_record import ParentCheckpoint, TrainingRecord, read_records
+from logosphere.training.checkpoint import latest
+from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
+
+BEST, BEGIN = "best.safetensors", "begin.safetensors"
+SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
+"""Names of bits per unit in metrics."""
+KINDS = re.compile(r"((stream|hf|letters|lines|labelled|pairs|promoters):)+")
+"""What may stand before the name of a text."""
+DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
+"""Names under which files and checkpoints are written before they get their own."""
+
+
+class Run:
+    """The folder of a training run: its configuration, weights, metrics, samples and reports."""
+
+    def __init__(self, path: str | Path):
+        self.path, self.name = located(path), str(path)
+        if not self.path.is_dir():
+            raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
+        self.content = read_recipe(self.path / RECIPE)
+        if "recipe" not in self.content:
+            raise UserError(f"{self.path} holds a model but no training run.")
+
+    @staticmethod
+    def create(
+        path: str | Path, config: TrainConfig, spec: Spec, corpus: Corpus, begun: ParentCheckpoint | None = None
+    ) -> "Run":
+        """Set up a new run; the folder appears whole or not at all."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
+        # In containers every process may have the same number, also one that was killed here.
+        draft = path.parent / f".{path.name}.draft-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            for part in ("state", "samples", "eval"):
+                (draft / part).mkdir(parents=True)
+            save_tokenizer(corpus.tokenizer, draft / "tokenizer.json")
+            write_json(draft / "env.json", environment())
+            source = {
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "tokenizer": corpus.tokenizer.fingerprint,
+                "labels": corpus.labels,
+            }
+            content: dict[str, Any] = {"model": asdict(spec), "recipe": asdict(config), "corpus": source}
+            if begun is not None:
+                _link_or_copy(begun.weights, draft / BEGIN)  # so that the run needs its parent no more
+                content["begun"] = begun.content()
+            write_recipe(draft / RECIPE, content)
+            sync(draft)
+            if path.exists():
+                path.rmdir()
+            os.replace(draft, path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync(path.parent)
+        return Run(path)
+
+    @property
+    def config(self) -> TrainConfig:
+        return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.path)
+
+    @property
+    def trainings(self) -> tuple[TrainingRecord, ...]:
+        """Every training that the saved weights come from, the first one first."""
+        place = self.path / RECIPE
+        if "trainings" in self.content:  # a box, which holds no metrics
+            return read_records(self.content["trainings"], place)
+        begun = self.content.get("begun", {})
+        before = read_records(begun.get("trainings", []), place) if isinstance(begun, dict) else ()
+        saved = latest(self.state)
+        last = int(saved.name.removeprefix("step-")) if saved is not None else sys.maxsize
+        lines = [line for line in self.metrics() if "tokens" in line and line.get("step", 0) <= last]
+        if not lines:
+            return before
+        corpus, end = self.content["corpus"], lines[-1]
+        own = TrainingRecord(
+            corpus["name"], corpus["sha256"], end.get("step", 0), end["tokens"], end["cpu_seconds"], self.config.begin
+        )
+        return (*before, own)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the labels that the model was trained with, in the order of their numbers."""
+        return [str(name) for name in self.content.get("corpus", {}).get("labels", [])]
+
+    @property
+    def conditions(self) -> dict[str, int]:
+        """How many labels, tokens of sources and numbers of a signal the network was built for; 0 is none."""
+        options = self.content["model"]["options"]
+        return {name: int(options.get(name, 0)) for name in ("labels", "source", "signal")}
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def results(self) -> Path:
+        """Where measurements are kept: with the run; for a bundled checkpoint, which belongs to the package, in the cache."""
+        return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
+
+    def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
+        """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
+        return load_weights(self.path, self.weights_file(weights), options)
+
+    def weights_file(self, weights: str = "ema") -> Path:
+        """Where such weights lie."""
+        files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
+        if weights not in files:
+            raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
+        if not (self.path / WEIGHTS).exists():
+            remedy = f"logosphere train --out {self.path} --resume"
+            raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
+        if weights == "ema" and not (self.path / AVERAGED).exists():
+            weights = "model"  # a box holds one kind of weights, and they are the averaged ones
+        return self.path / files[weights]
+
+    def needs_renoise(self, model: Model) -> bool:
+        """Must known positions be noised like the others, so that the text around them is only approximate?
+
+        So it is for time-conditional networks that were not trained with clean positions among noisy ones.
+        """
+        return model.process.needs_time and self.config.task == "unconditional"
+
+    def bad_batch_path(self, step: int, rank: int) -> Path:
+        """Where the batch is kept with which the training diverged in this step."""
+        return self.path / f"broke-step-{step:08d}-{rank}.safetensors"
+
+    def link_latest(self, checkpoint: Path) -> None:
+        """Link the weights of a checkpoint at the top of the folder, without a second copy of them."""
+        for name in (WEIGHTS, AVERAGED):
+            if (checkpoint / name).exists():
+                link = self.path / f".{name}.link"
+                link.unlink(missing_ok=True)
+                _link_or_copy(checkpoint / name, link)
+                os.replace(link, self.path / name)
+        sync(self.path)
+
+    def clean_temporary(self) -> None:
+        """Remove files that a killed training has left half written; only for the holder of the lock."""
+        for folder in (self.path, self.state, self.path / "samples", self.path / "eval"):
+            for path in folder.glob(".*"):
+                if DRAFT.fullmatch(path.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    # ---- metrics ----------------------------------------------------------------------------------------------
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def sync_metrics(self) -> None:
+        """What was logged is as safe as the checkpoint that is reported next."""
+        if (path := self.path / "metrics.jsonl").exists():
+            sync(path)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines that are whole; a run killed while writing may leave half a line at the end."""
+        path = self.path / "metrics.jsonl"
+        read: list[dict[str, Any]] = []
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(content, dict) and isinstance(content.get("step", 0), int):
+                read.append(content)
+        return read
+
+    def bits(self, part: str) -> list[tuple[float, float]]:
+        """The curve of a training: steps, and bits per unit in training (train) or on held-out text (val)."""
+        name = f"{part}/{SHORT[self.tokenizer.unit]}"
+        return [(float(line["step"]), float(line[name])) for line in self.metrics() if name in line and "step" in line]
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop metrics of steps that a resumed run will take again."""
+        kept = [line for line in self.metrics() if line.get("step", 0) <= step]
+        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one training at a time; the lock goes with the process, however that ends."""
+        with (self.path / ".lock").open("a+") as file:
+            _lock(file, self.path)
+            yield
+
+
+def _link_or_copy(file: Path, place: Path) -> None:
+    """The same file at another place; files of weights are replaced and never changed."""
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copy2(file, place)  # not every file system has links
+        sync(place)
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    """Lock the file and put our process number into it, for whoever finds it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip()
+        who = f" (process {holder})" if holder else ""
+        raise UserError(f"Another training is running in {path}{who}; wait for it or choose another --out.") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+
+
+def list_runs(parent: Path = Path("runs")) -> list[Path]:
+    """The runs that have weights, the one trained last first."""
+    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}")]
+    return sorted(found, key=lambda path: -(path / WEIGHTS).stat().st_mtime)
+
+
+def latest_run(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, for commands that are not told which."""
+    runs = list_runs(parent)
+    if not runs:
+        raise UserError("There is no run yet; train one with: logosphere train")
+    return runs[0]
+
+
+def latest_or_pretrained(parent: Path = Path("runs")) -> Path:
+    """The run that was trained last, or else the model in the box."""
+    box = first_box()
+    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else latest_run(parent)
+
+
+def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:
+    """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
+    base = f"{system}-{Path(KINDS.sub('', data)).stem}"
+    number, path = 1, parent / base
+    while path.exists():
+        number += 1
+        path = parent / f"{base}-{number}"
+    return path
+
+
+def environment() -> dict[str, Any]:
+    """What else the result depends on."""
+    packages = ("logosphere", "torch", "numpy", "safetensors", "tokenizers")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "command": ["logosphere", *sys.argv[1:]],
+    }

@@ -1,0 +1,161 @@
+"""Sampling as one function: texts of a run, from a prompt, around gaps, for a condition or a length."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from logosphere.box import PREFIX, first_box, reading
+from logosphere.data.gaps import Given, parse_gaps, prompt
+from logosphere.data.special import Ended
+from logosphere.model import Model
+from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.runs.conditions import classifier_guide, find_condition
+from logosphere.runs.run import Run, latest_or_pretrained
+from logosphere.runs.settings import SampleConfig
+from logosphere.sampling.generate import Generation, generate
+from logosphere.sampling.lengths import of_length
+from logosphere.sampling.plan import GRIDS
+from logosphere.sampling.samplers import sampler
+from logosphere.sampling.sliding import slide
+from logosphere.sampling.trajectory import Moment, Recorder, Trajectory
+from logosphere.sampling.walk import Frame
+from logosphere.types import Tokens
+
+RENOISED = (
+    "This model was trained without known positions, so the text around them is approximate; "
+    "train with --task infilling for exact conditioning."
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts of a run, and what they cost."""
+
+    run: Run
+    texts: list[str]
+    tokens: Tokens
+    nfe: float
+    """Network evaluations per text."""
+    seconds: float
+    trajectory: Trajectory | None
+    """The record of the sampling, if it was asked for."""
+
+
+def sample_run(
+    run: Run | str | Path | None = None,
+    config: SampleConfig | None = None,
+    *,
+    record: bool = False,
+    watch: Callable[[Run, Given | None, Moment], None] | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+    group: ProcessGroup = SINGLE,
+) -> Samples:
+    """Texts of a run; without one, of the run trained last, or else of the bundled default model.
+
+    With `record` the trajectory of the sampling is kept; `watch` is called after every step of it. `notify` is called
+    with remarks for the user. The processes of a `group` share the texts, and all get them.
+    """
+    config = config or SampleConfig()
+    config.check()
+    run, config = _choose(run, config, notify)
+    model = run.model(config.weights).to(find_device(run.config.device))
+    given = _known_text(run, model, config)
+    recorder = Recorder(model) if record or watch is not None else None
+
+    def see(frame: Frame) -> None:
+        assert recorder is not None
+        moment = recorder.see(frame)
+        if watch is not None:
+            watch(run, given, moment)
+
+    drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
+    tokenizer = run.tokenizer
+    texts = [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+    trajectory = None if recorder is None else recorder.trajectory
+    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory)
+
+
+def _choose(
+    run: Run | str | Path | None, config: SampleConfig, notify: Callable[[str], None]
+) -> tuple[Run, SampleConfig]:
+    """The run to sample from, and the settings with every default filled in."""
+    chosen = run if isinstance(run, Run) else Run(run or latest_or_pretrained())
+    if config.temperature is not None:
+        return chosen, config
+    if run is not None or chosen.path != first_box():
+        return chosen, replace(config, temperature=1.0)
+    best = reading(chosen.path.name)
+    name = best.sampler if config.sampler == "auto" else config.sampler
+    way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
+    notify(
+        f"There is no run here, so the small model that comes along ({PREFIX}{chosen.path.name}) writes, {way}; "
+        "--temperature 1 is what it has learnt."
+    )
+    return chosen, replace(config, temperature=best.temperature, sampler=name)
+
+
+def _known_text(run: Run, model: Model, config: SampleConfig) -> Given | None:
+    """The prompt or the text around gaps, in tokens."""
+    given: Given | None = None
+    if config.prompt:
+        given = prompt(config.prompt, run.tokenizer, model.length)
+    elif config.infill:
+        given = parse_gaps(config.infill, run.tokenizer, model.length)
+    if given is not None:
+        model.check_known(given.known)
+    return given
+
+
+def _draw(
+    run: Run,
+    model: Model,
+    given: Given | None,
+    config: SampleConfig,
+    watch: Callable[[Frame], None] | None,
+    notify: Callable[[str], None],
+    group: ProcessGroup,
+) -> Generation:
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
+    denoiser, length, tokenizer = None, config.length, run.tokenizer
+    if length is not None and isinstance(tokenizer, Ended):
+        wanted = of_length(model, tokenizer.end, length, known, tokens)
+        denoiser, known, tokens, length = wanted.denoiser, wanted.known, wanted.tokens, None
+    renoise = known is not None and bool(known.any()) and run.needs_renoise(model)
+    if renoise:
+        notify(RENOISED)
+    rng = torch.Generator(model.device).manual_seed(config.seed)
+    method = sampler(model.sampler if config.sampler == "auto" else config.sampler, model)
+    guide = classifier_guide(config.by_classifier, run, model, config.label, config.n)
+    label = "" if guide is not None else config.label  # a classifier guides in place of the model's own condition
+
+    def write(known: Tensor | None, tokens: Tensor | None) -> Generation:
+        return generate(
+            model,
+            n=config.n,
+            steps=config.steps,
+            rng=rng,
+            denoiser=denoiser,
+            known=known,
+            tokens=tokens,
+            sampler=method,
+            grid=GRIDS.get(config.grid),
+            temperature=1.0 if config.temperature is None else config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            greedy_end=config.greedy_end,
+            condition=find_condition(run, label, config.source, config.signal, config.n),
+            guidance=config.guidance,
+            guide=guide,
+            renoise_known=renoise,
+            watch=watch,
+            group=group,
+        )
+
+    if length is None:
+        return write(known, tokens)
+    overlap = model.length // 2 if config.overlap is None else config.overlap
+    return slide(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)

@@ -1,0 +1,176 @@
+"""Settings of the verbs other than train: plain dataclasses without torch, which the command line turns into options."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from logosphere.errors import UserError
+
+Split = Literal["train", "valid", "test"]
+Weights = Literal["ema", "best", "model"]
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """On what a likelihood is measured, and how closely."""
+
+    data: str | None = None
+    """Another corpus than the one trained on: a name, a file or a folder."""
+    split: Split = "test"
+    """Which part of the text. Tune on valid, report test."""
+    sequences: int = 1024
+    """Sequences to measure, spread over the split; 0 for all."""
+    draws: int = 4
+    """Draws of time and noise for each sequence."""
+    batch: int = 64
+    """Sequences at a time; the result does not depend on it."""
+    per: Literal["auto", "token", "character", "byte"] = "auto"
+    """What bits are counted per; auto: what a token is."""
+    weights: Weights = "ema"
+    """Averaged weights, the best of them on the validation split, or the plain ones."""
+    seed: int = 0
+    """Fixes the noise."""
+
+
+@dataclass(frozen=True)
+class ClassifierGuidance:
+    """Guidance by a classifier that `logosphere train-classifier` has trained."""
+
+    classifier: Path | None = None
+    """Folder of a classifier (`logosphere train-classifier`) to guide towards --label, whatever the model was trained
+    for."""
+    strength: float | None = None
+    """How strongly to follow the classifier: 1 is Bayes' rule, more is stronger and less varied; 0 is not at all."""
+    exact_edits: bool = False
+    """Evaluate the classifier for every token at every position, rather than one gradient; slow."""
+
+    def check(self, label: str) -> None:
+        """Refuse options that need one another."""
+        if self.classifier is None and (self.strength is not None or self.exact_edits):
+            raise UserError("--strength and --exact-edits belong to a classifier; name its folder with --classifier.")
+        if self.classifier is not None and not label:
+            raise UserError("Say which label the classifier should steer towards, with --label.")
+        if self.strength is not None and not 0 <= self.strength < float("inf"):
+            raise UserError(f"The strength of a classifier must be at least 0, not {self.strength}.")
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """What to sample, and how."""
+
+    n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
+    """How many texts."""
+    steps: int = 64
+    """Steps of the sampler; more steps are closer to the model's distribution."""
+    prompt: str = ""
+    """Begin with this text."""
+    infill: str = ""
+    """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
+    label: str = ""
+    """Sample for this label, where the model or a --classifier was trained with labels."""
+    source: str = ""
+    """Sample for this source text, where the model was trained on pairs."""
+    signal: Path | None = None
+    """Sample for this signal along the sequence, where the model was trained with one: a .npy file of L × C numbers, or
+    n of them."""
+    guidance: float = 1.0
+    """How strongly to follow a label, source or signal; 1 is as trained, more is stronger and less varied."""
+    by_classifier: Annotated[ClassifierGuidance, tyro.conf.arg(name="")] = field(default_factory=ClassifierGuidance)
+    length: int | None = None
+    """Tokens of each text. Models of separate texts, which end, sample texts of just this length; others as many
+    tokens, more than their own length window by window."""
+    overlap: int | None = None
+    """Tokens that windows share; half of the model's length unless set."""
+    sampler: str = "auto"
+    """Name of the sampler; auto is the one of the system. `logosphere samplers` lists them all."""
+    grid: Literal["auto", "uniform", "cosine"] = "auto"
+    """Spacing of the steps; auto is the sampler's own."""
+    temperature: float | None = None
+    """Below 1: likelier, less varied. 1 unless set; for the bundled default model, what reads well."""
+    top_p: float = 1.0
+    """Draw only from the likeliest tokens with this much probability together."""
+    top_k: int | None = None
+    """Draw only from so many likeliest tokens."""
+    min_p: float = 0.0
+    """Draw only tokens with at least this fraction of the likeliest one's probability."""
+    greedy_end: bool = False
+    """Take the likeliest tokens in the last step."""
+    weights: Weights = "ema"
+    """Averaged weights, the best of them, or the plain ones."""
+    seed: int = 0
+    """Fixes the texts."""
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.prompt and self.infill:
+            raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+        self.by_classifier.check(self.label)
+        if self.guidance != 1 and not (self.label or self.source or self.signal):
+            raise UserError(
+                "--guidance needs something to guide by: give --label, --source or --signal, or leave it out."
+            )
+
+
+@dataclass(frozen=True)
+class SampleMetrics:
+    """How samples of a comparison are made and measured, for --report."""
+
+    samples: int = 32
+    """Texts for each setting; 0 for no samples."""
+    sampling_steps: tuple[int, ...] = (4, 16, 64)
+    """Numbers of steps to sample with, at temperature 1."""
+    temperatures: tuple[float, ...] = (0.7, 0.85)
+    """Further temperatures, with the most steps."""
+    metrics: tuple[str, ...] = ()
+    """Sample metrics by name; all when none is named."""
+    judge: tuple[str, ...] = ()
+    """Scorer models of samples: the folder of an ar run, 'train' (trains one on the validation split), smollm2,
+    hf:NAME."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long each system of a comparison trains; one of these."""
+
+    steps: int | None = None
+    """Steps for each of them."""
+    tokens: float | None = None
+    """Tokens for each of them."""
+    minutes: float | None = None
+    """Wall-clock minutes for each of them."""
+    cpu_minutes: float | None = None
+    """Minutes of processor time for each of them."""
+    flops: float | None = None
+    """Operations of matrix products for each of them, such as 1e13."""
+
+    def __post_init__(self) -> None:
+        given = self.given()
+        if len(given) > 1:
+            raise UserError(f"Give one budget, not {' and '.join(given)}: every system gets the same.")
+        for name, value in given.items():
+            if value <= 0:
+                raise UserError(f"The budget --{name.replace('_', '-')} must be above 0, not {value:g}.")
+
+    def given(self) -> dict[str, float]:
+        """The budgets that are set."""
+        return {name: float(value) for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class AuxiliaryConfig:
+    """Training of an auxiliary network for a trained model, which stays as it is."""
+
+    steps: int = 500
+    """Steps to train."""
+    batch: int = 64
+    """Sequences per step."""
+    lr: float = 2e-3
+    """Largest step size."""
+    seed: int = 0
+    """Fixes data order and noise."""
+
+    def check(self) -> None:
+        if self.steps < 1 or self.batch < 1:
+            raise UserError("The number of steps and the batch must be at least 1.")

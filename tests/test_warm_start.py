@@ -1,0 +1,156 @@
+"""Warm starts: a run that begins with the weights of another measures what that one did, and remembers all it cost."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from teams import in_team
+from test_box import PACK
+from test_cli import SMALL, cache, workplace  # noqa: F401
+from test_cli import train as trained
+from test_cli_mistakes import sentence
+from test_runs import RECIPE, after, bits, carried_out, corpus, timeless  # noqa: F401
+
+from logosphere import box
+from logosphere.cli import main
+from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.denoisers.network import Network
+from logosphere.errors import UserError
+from logosphere.parallel.process_group import ProcessGroup
+from logosphere.runs.loop import Validated, create_run, initial_model, run_training
+from logosphere.runs.run import Run
+from logosphere.runs.training_record import total
+from logosphere.training.optimizer import OptimizerConfig
+
+
+@pytest.fixture
+def parent(corpus: Corpus, tmp_path: Path) -> Run:  # noqa: F811
+    return carried_out(RECIPE, corpus, tmp_path / "parent")[0]
+
+
+def child_of(parent: Run):
+    return replace(RECIPE, begin=str(parent.path), seed=6, optim=OptimizerConfig(lr=1e-3, warmup=2))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "ar", "ld4lg"])
+def test_before_its_first_step_it_measures_what_its_parent_does(system: str, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    """Learned clocks and autoencoders included."""
+    recipe = replace(RECIPE, system=system)
+    run, events = carried_out(recipe, corpus, tmp_path / "parent")
+    last = [event.report for event in events if isinstance(event, Validated)][-1]
+    child = create_run(replace(recipe, begin=str(run.path)), corpus, tmp_path / "child")
+    first = next(run_training(child, corpus))
+    assert isinstance(first, Validated) and first.step == 0 and first.report.nats == last.nats
+    assert child.metrics()[0]["val/bpc"] == last.bits
+    assert bits(child.path / "best.safetensors") == bits(run.path / "ema.safetensors")
+
+
+def test_a_resumed_child_is_the_same_to_the_last_bit(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    """Also when its parent trains on meanwhile, and when it was killed before it had saved anything."""
+    straight, _ = carried_out(child_of(parent), corpus, tmp_path / "straight")
+    broken = create_run(child_of(parent), corpus, tmp_path / "broken")
+    list(zip(range(3), run_training(broken, corpus), strict=False))  # a validation and two steps, never saved
+    (parent.path / "ema.safetensors").unlink()
+    for steps in (0, 5, 99):
+        list(run_training(Run(broken.path), corpus, after(steps)))
+    assert timeless(broken) == timeless(straight) and len(straight.metrics()) == 1 + 12 + 3
+    for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
+        assert bits(broken.path / name) == bits(straight.path / name)
+
+
+@pytest.mark.slow
+def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    alone, _ = carried_out(child_of(parent), corpus, tmp_path / "alone")
+    for shard in (False, True):
+        path = tmp_path / f"team-{shard}"
+        create_run(replace(child_of(parent), shard=shard), corpus, path)
+
+        def work(group: ProcessGroup, path: Path = path) -> int:
+            return len(list(run_training(Run(path), corpus, group=group)))
+
+        assert in_team(2, work, tmp_path / f"meeting-{shard}") == [1 + 12 + 3 + 3] * 2
+        for key in ("train/loss", "val/bpc"):
+            curves = [[line[key] for line in run.metrics() if key in line] for run in (Run(path), alone)]
+            assert curves[0] == pytest.approx(curves[1], rel=1e-4), key
+
+
+def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    child, _ = carried_out(child_of(parent), corpus, tmp_path / "child")
+    other = tmp_path / "other.txt"
+    other.write_text("the dog sat on the cat and the mat sat on the log\n" * 40)
+    again = replace(child_of(child), steps=5, data=str(other))
+    grandchild, _ = carried_out(again, open_corpus(str(other), parent.tokenizer), tmp_path / "grandchild")
+    own = [run.trainings[-1] for run in (parent, child, grandchild)]
+    assert grandchild.trainings == tuple(own) and parent.trainings == (own[0],)
+    assert [one.steps for one in own] == [12, 12, 5] and [one.tokens for one in own] == [384, 384, 160]
+    assert [one.begin for one in own] == [None, str(parent.path), str(child.path)]
+    whole = total(grandchild.trainings)
+    assert whole.steps == 29 and whole.tokens == 928 and whole.data == f"{corpus.name}, then {other}"
+    assert whole.cpu_seconds == pytest.approx(
+        sum(run.metrics()[-2]["cpu_seconds"] for run in (parent, child, grandchild))
+    )
+
+
+def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    recipe = child_of(parent)
+    other = tmp_path / "other.txt"
+    other.write_text("the ket sat on the met and the dog sat on the log\n" * 40)
+    foreign = open_corpus(str(other), "characters")
+    for differs, told, text in (
+        (replace(recipe, system="md4"), r"system \(mdlm there, md4 here\)", corpus),
+        (replace(recipe, length=9), r"length \(8 there, 9 here\)", corpus),
+        (replace(recipe, network=Network(width=32, depth=1, heads=2)), r"width \(16 there, 32 here\)", corpus),
+        (replace(recipe, options=("schedule=cosine",)), r"schedule \(nothing there, cosine here\)", corpus),
+        (recipe, r"tokenizer .*of equal size", foreign),
+    ):
+        with pytest.raises(UserError, match=told):
+            create_run(differs, text, tmp_path / "child")
+    assert not (tmp_path / "child").exists()
+    dropout = replace(recipe, network=Network(width=16, depth=1, heads=2, dropout=0.2))
+    initial_model(create_run(dropout, corpus, tmp_path / "child"), corpus)
+
+
+def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+    weights, recipe = parent.path / "ema.safetensors", child_of(parent)
+    whole = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="damaged or not a safetensors file"):
+        create_run(recipe, corpus, tmp_path / "child")
+    weights.write_bytes(whole)
+    content = json.loads((parent.path / "recipe.json").read_text())
+    for broken, told in (({"begun": {"trainings": [{"data": 3}]}}, "what the model has seen"), ({"model": 3}, "which")):
+        (parent.path / "recipe.json").write_text(json.dumps(content | broken))
+        with pytest.raises(UserError, match=told):
+            create_run(recipe, corpus, tmp_path / "child")
+    with pytest.raises(UserError, match="no run in"):
+        create_run(replace(recipe, begin=str(tmp_path / "nowhere")), corpus, tmp_path / "child")
+    assert not (tmp_path / "child").exists()
+
+
+def test_the_command_takes_everything_else_from_the_parent(
+    workplace: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(box, "__file__", str(workplace / "shelf" / "__init__.py"))
+    assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
+    assert main(["pack", "parent", "--out", "shelf/small", *PACK]) == 0
+    assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0
+    ours, theirs = Run("child"), Run("parent")
+    expected = replace(
+        theirs.config, begin="box:small", seed=1, steps=2, optim=ours.config.optim, device="auto", recompute=False
+    )
+    assert ours.config == expected and ours.config.optim.lr == 1e-4
+    assert json.loads(Path("child/recipe.json").read_text())["begun"]["with"] == "box:small"
+    assert main(["pack", "child", "--out", "shelf/larger", *PACK]) == 0
+    card = Path("shelf/larger/card.md").read_text()
+    assert "tokens seen | 384, in 6 steps, over 2 trainings" in card and "CPU hours, over 2 trainings" in card
+    assert "began with | box:small" in card and "which had seen 256 tokens" in card
+    assert Run("box:larger").trainings == ours.trainings and len(ours.trainings) == 2
+    capsys.readouterr()
+    assert "mdlm here" in sentence(capsys, ["train", "--begin", "box:small", "--system", "mdlm", "--out", "other"])
+    assert "'small'" in sentence(capsys, ["train", "--begin", "box:smal", "--out", "other"])
+    assert "system" in sentence(capsys, ["train", "demo", "--begin", "box:small", "--out", "other", *SMALL])
