@@ -50,8 +50,8 @@ def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
         bare = Bare(causal=system == "ar")
         optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
 
-        def our_step(training: Training = trainer) -> None:
-            trainer.advance(crops.at(trainer.step), 1000, 0.0)
+        def our_step(trainer: Trainer = trainer) -> None:
+            trainer.train_step(crops.at(trainer.step), 0.0)
 
         def bare_step(bare: Bare = bare, optimizer: torch.optim.AdamW = optimizer) -> None:
             optimizer.zero_grad()

@@ -168,8 +168,8 @@ def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clock
 def running_sum(values: Tensor, dim: int = -1) -> Tensor:
     """Σ_{j <= i} values_j along a dimension, the same every time.
 
-    GPUs add up in an order that chance decides, so that torch refuses to where use_deterministic is asked for; there the sum
-    is taken on the processor.
+    GPUs add up in an arbitrary order, which torch refuses where determinism is asked for; there the sum is taken on the
+    processor.
     """
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim).to(values.device)

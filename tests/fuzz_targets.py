@@ -241,7 +241,7 @@ def _words(place: Path, run: Run) -> Target:
     """Words parted by zero bytes; what would train for long is asked for no steps, and numbers stay small."""
     work, poison = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
     work.mkdir()
-    never = ("studio", "bench", "remask", "classify", "pack")
+    never = ("studio", "bench", "train-remasker", "train-classifier", "export")
 
     def read(content: bytes) -> None:
         words = [word.decode("utf-8", "surrogateescape") for word in content.split(b"\x00")]

@@ -40,7 +40,8 @@ from logosphere.weights import read_tensors
 
 RECIPE = TrainConfig(
     length=8, batch=4, steps=12, validations=6, validation_sequences=4, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5, data="text.txt",
+    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
+    data="text.txt",
 )  # fmt: skip
 MOMENTS = ("fsync", "replace", "link", "unlink", "mkdir")
 """Calls of `os` before and after which a process may die."""

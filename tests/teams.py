@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from logosphere.parallel.launch import _free_port
-from logosphere.parallel.process_group import ProcessGroup, assembled
+from logosphere.parallel.process_group import ProcessGroup, init_distributed
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def as_on_the_command_line(rank: int, size: int, folder: Path) -> AbstractContex
     """A team that finds itself by what torchrun puts into the environment."""
     port = int((folder / "port").read_text())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return assembled()
+    return init_distributed()
 
 
 def in_team(size: int, work: Callable[[ProcessGroup], Any], folder: Path, meet: Callable[..., Any] = met) -> list[Any]:

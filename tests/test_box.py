@@ -12,7 +12,7 @@ from test_cli_mistakes import sentence
 import logosphere as ls
 from logosphere import box
 from logosphere.cli import main
-from logosphere.runs.export import read_record, recorded
+from logosphere.runs.export import make_record, read_record
 from logosphere.runs.run import Run
 
 PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
@@ -22,7 +22,7 @@ PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
 def test_a_packaged_box_measures_what_its_record_says(name: str) -> None:
     folder = box.located(f"box:{name}")
     record = read_record(folder)
-    measured = recorded(folder, record.text)
+    measured = make_record(folder, record.text)
     assert measured.bits == pytest.approx(record.bits, rel=1e-4) and measured.kind == record.kind
     assert measured.weights_sha256 == record.weights_sha256
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000 and (folder / "card.md").exists()
@@ -43,7 +43,7 @@ def boxed(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     shelf.mkdir()
     monkeypatch.setattr(box, "__file__", str(shelf / "__init__.py"))
     assert train("--system", "rdlm", out="trained/run") == 0
-    assert main(["pack", "trained/run", "--out", str(shelf / "rdlm"), *PACK]) == 0
+    assert main(["export", "trained/run", "--out", str(shelf / "rdlm"), *PACK]) == 0
     capsys.readouterr()
     return shelf / "rdlm"
 
@@ -62,7 +62,7 @@ def test_a_box_holds_half_precision_and_is_read_as_float32(boxed: Path) -> None:
 
 def test_its_record_is_kept_and_a_changed_weight_is_noticed(boxed: Path) -> None:
     record = read_record(boxed)
-    assert recorded(boxed, record.text) == record and record.kind == "bound"
+    assert make_record(boxed, record.text) == record and record.kind == "bound"
     text = (boxed / "card.md").read_text()
     assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and text.count("\n    ") >= 2
     with pytest.raises(ls.UserError, match="damaged"):
@@ -98,9 +98,9 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
     monkeypatch.setattr(box, "__file__", str(shelf / "__init__.py"))
     Path("tales.txt").write_text("\n".join(lines))
     assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
-    assert main(["pack", "trained/run", "--out", str(shelf / "stories"), *PACK]) == 0
+    assert main(["export", "trained/run", "--out", str(shelf / "stories"), *PACK]) == 0
     record = read_record(shelf / "stories")
-    assert set(record.text.splitlines()) <= set(lines) and recorded(shelf / "stories", record.text) == record
+    assert set(record.text.splitlines()) <= set(lines) and make_record(shelf / "stories", record.text) == record
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4"]) == 0
     way = box.reading("stories")
@@ -111,9 +111,9 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
 @pytest.mark.slow
 def test_mistakes_with_boxes(boxed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'rdlm'" in sentence(capsys, ["sample", "box:rdml"])
-    assert "exists already" in sentence(capsys, ["pack", "trained/run", "--out", str(boxed), *PACK])
+    assert "exists already" in sentence(capsys, ["export", "trained/run", "--out", str(boxed), *PACK])
     monkeypatch.setattr("logosphere.runs.export.LARGEST", 100)
-    assert "smaller network" in sentence(capsys, ["pack", "trained/run", "--out", "other", *PACK])
+    assert "smaller network" in sentence(capsys, ["export", "trained/run", "--out", "other", *PACK])
     assert not Path("other").exists()
     monkeypatch.setattr(box, "__file__", str(boxed / "nothing.py"))
     assert "train a model" in sentence(capsys, ["sample", "box:rdlm"])

@@ -212,11 +212,11 @@ def test_a_remasker_is_trained_after_the_model_and_kept_beside_it(capsys: pytest
     texts = []
     for steps in (0, 3):
         if steps:
-            assert main(["remask", "run", "--steps", str(steps), "--batch", "4", "--lr", "0.1", "--json"]) == 0
+            assert main(["train-remasker", "run", "--steps", str(steps), "--batch", "4", "--lr", "0.1", "--json"]) == 0
             assert said(capsys)["loss"] > 0 and Path("run/remasker.safetensors").is_file()
         capsys.readouterr()
         assert main(words) == 0
         texts.append(said(capsys))
     assert texts[0]["nfe"] == texts[1]["nfe"] == 8 + 1 and texts[0]["samples"] != texts[1]["samples"]
     train(out="plain")
-    assert main(["remask", "plain"]) == 1 and "g-star" in capsys.readouterr().err
+    assert main(["train-remasker", "plain"]) == 1 and "g-star" in capsys.readouterr().err

@@ -138,7 +138,7 @@ def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "recipe.json" in sentence(capsys, ["train", "--out", "full", "--resume"])
     assert "no run" in sentence(capsys, ["train", "--out", "absent", "--resume"])
     assert "no run yet" in sentence(capsys, ["train", "--resume"])
-    assert "train" in sentence(capsys, ["show"])
+    assert "train" in sentence(capsys, ["plot"])
 
 
 def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_a_full_disk_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypat
 def test_unexpected_failures_are_a_sentence_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(words: list[str]) -> int:
+    def broken(arguments: object, argv: list[str]) -> int:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("logosphere.cli.systems.run", broken)

@@ -99,7 +99,7 @@ SMALL = {
 @pytest.mark.slow
 def test_the_tutorial_runs(elsewhere: Path) -> None:
     shown = commands(ROOT / "docs" / "tutorial.md")
-    assert {words[0] for words in shown} >= {"train", "evaluate", "sample", "show", "compare", "studio"}
+    assert {words[0] for words in shown} >= {"train", "evaluate", "sample", "plot", "compare", "studio"}
     for words in shown:
         if words[0] not in ("compare", "studio"):  # tests/test_comparison.py and tests/test_studio.py run these
             assert main([*words, *shlex.split(SMALL.get(words[0], ""))]) == 0, words

@@ -217,10 +217,10 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
     run, data = str(mail / system), ["--data", f"labelled:{mail / 'mail.jsonl'}"]
     words = ["--steps", "80", "--width", "32", "--depth", "1", "--heads", "2", "--lr", "5e-3", "--json"]
     capsys.readouterr()
-    assert main(["classify", run, *data, *words]) == 0
+    assert main(["train-classifier", run, *data, *words]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["labels"] == ["ham", "spam"] and told["valid_loss"] < 0.68
-    assert main(["classify", run, *data, "--steps", "1", "--out", str(mail / "other")]) == 0
+    assert main(["train-classifier", run, *data, "--steps", "1", "--out", str(mail / "other")]) == 0
     assert "knowing nothing" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
     sample = ["sample", run, "-n", "100", "--steps", "12", "--json"]
     found = []
@@ -237,9 +237,9 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["classify", "udlm"], "no labels"),
-        (["classify", "udlm", "--steps", "0"], "at least 1"),
-        (["classify", "udlm", "--data", "digits"], "other tokens"),
+        (["train-classifier", "udlm"], "no labels"),
+        (["train-classifier", "udlm", "--steps", "0"], "at least 1"),
+        (["train-classifier", "udlm", "--data", "digits"], "other tokens"),
         (["sample", "udlm", "--classifier", "nowhere", "--label", "spam"], "no classifier in nowhere"),
         (["sample", "udlm", "--classifier", "nowhere"], "which label"),
         (["sample", "udlm", "--strength", "2"], "belong to a classifier"),
@@ -256,7 +256,7 @@ def test_mistakes_are_met_with_a_sentence(
     monkeypatch.chdir(mail)
     if "kept" in words and not Path("kept").exists():
         data = ["--data", "labelled:mail.jsonl", "--steps", "1", "--batch", "4"]
-        assert main(["classify", "udlm", *data, "--out", "kept"]) == 0
+        assert main(["train-classifier", "udlm", *data, "--out", "kept"]) == 0
     if "digits" in words:
         pytest.importorskip("sklearn")
     capsys.readouterr()

@@ -163,7 +163,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Pat
     """Within the first stage, at the change, and within the second."""
     tokens = [next(batches(skewed(3, 4), seed)) for seed in range(10)]
 
-    def fresh() -> Training:
+    def fresh() -> Trainer:
         torch.manual_seed(0)
         model = ls.build("planner", vocab_size=3, length=4, **small("planner", stage_one=0.5, self_conditioning=0.5))
         return Trainer(model, ema=0.9, seed=3)

@@ -17,7 +17,7 @@ from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.trainer import Diverged, Training
+from logosphere.training.trainer import Diverged, Trainer
 from logosphere.types import Batch
 from logosphere.weights import read_tensors
 
@@ -68,18 +68,18 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
 def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
     list(run_training(run, corpus, after(4)))
-    update = Training._update
+    update = Trainer._update
     for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
-        broken: list[Training] = []
+        broken: list[Trainer] = []
 
-        def spoil(trainer: Trainer, *given: object, step: int = step, seen: list[Training] = broken) -> None:
+        def spoil(trainer: Trainer, *given: object, step: int = step, seen: list[Trainer] = broken) -> None:
             update(trainer, *given)
             if trainer.step == step - 1:
                 seen.append(trainer)
                 trainer.parameters[0].data.fill_(torch.nan)
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
-            patch.setattr(Training, "_update", spoil)
+            patch.setattr(Trainer, "_update", spoil)
             list(run_training(Run(run.path), corpus))
         assert broken and latest(run.state) == run.state / "step-00000004"
     assert not [event for event in run_training(Run(run.path), corpus) if isinstance(event, Diverged)]

@@ -152,7 +152,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def training(steps: int = 0) -> Training:
+def training(steps: int = 0) -> Trainer:
     made = Trainer(network("mdlm", LANGUAGE), ema=0.9)
     advance(made, steps)
     return made

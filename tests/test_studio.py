@@ -363,16 +363,16 @@ def test_an_empty_shelf_and_a_bad_port_are_explained(
 
 
 def test_curves_are_drawn_in_the_terminal(books: list[Book], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", books[0].name, "--height", "4"]) == 0
+    assert main(["plot", books[0].name, "--height", "4"]) == 0
     shown = capsys.readouterr().out
     assert (
         "bits per character on held-out text" in shown
         and "step 4" in shown
         and any(0x2800 < ord(c) <= 0x28FF for c in shown)
     )
-    assert main(["show", books[0].name, "--json"]) == 0
+    assert main(["plot", books[0].name, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["train/bpc"]) == 4
-    assert main(["show", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
+    assert main(["plot", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
 
 
 def test_curves_of_pieces_of_words_are_drawn_too(
@@ -381,7 +381,7 @@ def test_curves_of_pieces_of_words_are_drawn_too(
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--tokenizer", "byte", "--out", "run", *SMALL]) == 0
     capsys.readouterr()
-    assert main(["show", "run", "--height", "4"]) == 0 and "bits per byte on held-out text" in capsys.readouterr().out
+    assert main(["plot", "run", "--height", "4"]) == 0 and "bits per byte on held-out text" in capsys.readouterr().out
     book = shelf(["run"])[0]
     assert len(book.curves()["train"]) == 4 and book.described()["unit"] == "byte" and book.described()["bits"] > 0
 

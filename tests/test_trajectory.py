@@ -12,6 +12,7 @@ import torch
 from laws import generator
 
 import logosphere as ls
+from logosphere.cli.arguments import Sample
 from logosphere.cli.live_view import LiveView
 from logosphere.data.tokenizers import text8
 from logosphere.reports.condensing import condensing
@@ -131,7 +132,7 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     trajectory, drawn = recorded("rdlm")
     texts = [text8().decode(row.numpy()) for row in drawn]
     for name in ("film.html", "film.svg", "film.json"):
-        save(tmp_path / "new" / name, trajectory, text8(), texts, "</script> & more")
+        save_trajectory(tmp_path / "new" / name, trajectory, text8(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
     films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
@@ -142,7 +143,7 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "film.json").read_text())["texts"] == texts
     assert condensing(film_of(trajectory, text8().symbol), sample=1) != (tmp_path / "new" / "film.svg").read_text()
     with pytest.raises(ls.UserError, match="none of them"):
-        check_suffix(Path("film.mov"))
+        Sample(save=Path("film.mov")).check()
 
 
 def test_a_gif_has_a_frame_for_each_moment_and_ends_as_the_text_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from logosphere.errors import UserError
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.loop import Validated, create_run, initial_model, run_training
 from logosphere.runs.run import Run
-from logosphere.runs.training_record import total
+from logosphere.runs.training_record import sum_records
 from logosphere.training.optimizer import OptimizerConfig
 
 
@@ -86,7 +86,7 @@ def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: 
     assert grandchild.trainings == tuple(own) and parent.trainings == (own[0],)
     assert [one.steps for one in own] == [12, 12, 5] and [one.tokens for one in own] == [384, 384, 160]
     assert [one.begin for one in own] == [None, str(parent.path), str(child.path)]
-    whole = total(grandchild.trainings)
+    whole = sum_records(grandchild.trainings)
     assert whole.steps == 29 and whole.tokens == 928 and whole.data == f"{corpus.name}, then {other}"
     assert whole.cpu_seconds == pytest.approx(
         sum(run.metrics()[-2]["cpu_seconds"] for run in (parent, child, grandchild))
@@ -137,7 +137,7 @@ def test_the_command_takes_everything_else_from_the_parent(
 ) -> None:
     monkeypatch.setattr(box, "__file__", str(workplace / "shelf" / "__init__.py"))
     assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
-    assert main(["pack", "parent", "--out", "shelf/small", *PACK]) == 0
+    assert main(["export", "parent", "--out", "shelf/small", *PACK]) == 0
     assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0
     ours, theirs = Run("child"), Run("parent")
     expected = replace(
@@ -145,7 +145,7 @@ def test_the_command_takes_everything_else_from_the_parent(
     )
     assert ours.config == expected and ours.config.optim.lr == 1e-4
     assert json.loads(Path("child/recipe.json").read_text())["begun"]["with"] == "box:small"
-    assert main(["pack", "child", "--out", "shelf/larger", *PACK]) == 0
+    assert main(["export", "child", "--out", "shelf/larger", *PACK]) == 0
     card = Path("shelf/larger/card.md").read_text()
     assert "tokens seen | 384, in 6 steps, over 2 trainings" in card and "CPU hours, over 2 trainings" in card
     assert "began with | box:small" in card and "which had seen 256 tokens" in card

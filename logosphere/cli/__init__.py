@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name = FORMER.get(words[0], words[0])
     if name != words[0]:
-        print(f"logosphere: '{words[0]}' is now called '{name}'.", file=sys.stderr)
+        print(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.", file=sys.stderr)
     if name not in COMMANDS:
         return _complain(f"There is no command '{name}'.{nearest(name, COMMANDS)}", MISUSED)
     try:

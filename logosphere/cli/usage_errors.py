@@ -1,12 +1,13 @@
 """Usage errors in one sentence, from the events that tyro reports when it rejects arguments."""
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
 from tyro import _errors as tyro_errors
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError
 
 TYPES = {"INT": "a whole number", "FLOAT": "a number", "BOOL": "True or False", "PATH": "a path", "STR": "a word"}
 
@@ -23,7 +24,8 @@ def explain(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[
 def _sentence(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[str]) -> str:
     match event:
         case tyro_errors.MissingArgs(missing_arguments=[first, *_]):
-            about = str(first.arg.lowered.help or "").strip().rstrip(".").split("\n")[0]
+            text = first.arg.field.helptext  # documentation is looked up when it is needed
+            about = str((text() if callable(text) else text) or "").strip().split("\n")[0].rstrip(".")
             return f"{_name(first.arg)} is missing: {about[:1].lower()}{about[1:]}."
         case tyro_errors.BadValue(argument=argument):
             return f"{_name(argument)} needs a value."
@@ -31,8 +33,8 @@ def _sentence(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequenc
             return f"{_name(argument)} must be one of {', '.join(choices)}, not '{value}'."
         case tyro_errors.UnrecognizedArgs(tokens=tokens):
             options = [token for token in tokens if token.startswith("-")] or list(tokens)
-            known = list(_options(arguments))
-            hint = nearest(options[0].split("=")[0], known).replace("'", "")
+            close = difflib.get_close_matches(options[0].split("=")[0], list(_options(arguments)), n=1, cutoff=0.75)
+            hint = f" Did you mean {close[0]}?" if close else ""
             return f"There is no option {', '.join(options)}.{hint}"
         case tyro_errors.InstantiationFailure(argument=argument) if argument is not None:
             name, kinds = _name(argument), str(argument.lowered.metavar or "STR").split("|")

@@ -1,6 +1,8 @@
 """Runs as models of the lm-evaluation-harness (extra 'eval').
 
-    lm_eval --model logosphere --model_args run=runs/mdlm-text8 --tasks …   (after `import logosphere.runs.lm_eval_adapter`)
+    lm_eval --model logosphere --model_args run=runs/mdlm-text8 --tasks …
+
+after `import logosphere.runs.lm_eval_adapter`.
 
 A likelihood is exact for `ar`; for diffusion it is minus the bound, a lower bound of log p that is good for ranking
 choices and never above the truth. Surrogates are refused. Texts are cut into windows of the model's length; what a

@@ -293,7 +293,8 @@ def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: Proce
     with trainer.averaged.applied() if trainer.averaged is not None else nullcontext():
         return evaluate(
             trainer.model, batches, draws=VALIDATION_DRAWS, rng=config.seed, name=config.system,
-            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint, group=group,
+            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint,
+            group=group,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The recipes by name. A recipe is a function that returns a complete TrainConfig; variants are functions of functions."""
+"""Recipes: complete training configurations by name."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,7 +79,8 @@ def sudoku() -> TrainConfig:
     """Sudokus from their clues: every cell depends on all others."""
     return TrainConfig(
         system="mdlm", data="sudoku", length=81, batch=64, steps=5000, validations=10,
-        network=Network(width=128, depth=4, heads=4, shape="9x9"), optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
+        network=Network(width=128, depth=4, heads=4, shape="9x9"), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        ema=0.998,
     )  # fmt: skip
 
 
@@ -87,7 +88,8 @@ def e2e() -> TrainConfig:
     """Descriptions of restaurants from their meaning, in 512 pieces of words."""
     return TrainConfig(
         system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
-        network=Network(width=192, depth=4, heads=6, source_length=128), optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
+        network=Network(width=192, depth=4, heads=6, source_length=128), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        ema=0.998,
     )  # fmt: skip
 
 
@@ -95,7 +97,8 @@ def dna() -> TrainConfig:
     """Human core promoters and other DNA, 70 bases, for a label."""
     return TrainConfig(
         system="rdlm-heat", data="promoters", length=70, batch=64, steps=5000, validations=5,
-        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
+        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        ema=0.998,
     )  # fmt: skip
 
 
@@ -103,7 +106,8 @@ def smiles() -> TrainConfig:
     """The small molecules of QM9 as SMILES, of up to 28 characters."""
     return TrainConfig(
         system="mdlm", data="smiles", length=29, batch=128, steps=10_000, validations=10,
-        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
+        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        ema=0.998,
     )  # fmt: skip
 
 
@@ -111,7 +115,8 @@ def chorales() -> TrainConfig:
     """Bach's chorales of up to 80 beats, four voices a beat."""
     return TrainConfig(
         system="mdlm", data="chorales", length=320, batch=32, steps=5000, validations=10, validation_sequences=32,
-        network=Network(width=128, depth=4, heads=4, shape="80x4"), optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
+        network=Network(width=128, depth=4, heads=4, shape="80x4"), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        ema=0.998,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class Run:
 
     @property
     def results(self) -> Path:
-        """Where measurements are kept: with the run; for a bundled checkpoint, which belongs to the package, in the cache."""
+        """Where measurements are kept: in the run; for a bundled checkpoint in the cache."""
         return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:

@@ -1,4 +1,4 @@
-"""Settings of the verbs other than train: plain dataclasses without torch, which the command line turns into options."""
+"""Settings of all verbs but train: plain dataclasses without torch, which the command line turns into options."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

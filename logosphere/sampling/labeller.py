@@ -17,7 +17,7 @@ from logosphere.sampling.guidance import Edits, Gradients, Guide
 from logosphere.weights import fill, read_recipe, read_tensors, write_recipe, write_tensors
 
 ABOUT, CLASSIFIER = "classifier.json", "classifier.safetensors"
-AGAIN = "teach another with: logosphere classify RUN"
+AGAIN = "teach another with: logosphere train-classifier RUN"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,7 @@ class Trainer:
         """Running average of the gradient's norm, to which spikes are compared."""
 
     def train_step(self, batch: Batch, done: float) -> Progress:
-        """One step of the optimiser; `done` is the fraction of the training before it, `batch` our part of the batch."""
+        """One step of the optimiser; `done` is the fraction of the training before it, `batch` this process's part."""
         started = time.perf_counter()
         self.model.train()
         self.model.check_vocabulary(batch.tokens)
@@ -233,6 +233,7 @@ class Trainer:
 S = TypeVar("S", covariant=True)
 
 
+@runtime_checkable
 class TakesSteps(Protocol[S]):
     """Anything that the loop can train: the trainer of a model, or that of an auxiliary network."""
 
@@ -244,7 +245,7 @@ class TakesSteps(Protocol[S]):
 def training_loop(
     trainer: TakesSteps[S], batch_at: Callable[[int], Batch], fraction_done: Callable[[], float]
 ) -> Iterator[S]:
-    """The one training loop: steps until `fraction_done` reaches 1. The caller validates, saves and stops in between."""
+    """The one training loop: steps until `fraction_done` reaches 1. Callers validate, save and stop in between."""
     while (done := fraction_done()) < 1:
         yield trainer.train_step(batch_at(trainer.step), done)
 

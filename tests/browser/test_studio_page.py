@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(place: Path) -> Iterator[str]:
     for system in ("rdlm", "mdlm"):
         training = command("train", "--system", system, "--out", f"runs/{system}", *SMALL)
-        subprocess.run(trainer, cwd=place, check=True, capture_output=True)
+        subprocess.run(training, cwd=place, check=True, capture_output=True)
     compared = ["--report", "out.html", "--samples", "2", "--sampling-steps", "2", "--sequences", "8", "--draws", "1"]
     subprocess.run(command("compare", "runs/rdlm", "runs/mdlm", *compared), cwd=place, check=True, capture_output=True)
     opened = command("studio", "runs/rdlm", "runs/mdlm")
