@@ -23,7 +23,7 @@ import torch
 
 import logosphere as ls
 from logosphere.cli.train import arguments_of
-from logosphere.data.batches import sequences
+from logosphere.data.batches import eval_batches
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import start, train
 from logosphere.types import SIGN
@@ -130,7 +130,7 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
         for _ in train(run, corpus):
             pass
         model = run.model("ema")
-        batches = sequences(corpus.test, first.length, 32, part.sequences)
+        batches = eval_batches(corpus.test, first.length, 32, part.sequences)
         report = ls.evaluate(model, batches, draws=4, rng=0)
         begun = time.process_time()
         scores = domain.scores(model, row)

@@ -17,7 +17,7 @@ from test_runs import RECIPE as PLAIN
 from test_runs import bits, timeless
 
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.parallel.team import Team
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.train import Saved, start, train

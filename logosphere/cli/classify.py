@@ -10,8 +10,8 @@ from logosphere.cli.teaching import Lessons
 from logosphere.errors import UserError
 
 if TYPE_CHECKING:
-    from logosphere.data.corpora import Corpus
-    from logosphere.data.examples.collection import Examples
+    from logosphere.data.corpus import Corpus
+    from logosphere.data.datasets.examples import Examples
     from logosphere.runs.folder import RunFolder
 
 MEASURED = 512
@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
 
     import torch
 
-    from logosphere.data.batches import sequences
+    from logosphere.data.batches import eval_batches
     from logosphere.denoisers.network import Network
     from logosphere.runs.folder import RunFolder
     from logosphere.runs.train import device_of
@@ -70,7 +70,7 @@ def run(words: list[str]) -> int:
         ),
         lambda taught: f"{taught.loss:.3f} nats",
     )
-    held_out = sequences(corpus.valid, model.length, arguments.batch, MEASURED)
+    held_out = eval_batches(corpus.valid, model.length, arguments.batch, MEASURED)
     nats, right = measure_classifier(labeller.classifier, model, held_out, arguments.seed)
     out = arguments.out or folder.path / "classifier"
     out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def run(words: list[str]) -> int:
 
 def _labelled(corpus: "Corpus", folder: "RunFolder") -> "Examples":
     """The training split, if it has labels and is spelt in the tokens of the run."""
-    from logosphere.data.examples.collection import Examples
+    from logosphere.data.datasets.examples import Examples
 
     if not isinstance(corpus.train, Examples) or corpus.train.labels is None:
         raise UserError(f"{corpus.name} has no labels; give some with --data labelled:FILE, or --data digits.")

@@ -19,10 +19,10 @@ from logosphere.systems import system
 if TYPE_CHECKING:
     from logosphere.comparison.portrait import Ways
     from logosphere.comparison.standing import Standing
-    from logosphere.data.corpora import Corpus
-    from logosphere.evaluation.judges import Judge
+    from logosphere.data.corpus import Corpus
     from logosphere.evaluation.report import Report
     from logosphere.evaluation.samples.texts import Metric, Reference
+    from logosphere.evaluation.scorers import Scorer
     from logosphere.reports.board import Portrait, Value
     from logosphere.runs.folder import RunFolder
 
@@ -115,9 +115,9 @@ def run(words: list[str]) -> int:
 
 
 def _metrics(arguments: Arguments) -> "list[Metric]":
-    from logosphere.evaluation.samples.catalogue import metrics
+    from logosphere.evaluation.samples.registry import find_metrics
 
-    return metrics(arguments.samples.metrics)
+    return find_metrics(arguments.samples.metrics)
 
 
 def _common(arguments: Arguments) -> Recipe:
@@ -154,7 +154,7 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
     from logosphere.atomic import write_json
     from logosphere.comparison.assemble import COSTS
     from logosphere.comparison.entrants import begun, finished
-    from logosphere.evaluation.costs import forget_peak, peak_bytes
+    from logosphere.evaluation.costs import peak_memory_bytes, reset_peak_memory
     from logosphere.runs.train import start
 
     run = begun(entrant)
@@ -162,9 +162,9 @@ def _train(entrant: Any, corpus: "Corpus") -> "RunFolder | None":
         say(f"[dim]{entrant.folder} is trained already[/]")
         return run
     run = run or start(entrant.recipe, corpus, entrant.folder)
-    forget_peak()
+    reset_peak_memory()
     outcome = followed(run, corpus, lambda event: None)
-    write_json(run.path / COSTS, {"peak_bytes": peak_bytes()})
+    write_json(run.path / COSTS, {"peak_bytes": peak_memory_bytes()})
     if outcome.stopped:
         say(f"Stopped at step {outcome.step:,} of {entrant.name} and saved. Go on with the same command.")
     elif outcome.asked:
@@ -198,7 +198,7 @@ def _write(
 ) -> None:
     from logosphere.comparison.assemble import board
     from logosphere.comparison.portrait import Ways, reference, values
-    from logosphere.evaluation.samples.catalogue import judged
+    from logosphere.evaluation.samples.registry import scorer_metric
     from logosphere.reports.writing import write_board
 
     assert arguments.report is not None
@@ -209,7 +209,7 @@ def _write(
     real: dict[str, Value] = {}
     if how.samples:
         ways = Ways(how.samples, how.sampling_steps, how.temperatures, measure.seed)
-        chosen = [judged(judge) for judge in _jury(arguments)] + chosen
+        chosen = [scorer_metric(judge) for judge in _jury(arguments)] + chosen
         real = values(against.real, against, chosen)
         for name, runs in groups.items():
             report = next(one.report for one in standing if one.name == name)
@@ -220,7 +220,7 @@ def _write(
     say(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in beside)} beside it")
 
 
-def _jury(arguments: Arguments) -> "list[Judge]":
+def _jury(arguments: Arguments) -> "list[Scorer]":
     from logosphere.comparison.jury import summoned
 
     return [summoned(name, arguments.out / JUDGE) for name in arguments.samples.judge]

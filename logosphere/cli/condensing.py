@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logosphere.cli.console import messages
-from logosphere.data.gaps import Given
+from logosphere.data.prompting import Prompt
 from logosphere.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Condensing:
     network was of them.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", given: Given | None):
+    def __init__(self, tokenizer: "Tokenizer", given: Prompt | None):
         from rich.live import Live
 
         self.tokenizer = tokenizer

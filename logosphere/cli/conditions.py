@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from logosphere.data.tokenizers import Ids
+    from logosphere.data.tokenizers import TokenIds
     from logosphere.model import Model
     from logosphere.runs.folder import RunFolder
     from logosphere.sampling.guidance import Guide
@@ -35,15 +35,15 @@ def condition_of(folder: "RunFolder", label: str, source: str, signal: Path | No
     return Condition.of(labels=labels, source=sources, signal=signals)
 
 
-def _tokens(source: str, folder: "RunFolder") -> "Ids":
+def _tokens(source: str, folder: "RunFolder") -> "TokenIds":
     """A source in its own alphabet: that of the texts, unless both are numbers and those of sources are more."""
-    from logosphere.data.special import Levels
+    from logosphere.data.tokenizers import IntegerTokenizer
 
     size = folder.conditions["source"]
     if not size:
         raise UserError(f"The model in {folder.path} was trained without sources; leave out --source.")
     tokenizer = folder.tokenizer
-    return (Levels(size) if isinstance(tokenizer, Levels) else tokenizer).encode(source)
+    return (IntegerTokenizer(size) if isinstance(tokenizer, IntegerTokenizer) else tokenizer).encode(source)
 
 
 def _along(path: Path, folder: "RunFolder", n: int) -> "npt.NDArray[np.float32]":

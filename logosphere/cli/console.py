@@ -17,7 +17,7 @@ from logosphere.cli.mistakes import Misuse, in_a_sentence
 from logosphere.parallel.launch import rank
 
 if TYPE_CHECKING:
-    from logosphere.data.corpora import Corpus
+    from logosphere.data.corpus import Corpus
     from logosphere.data.tokenizers import Tokenizer
 
 T = TypeVar("T")

@@ -26,23 +26,22 @@ class Arguments:
 def run(words: list[str]) -> int:
     arguments = parse(Arguments, words, "data")
 
-    from logosphere.data.examples.names import DESCRIPTIONS
-    from logosphere.data.sources import CORPORA
+    from logosphere.data.descriptions import CORPORA, DATASETS
 
     if arguments.action == "list":
         if arguments.json:
-            print_json({"corpora": CORPORA | DESCRIPTIONS})
+            print_json({"corpora": CORPORA | DATASETS})
         else:
-            known = CORPORA | DESCRIPTIONS
+            known = CORPORA | DATASETS
             print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
     if not arguments.name:
         raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
 
-    from logosphere.data.batches import tokens_in
+    from logosphere.data.splits import count_tokens
 
     corpus = corpus_with_progress(arguments.name, arguments.tokenizer)
-    sizes = {split: tokens_in(getattr(corpus, split)) for split in ("train", "valid", "test")}
+    sizes = {split: count_tokens(getattr(corpus, split)) for split in ("train", "valid", "test")}
     if arguments.json:
         print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
     else:

@@ -44,14 +44,14 @@ def dry_run(recipe: Recipe, processes: int, *, json: bool) -> int:
 
 def _read(recipe: Recipe) -> tuple[int, dict[str, int]]:
     """The size of the vocabulary and what conditions need, without fetching a running text whose tokenizer says all."""
-    from logosphere.data.examples.opening import is_collection
-    from logosphere.data.lettered import is_lettered
+    from logosphere.data.datasets.loading import is_dataset
+    from logosphere.data.text8 import is_letters
 
-    if not is_collection(recipe.data):
+    if not is_dataset(recipe.data):
         named = {"text8": 27, "byte": 256}
         if recipe.tokenizer in named:
             return named[recipe.tokenizer], {}
-        if recipe.tokenizer == "auto" and (recipe.data in ("text8", "pydoc") or is_lettered(recipe.data)):
+        if recipe.tokenizer == "auto" and (recipe.data in ("text8", "pydoc") or is_letters(recipe.data)):
             return named["text8"], {}
         if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", recipe.tokenizer):
             return int(sized[1]), {}

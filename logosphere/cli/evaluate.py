@@ -12,7 +12,7 @@ from logosphere.errors import UserError
 from logosphere.parallel.launch import launch, must_launch
 
 if TYPE_CHECKING:
-    from logosphere.data.corpora import Corpus
+    from logosphere.data.corpus import Corpus
     from logosphere.evaluation.report import Report
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
@@ -94,7 +94,8 @@ def measured(
     folder: "RunFolder", measure: Measure, team: "Team | None" = None, options: tuple[str, ...] = ()
 ) -> "Report":
     """The report of a run, the same for every process of a team; with other options of its system than it has."""
-    from logosphere.data.batches import check_length, sequences, sequences_in
+    from logosphere.data.batches import eval_batches
+    from logosphere.data.splits import check_length, count_sequences
     from logosphere.evaluation.report import evaluate
     from logosphere.parallel.team import ALONE
     from logosphere.recipes.recipe import options_from
@@ -108,7 +109,7 @@ def measured(
     row = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}[measure.split]
     check_length(row, model.length)
     unit = tokenizer.unit if measure.per == "auto" else measure.per
-    total = sequences_in(row, model.length, measure.sequences or None)
+    total = count_sequences(row, model.length, measure.sequences or None)
     finished = 0
 
     with bar(f"evaluate {folder.path.name}") as shown:
@@ -120,7 +121,7 @@ def measured(
 
         return evaluate(
             model,
-            sequences(row, model.length, measure.batch, measure.sequences or None),
+            eval_batches(row, model.length, measure.batch, measure.sequences or None),
             draws=measure.draws,
             rng=measure.seed,
             name=folder.path.name,
@@ -139,8 +140,8 @@ def _units_per_token(unit: str, corpus: "Corpus", split: str, length: int) -> fl
 
     A tokenizer that does not give texts back, as WordPiece, does not tell their lengths either: then it is all texts.
     """
-    from logosphere.data.batches import counted_in
-    from logosphere.data.examples.collection import Examples
+    from logosphere.data.datasets.examples import Examples
+    from logosphere.data.splits import count_scored_tokens
 
     row, tokenizer = getattr(corpus, split), corpus.tokenizer
     if unit in ("token", tokenizer.unit):
@@ -152,6 +153,6 @@ def _units_per_token(unit: str, corpus: "Corpus", split: str, length: int) -> fl
         return sum(len(text) if unit == "character" else len(text.encode()) for text in texts)
 
     if isinstance(row, Examples) and units(row) == whole:
-        row = row.of_length(length)
+        row = row.filter_by_length(length)
         whole = units(row)
-    return whole / counted_in(row, length)
+    return whole / count_scored_tokens(row, length)

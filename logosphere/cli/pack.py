@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
 
     import torch
 
-    from logosphere.data.batches import sequences
+    from logosphere.data.batches import eval_batches
     from logosphere.runs.folder import RunFolder
     from logosphere.runs.packing import SLICE, check_free, pack, written
     from logosphere.sampling.generate import generate
@@ -42,7 +42,7 @@ def run(words: list[str]) -> int:
     tokenizer, measure = folder.tokenizer, arguments.measure
     report = measured(folder, measure)
     corpus = corpus_with_progress(measure.data or folder.recipe.data, tokenizer)
-    held_out = next(iter(sequences(corpus.test, folder.recipe.length, SLICE, SLICE))).tokens
+    held_out = next(iter(eval_batches(corpus.test, folder.recipe.length, SLICE, SLICE))).tokens
     model = folder.model(measure.weights)
     drawn = generate(model, n=arguments.samples, steps=arguments.steps, rng=torch.Generator().manual_seed(0))
     texts = [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]

@@ -9,13 +9,13 @@ import tyro
 from logosphere.cli.condensing import Condensing, check_suffix, save
 from logosphere.cli.conditions import ByClassifier, condition_of
 from logosphere.cli.console import messages, parse, print_json, say
-from logosphere.data.gaps import Given, parse_gaps, prompt
+from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
 from logosphere.errors import UserError
 from logosphere.parallel.launch import launch, launched, must_launch
 from logosphere.sampling.catalogue import listing
 
 if TYPE_CHECKING:
-    from logosphere.data.tokenizers import Ids
+    from logosphere.data.tokenizers import TokenIds
     from logosphere.model import Model
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
@@ -125,11 +125,11 @@ def _carried_out(arguments: Arguments, team: "Team") -> int:
             say(f"There is no run here, so {whose} writes, {way}; --temperature 1 is what it has learnt.")
     tokenizer = folder.tokenizer
     model = folder.model(arguments.weights).to(device_of(folder.recipe.device))
-    given: Given | None = None
+    given: Prompt | None = None
     if arguments.prompt:
-        given = prompt(arguments.prompt, tokenizer, model.length)
+        given = encode_prompt(arguments.prompt, tokenizer, model.length)
     elif arguments.infill:
-        given = parse_gaps(arguments.infill, tokenizer, model.length)
+        given = encode_infill(arguments.infill, tokenizer, model.length)
     if given is not None:
         model.check_known(given.known)
     recorder = _recorder(model) if arguments.watch or arguments.save is not None else None
@@ -162,14 +162,14 @@ def _recorder(model: "Model") -> "Recorder":
 def _draw(
     folder: "RunFolder",
     model: "Model",
-    given: Given | None,
+    given: Prompt | None,
     recorder: "Recorder | None",
     arguments: Arguments,
     team: "Team",
 ) -> "Generation":
     import torch
 
-    from logosphere.data.special import Ended
+    from logosphere.data.tokenizers import WithEOS
     from logosphere.sampling.generate import generate
     from logosphere.sampling.lengths import of_length
     from logosphere.sampling.plan import GRIDS
@@ -178,8 +178,8 @@ def _draw(
 
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
     denoiser, slides, tokenizer = None, arguments.length, folder.tokenizer
-    if arguments.length is not None and isinstance(tokenizer, Ended):
-        wanted = of_length(model, tokenizer.end, arguments.length, known, tokens)
+    if arguments.length is not None and isinstance(tokenizer, WithEOS):
+        wanted = of_length(model, tokenizer.eos, arguments.length, known, tokens)
         denoiser, known, tokens, slides = wanted.denoiser, wanted.known, wanted.tokens, None
     renoise = known is not None and bool(known.any()) and folder.approximates(model)
     if renoise:
@@ -235,14 +235,14 @@ def _draw(
             shown.close()
 
 
-def _picture(path: Path, rows: "Ids", folder: "RunFolder") -> None:
+def _picture(path: Path, rows: "TokenIds", folder: "RunFolder") -> None:
     from logosphere.atomic import write_whole
-    from logosphere.evaluation.images import grid, png
+    from logosphere.evaluation.images import encode_png, make_image_grid
 
     axes = folder.recipe.network.axes
     if not axes:
         raise UserError("These samples are no images: the model was trained without --network.shape.")
-    write_whole(path, png(grid(rows.astype("int64"), axes, folder.tokenizer.size)))
+    write_whole(path, encode_png(make_image_grid(rows.astype("int64"), axes, folder.tokenizer.size)))
     say(f"Saved as {path}")
 
 

@@ -11,7 +11,7 @@ from logosphere.cli.console import bar
 from logosphere.errors import UserError
 
 if TYPE_CHECKING:
-    from logosphere.data.batches import Split
+    from logosphere.data.splits import Split
     from logosphere.model import Model
     from logosphere.training.optim import Optim
     from logosphere.types import Batch
@@ -42,9 +42,9 @@ class Lessons:
 
     def batches(self, split: "Split", model: "Model") -> "Iterator[Batch]":
         """One for each step."""
-        from logosphere.data.batches import draws
+        from logosphere.data.batches import train_batches
 
-        return map(draws(split, model.length, self.batch, self.seed).at, range(self.steps))
+        return map(train_batches(split, model.length, self.batch, self.seed).at, range(self.steps))
 
     def optim(self) -> "Optim":
         from logosphere.training.optim import Optim

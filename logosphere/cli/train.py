@@ -18,7 +18,7 @@ from logosphere.recipes.recipe import Recipe
 from logosphere.systems import system
 
 if TYPE_CHECKING:
-    from logosphere.data.corpora import Corpus
+    from logosphere.data.corpus import Corpus
     from logosphere.evaluation.report import Report
     from logosphere.parallel.team import Team
     from logosphere.runs.folder import RunFolder
@@ -157,7 +157,7 @@ def _spelt(value: object) -> str:
 
 def _opened(folder: "RunFolder | None", chosen: Recipe, arguments: Arguments) -> "Corpus":
     """The text of a run: of the one in the folder, where one is resumed."""
-    from logosphere.data.hubstream import is_stream
+    from logosphere.data.hub_stream import is_stream
 
     if folder is not None and (arguments.resume or is_stream(chosen.data)):  # a stream has no cache to share
         return corpus_with_progress(folder.recipe.data, folder.tokenizer)
@@ -208,7 +208,7 @@ def followed(
     folder: "RunFolder", corpus: "Corpus", note: "Callable[[Event], None]", team: "Team | None" = None
 ) -> Outcome:
     """Train, with a bar for those who watch."""
-    from logosphere.data.batches import size_of
+    from logosphere.data.splits import describe_size
     from logosphere.parallel.team import ALONE
     from logosphere.runs.interrupts import Interrupts
     from logosphere.runs.train import Advanced, Event, Saved, Validated, train
@@ -216,7 +216,7 @@ def followed(
     team, settings = team or ALONE, folder.recipe
     preset = folder.spec.preset_label
     name = f"[bold]{settings.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
-    say(f"{name} on {corpus.name} ({size_of(corpus.train)}) in {folder.path}")
+    say(f"{name} on {corpus.name} ({describe_size(corpus.train)}) in {folder.path}")
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None

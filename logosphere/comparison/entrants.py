@@ -5,9 +5,9 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import step_flops
+from logosphere.evaluation.costs import count_step_flops
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.recipes.recipe import Recipe
@@ -46,7 +46,7 @@ class Budget:
         if self.tokens is not None:
             steps = max(1, int(self.tokens // (recipe.batch * recipe.length)))
         if self.flops is not None:
-            steps = max(1, int(self.flops // step_flops(build_model(recipe, corpus), recipe.batch)))
+            steps = max(1, int(self.flops // count_step_flops(build_model(recipe, corpus), recipe.batch)))
         return replace(recipe, steps=steps, minutes=self.minutes, cpu_minutes=self.cpu_minutes)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import torch
 
-from logosphere.data.batches import check_length, draws, sequences
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
-from logosphere.data.streaming import Arrivals
+from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
+from logosphere.data.splits import check_length
+from logosphere.data.streaming import StreamBatches
+from logosphere.data.tasks import find_task
 from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.trunk import Trunk
 from logosphere.denoisers.unet import Stage
@@ -25,7 +27,6 @@ from logosphere.runs.beginning import beginning
 from logosphere.runs.folder import BEGIN, BEST, SHORT, RunFolder
 from logosphere.runs.saves import Saves
 from logosphere.systems import build
-from logosphere.tasks import task
 from logosphere.training.checkpoint import checkpoint_of, latest
 from logosphere.training.fit import Diverged, Progress, Training
 from logosphere.training.safety import determinism, keep_batch
@@ -141,14 +142,14 @@ def start(recipe: Recipe, corpus: Corpus, path: str | Path) -> RunFolder:
     for split in (corpus.train, corpus.valid):
         check_length(split, recipe.length)
     model = build_model(recipe, corpus)
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
-    chosen = task(recipe.task)
-    if chosen.cuts and (model.block < model.length or not model.process.codec.local or recipe.network.axes):
+    crops = train_batches(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
+    chosen = find_task(recipe.task)
+    if chosen.shortens and (model.block < model.length or not model.process.codec.local or recipe.network.axes):
         raise UserError(
             f"The task '{recipe.task}' cuts sequences, which blocks, latents and networks with a shape do not allow; "
             "use another task, or a system such as mdlm."
         )
-    model.check_known(chosen.pose(crops.at(0), recipe.seed).known.to(model.device))
+    model.check_known(chosen.apply(crops.at(0), recipe.seed).known.to(model.device))
     assert model.spec is not None
     begun = None if recipe.begin is None else beginning(recipe.begin, model, corpus.tokenizer, corpus.labels)
     return RunFolder.create(path, recipe, model.spec, corpus, begun)
@@ -194,10 +195,10 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
     team.first(lambda: _prepare(model, recipe, corpus))  # which leaves the others nothing to do
     _prepare(model, recipe, corpus)
     team.first(lambda: run.forget_after(training.step if saved is not None else -1))
-    crops = draws(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
-    if isinstance(crops, Arrivals) and training.step > 0:
-        crops.go_to(training.position)
-    rows, posed = team.share(recipe.batch), task(recipe.task)
+    crops = train_batches(corpus.train, recipe.length, recipe.batch, recipe.seed, recipe.order)
+    if isinstance(crops, StreamBatches) and training.step > 0:
+        crops.seek(training.position)
+    rows, posed = team.share(recipe.batch), find_task(recipe.task)
     last_save = clock.seconds
 
     def save(*, wait: bool) -> Iterator[Saved]:
@@ -208,7 +209,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
                 f"The weights are no longer numbers after step {training.step}; try a smaller learning rate "
                 f"(--optim.lr) or a longer warm-up (--optim.warmup). {_left(run, training)}."
             )
-        if isinstance(crops, Arrivals):
+        if isinstance(crops, StreamBatches):
             training.position = crops.position(training.step)
         saves.begin({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "best": best})
         last_save = clock.seconds
@@ -238,7 +239,7 @@ def _train(run: RunFolder, corpus: Corpus, stop: Callable[[], bool], team: Team)
             yield from save(wait=True)
             return
         cpu = time.process_time()
-        batch = posed.pose(crops.at(training.step, rows), recipe.seed)
+        batch = posed.apply(crops.at(training.step, rows), recipe.seed)
         try:
             progress = training.advance(batch, recipe.steps or 0, done)
         except Diverged as problem:
@@ -283,12 +284,12 @@ def _prepare(model: Model, recipe: Recipe, corpus: Corpus) -> None:
     examples = corpus.train
     if isinstance(examples, Examples):
         origin = f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
-        model.process.prepare(lambda: examples.rows(recipe.length), origin)
+        model.process.prepare(lambda: examples.padded_rows(recipe.length), origin)
 
 
 def validate(recipe: Recipe, training: Training, corpus: Corpus, team: Team = ALONE) -> Report:
     """The bound of the averaged weights on the validation split."""
-    batches = sequences(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
+    batches = eval_batches(corpus.valid, recipe.length, recipe.batch, recipe.validation_sequences)
     with training.averaged.applied() if training.averaged is not None else nullcontext():
         return evaluate(
             training.model, batches, draws=VALIDATION_DRAWS, rng=recipe.seed, name=recipe.system,
