@@ -147,7 +147,7 @@ def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
             assert torch.equal(kind(row, 11, 4, 3).at(2).tokens, kind(wanted, 11, 4, 3).at(2).tokens)
     batches = zip(windows(many, 30, 8), windows(one, 30, 8), strict=True)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in batches)
-    assert len(many._maps.mapped) <= MAX_MAPPED
+    assert len(many._files.mapped) <= MAX_MAPPED
     for places in (np.array([1000]), np.array([-1])):
         with pytest.raises(IndexError):
             many[places]

@@ -113,7 +113,7 @@ class Permutation:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size < 1 << 60:
-            raise UserError(f"There must be something to shuffle, and not more than 2^60 things, not {self.size}.")
+            raise UserError(f"A permutation needs 1 to 2^60 - 1 elements to shuffle, not {self.size}.")
 
     def __call__(self, places: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
         """The element at each place of the permutation."""

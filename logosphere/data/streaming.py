@@ -141,5 +141,5 @@ class StreamBatches:
     def seek(self, position: dict[str, Any] | None) -> None:
         """Continue from a saved position."""
         if position is None:
-            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; begin anew.")
+            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; start a new run.")
         self.stream.restore(position)

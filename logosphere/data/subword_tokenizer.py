@@ -90,7 +90,7 @@ class SubwordTokenizer(Tokenizer):
         try:
             ids = self._model.encode(text, add_special_tokens=False).ids
         except Exception as error:  # some vocabularies have no unknown token
-            raise UserError(f"The tokenizer '{self.name}' cannot write this text ({error}); use another.") from error
+            raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
         return np.array(ids, dtype=np.int64)
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:

@@ -48,8 +48,8 @@ def density_path(model: Model) -> tuple[Flow, Carried]:
         )
     if not isinstance(path, Carried) or not path.smooth:
         raise UserError(
-            "The velocities of this flow jump where tokens become impossible, and no divergence tells what that "
-            "does to a density; build fisher-flow with prior=simplex."
+            "The velocities of this flow are discontinuous where tokens become impossible, so their divergence does "
+            "not give the density; build fisher-flow with prior=simplex."
         )
     return process, path
 

@@ -33,17 +33,17 @@ class MeanWithError(NamedTuple):
 
 
 def activity_error(
-    activity: ActivityModel, made: Int64[Tensor, "N L"], real: Int64[Tensor, "M K"], batch: int = 64
+    activity: ActivityModel, generated: Int64[Tensor, "N L"], real: Int64[Tensor, "M K"], batch: int = 64
 ) -> MeanWithError:
-    """SP-MSE: E (activity(made) - activity(real))², each pair under one signal (DDSM, section 4.3)."""
-    if made.shape != real.shape or not len(made):
+    """SP-MSE: E (activity(generated) - activity(real))², each pair under one signal (DDSM, section 4.3)."""
+    if generated.shape != real.shape or not len(generated):
         raise UserError(
-            f"Each designed sequence needs the real one of its signal, of the same length: got {list(made.shape)} and "
+            f"Each designed sequence needs the real one of its signal, of the same length: got {list(generated.shape)} and "
             f"{list(real.shape)}."
         )
-    if not 0 <= int(torch.minimum(made, real).min()) <= int(torch.maximum(made, real).max()) < 4:
+    if not 0 <= int(torch.minimum(generated, real).min()) <= int(torch.maximum(generated, real).max()) < 4:
         raise UserError("Bases are the numbers 0 to 3, for A, C, G and T; leave out sequences with N.")
-    parts = zip(made.split(batch), real.split(batch), strict=True)
+    parts = zip(generated.split(batch), real.split(batch), strict=True)
     squares = torch.cat([(activity(a) - activity(b)).double().square() for a, b in parts])
     return MeanWithError(*ratio_with_error(squares, torch.ones_like(squares)))
 
@@ -73,5 +73,5 @@ class Sei:
         one_hot = F.one_hot(bases, 4).float().transpose(1, 2)
         predicted = self.network(F.pad(one_hot, (padding // 2, padding - padding // 2), value=0.25))
         if predicted.ndim != 2 or predicted.shape[1] <= int(self.tracks.max()):
-            raise UserError(f"The network answered {list(predicted.shape)}, not one row of Sei's tracks a sequence.")
+            raise UserError(f"The network returned {list(predicted.shape)}, not one row of Sei's tracks a sequence.")
         return predicted[:, self.tracks].mean(1)

@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from logosphere.errors import UserError
 
-Numbers = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.int64]
 
 
-def is_sudoku_solved(cells: Numbers) -> npt.NDArray[np.bool_]:
+def is_sudoku_solved(cells: IntArray) -> npt.NDArray[np.bool_]:
     """Whether each grid [N, 81] of digits 0 … 8 has every digit once in each row, column and box, [N]."""
     return np.all(check_sudoku_groups(cells), axis=1)
 
 
-def check_sudoku_groups(cells: Numbers) -> npt.NDArray[np.bool_]:
+def check_sudoku_groups(cells: IntArray) -> npt.NDArray[np.bool_]:
     """Whether each of the 27 rows, columns and boxes of each grid [N, 81] has every digit once, [N, 27]."""
     if cells.ndim != 2 or cells.shape[1] != 81:
         raise UserError(f"A sudoku has 81 cells, not {cells.shape[-1]}.")
@@ -27,7 +27,7 @@ def check_sudoku_groups(cells: Numbers) -> npt.NDArray[np.bool_]:
     return (np.sort(groups, axis=2) == np.arange(9)).all(axis=2)
 
 
-def has_kept_clues(cells: Numbers, clues: Numbers) -> npt.NDArray[np.bool_]:
+def has_kept_clues(cells: IntArray, clues: IntArray) -> npt.NDArray[np.bool_]:
     """Whether each grid agrees with its clues [N, 81], digits 1 … 9 and 0 for open cells."""
     return ((clues == 0) | (cells + 1 == clues)).all(axis=1)
 
@@ -69,7 +69,7 @@ def _frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
     return {word: count / total for word, count in counts.items()}
 
 
-def check_chorales(songs: Sequence[Numbers], training: Sequence[Numbers], voices: int = 4) -> dict[str, float]:
+def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voices: int = 4) -> dict[str, float]:
     """Fractions of valid parts of songs, `voices` pitches per beat from the lowest, 0 for a rest.
 
     whole: songs of complete beats; ordered: beats whose voices ascend, rests last; range: notes within the range of
@@ -90,11 +90,11 @@ def check_chorales(songs: Sequence[Numbers], training: Sequence[Numbers], voices
     }
 
 
-def _beats(song: Numbers, voices: int) -> Numbers:
+def _beats(song: IntArray, voices: int) -> IntArray:
     return np.asarray(song[: len(song) // voices * voices], dtype=np.int64).reshape(-1, voices)
 
 
-def _chord(beat: Numbers) -> tuple[int, ...]:
+def _chord(beat: IntArray) -> tuple[int, ...]:
     """The intervals of a chord above its lowest note, within an octave; () for a rest."""
     notes = beat[beat > 0]
     return tuple(np.unique((notes - notes.min()) % 12).tolist()) if len(notes) else ()

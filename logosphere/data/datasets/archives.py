@@ -42,7 +42,7 @@ class PublishedArchive:
             return fetch(self.urls, cache / "downloads" / name, self.sha256, self.size,
                          lambda done, total: report(f"downloading {name}", done, total))  # fmt: skip
         raise UserError(
-            f"{self.files[0]} is not here; get it from {self.home} and put it into the folder named by LOGOSPHERE_DATA."
+            f"{self.files[0]} is missing; get it from {self.home} and put it into the folder named by LOGOSPHERE_DATA."
         )
 
 

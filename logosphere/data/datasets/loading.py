@@ -127,7 +127,7 @@ def _encode_split(rows: list[Record], tokenizer: Tokenizer, labels: list[str], p
     if labels:
         number = {label: i for i, label in enumerate(labels)}
         if unknown := {row.label for row in rows} - number.keys():
-            raise UserError(f"{place} has the label '{min(map(str, unknown))}', which the training split has not.")
+            raise UserError(f"{place} has the label '{min(map(str, unknown))}', which is not in the training split.")
         label_ids = np.array([number[str(row.label)] for row in rows], dtype=np.int64)
     if rows[0].source is not None:
         sources = [tokenizer.encode(row.source or "") for row in rows]

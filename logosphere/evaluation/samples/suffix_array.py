@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.integer[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
 class SuffixArray:
     """The suffixes of a text, sorted by their first `depth` tokens (Manber and Myers 1990, by doubling)."""
 
-    text: Numbers
+    text: IntArray
     """The text, padded by `depth` tokens smaller than all others."""
-    order: Numbers
+    order: IntArray
     depth: int
 
     @staticmethod
-    def build(text: Numbers, depth: int) -> "SuffixArray":
+    def build(text: IntArray, depth: int) -> "SuffixArray":
         """O(n log n log depth): suffixes sorted by 1, 2, 4, … tokens, each from the ranks of the previous pass."""
         n = len(text)
         rank = np.unique(text, return_inverse=True)[1].astype(np.int64) + 1
@@ -32,7 +32,7 @@ class SuffixArray:
         padded = np.concatenate([text.astype(np.int64), np.full(depth, -1)])
         return SuffixArray(padded, np.argsort(rank, kind="stable"), depth)
 
-    def longest_matches(self, row: Numbers) -> Numbers:
+    def longest_matches(self, row: IntArray) -> IntArray:
         """For each position of a row, the length of the longest match that begins there and occurs in the text.
 
         A suffix shares its longest prefix with one of its neighbours in sorted order, so the two neighbours of the
@@ -53,17 +53,17 @@ class SuffixArray:
         ]
         return np.maximum(*matches)
 
-    def _rows(self, starts: Numbers) -> Numbers:
+    def _rows(self, starts: IntArray) -> IntArray:
         return self.text[starts[:, None] + np.arange(self.depth)]
 
-    def _is_before(self, queries: Numbers, starts: Numbers) -> npt.NDArray[np.bool_]:
+    def _is_before(self, queries: IntArray, starts: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each suffix sorts before its query."""
         rows = self._rows(starts)
         first = (rows != queries).argmax(1)
         pick = np.arange(len(queries))
         return rows[pick, first] < queries[pick, first]
 
-    def _shared_prefix(self, queries: Numbers, starts: Numbers) -> Numbers:
+    def _shared_prefix(self, queries: IntArray, starts: IntArray) -> IntArray:
         """The length of the common prefix of each suffix and its query."""
         differ = self._rows(starts) != queries
         return np.where(differ.any(1), differ.argmax(1), self.depth)
