@@ -38,8 +38,8 @@ def activity_error(
     """SP-MSE: E (activity(generated) - activity(real))², each pair under one signal (DDSM, section 4.3)."""
     if generated.shape != real.shape or not len(generated):
         raise UserError(
-            f"Each designed sequence needs the real one of its signal, of the same length: got {list(generated.shape)} and "
-            f"{list(real.shape)}."
+            f"Each designed sequence needs the real one of its signal, of the same length: got "
+            f"{list(generated.shape)} and {list(real.shape)}."
         )
     if not 0 <= int(torch.minimum(generated, real).min()) <= int(torch.maximum(generated, real).max()) < 4:
         raise UserError("Bases are the numbers 0 to 3, for A, C, G and T; leave out sequences with N.")
