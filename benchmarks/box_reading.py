@@ -14,8 +14,9 @@ import torch
 
 import logosphere as ls
 from logosphere.box import reading
-from logosphere.data.batches import first_tokens, sequences
+from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
+from logosphere.data.splits import take_first_tokens
 from logosphere.data.text8 import text8_filter
 from logosphere.runs.run import Run
 from logosphere.sampling.samplers import sampler
@@ -51,10 +52,10 @@ def main() -> None:
     run = Run(sys.argv[1] if len(sys.argv) > 1 else "box:rdlm")
     texts_drawn = int(sys.argv[2]) if len(sys.argv) > 2 else TEXTS
     model, corpus, decode = run.model(), open_corpus(run.config.data, run.tokenizer), run.tokenizer.decode
-    words = text8_filter(decode(first_tokens(corpus.train, TOKENS))).split()
+    words = text8_filter(decode(take_first_tokens(corpus.train, TOKENS))).split()
     known = {word for word, count in Counter(words).items() if count >= TIMES}
     seen = set(runs(words))
-    held_out = next(iter(sequences(corpus.valid, model.length, texts_drawn, texts_drawn))).tokens
+    held_out = next(iter(eval_batches(corpus.valid, model.length, texts_drawn, texts_drawn))).tokens
     print(row("held-out text", [decode(tokens) for tokens in held_out.numpy()], known, seen))
     for name, steps, temperature in WAYS:
         rng, way = torch.Generator().manual_seed(0), sampler(name, model)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import logosphere as ls
-from logosphere.data.examples.collection import in_turn
+from logosphere.data.datasets.examples import sequential_batches
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.steered import SteeredState
 from logosphere.training.trainer import Trainer
@@ -38,7 +38,7 @@ Way = Callable[[float], dict[str, object]]
 
 def split(part: object) -> tuple[Tensor, Tensor]:
     """All sequences of a split, and their labels; 1 is a promoter."""
-    batch = next(iter(in_turn(part, LENGTH, 1 << 20)))  # type: ignore[arg-type]
+    batch = next(iter(sequential_batches(part, LENGTH, 1 << 20)))  # type: ignore[arg-type]
     return batch.tokens, batch.condition.labels
 
 

@@ -8,7 +8,7 @@ import torch
 from domain_measures import Domain, Figures
 
 import logosphere as ls
-from logosphere.evaluation import checkers
+from logosphere.evaluation import validators
 from logosphere.types import NO_TOKEN
 
 
@@ -21,8 +21,8 @@ class Restaurants(Domain):
         half = self.samples // 2  # neighbours are about the same restaurant
         shifted = self._meanings()[half:] + self._meanings()[:half]
         people = self.texts(self.asked.tokens)
-        rows: dict[str, Figures] = {"people": {"slots": checkers.slot_accuracy(self._meanings(), people)}}
-        rows["people, of other meanings"] = {"slots": checkers.slot_accuracy(shifted, people)}
+        rows: dict[str, Figures] = {"people": {"slots": validators.slot_accuracy(self._meanings(), people)}}
+        rows["people, of other meanings"] = {"slots": validators.slot_accuracy(shifted, people)}
         return rows | self.baselines(by_place=True)
 
     def scores(self, model: ls.Model, row: str) -> Figures:
@@ -32,7 +32,7 @@ class Restaurants(Domain):
             texts = self.texts(made)
             pairs = zip(self._meanings(), texts, strict=True)
             self.keep(f"{row} {guidance:g}", (f"{meaning}\n  {text}" for meaning, text in pairs))
-            found |= {name: checkers.slot_accuracy(self._meanings(), texts)} | ({} if "NFE" in found else cost)
+            found |= {name: validators.slot_accuracy(self._meanings(), texts)} | ({} if "NFE" in found else cost)
         return found
 
     def _meanings(self) -> list[str]:
@@ -68,10 +68,10 @@ class Sudokus(Domain):
 
     def _measured(self, cells: np.ndarray) -> Figures:
         clues, truth = self._clues(), self.asked.tokens.numpy()
-        solved = checkers.sudoku_solved(cells) & checkers.clues_kept(cells, clues)
+        solved = validators.is_sudoku_solved(cells) & validators.has_kept_clues(cells, clues)
         return {
             "solved": float(solved.mean()),
-            "groups right": float(checkers.sudoku_groups(cells).mean()),
+            "groups right": float(validators.check_sudoku_groups(cells).mean()),
             "open cells right": float((cells == truth)[clues == 0].mean()),
             "clues kept": float((cells + 1 == clues)[clues > 0].mean()),
         }
@@ -95,7 +95,7 @@ class Chorales(Domain):
         return self._measured(songs) | cost
 
     def _measured(self, songs: list[np.ndarray]) -> Figures:
-        return dict(checkers.chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr]
+        return dict(validators.check_chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr]
 
 
 class Molecules(Domain):
@@ -103,7 +103,7 @@ class Molecules(Domain):
 
     @cached_property
     def known(self) -> set[str]:
-        return set(checkers.canonical(map(self.corpus.tokenizer.decode, self.corpus.train.sequences)))  # type: ignore[union-attr]
+        return set(validators.canonicalise_smiles(map(self.corpus.tokenizer.decode, self.corpus.train.sequences)))  # type: ignore[union-attr]
 
     def references(self) -> dict[str, Figures]:
         rng, real = np.random.default_rng(0), self.texts(self.asked.tokens)
@@ -118,7 +118,7 @@ class Molecules(Domain):
         return self._measured(self.texts(made)) | cost
 
     def _measured(self, texts: list[str]) -> Figures:
-        return dict(checkers.molecules(texts, self.known))
+        return dict(validators.check_molecules(texts, self.known))
 
 
 def _before(song: np.ndarray, end: int) -> np.ndarray:

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 import logosphere as ls
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples import promoters
-from logosphere.data.examples.collection import Examples, in_turn
-from logosphere.evaluation import checkers
-from logosphere.evaluation.images import grid, png
-from logosphere.evaluation.profiles import activity_error
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets import synthetic_promoters
+from logosphere.data.datasets.examples import Examples, sequential_batches
+from logosphere.evaluation import validators
+from logosphere.evaluation.images import encode_png, make_image_grid
+from logosphere.evaluation.promoter_activity import activity_error
 from logosphere.types import Batch
 
 Figures = dict[str, float | str]
@@ -31,7 +31,7 @@ class Domain(ABC):
 
     def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
         self.corpus, self.length, self.samples, self.steps, self.out = corpus, length, samples, steps, out
-        self.asked: Batch = next(iter(in_turn(corpus.test, length, samples, samples)))  # type: ignore[arg-type]
+        self.asked: Batch = next(iter(sequential_batches(corpus.test, length, samples, samples)))  # type: ignore[arg-type]
 
     @abstractmethod
     def references(self) -> dict[str, Figures]:
@@ -79,8 +79,8 @@ class Domain(ABC):
         """Tokens of the test split that bits are counted for: of texts that end, up to their first end."""
         part = self.corpus.test
         assert isinstance(part, Examples)
-        lengths = [len(row) for row in part.of_length(self.length).sequences]
-        return sum(lengths) if part.end is None else sum(min(n + 1, self.length) for n in lengths)
+        lengths = [len(row) for row in part.filter_by_length(self.length).sequences]
+        return sum(lengths) if part.eos is None else sum(min(n + 1, self.length) for n in lengths)
 
     def baselines(self, by_place: bool) -> dict[str, Figures]:
         places = _rows(self.corpus.test, self.length).size
@@ -165,7 +165,7 @@ class Promoters(Domain):
         figures: Figures = {"as asked": float((said == kinds).double().mean())}
         for k in (4, 6):
             apart = [
-                checkers.kmer_divergence(
+                validators.kmer_divergence(
                     self.texts(made[kinds == kind]), self.texts(self.test[0][self.test[1] == kind]), k
                 )
                 for kind in (0, 1)
@@ -180,13 +180,13 @@ class Synthetic(Domain):
     def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
         super().__init__(corpus, length, samples, steps, out)
         signal = self.asked.condition.signal  # type: ignore[union-attr]
-        self.strength = signal[:, promoters.START, 0].double().numpy()  # type: ignore[index]
+        self.strength = signal[:, synthetic_promoters.START, 0].double().numpy()  # type: ignore[index]
 
     def references(self) -> dict[str, Figures]:
         rng = np.random.default_rng(7)
-        again = torch.from_numpy(promoters.written(self.strength, rng))
-        unasked = torch.from_numpy(promoters.written(rng.uniform(size=len(self.strength)), rng))
-        bits = {"bits": promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
+        again = torch.from_numpy(synthetic_promoters.sample_sequences(self.strength, rng))
+        unasked = torch.from_numpy(synthetic_promoters.sample_sequences(rng.uniform(size=len(self.strength)), rng))
+        bits = {"bits": synthetic_promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
         return {
             "the language itself": bits | self._measured(again),
             "the language, signals ignored": self._measured(unasked),
@@ -198,7 +198,7 @@ class Synthetic(Domain):
 
     def _measured(self, made: Tensor) -> Figures:
         """-log₂ p(sample | signal) a base, and E(motifs of the sample - motifs of the real one)², for one signal."""
-        nats = -promoters.log_prob(made.numpy(), self.strength) / self.length
+        nats = -synthetic_promoters.log_prob(made.numpy(), self.strength) / self.length
         apart = activity_error(_motifs, made, self.asked.tokens)
         return {
             "bits by the language": float(nats.mean() / math.log(2)),
@@ -213,7 +213,7 @@ def file_name(row: str) -> str:
 
 def _rows(part: object, length: int) -> np.ndarray:
     assert isinstance(part, Examples)
-    return part.rows(length).numpy()
+    return part.padded_rows(length).numpy()
 
 
 def _clear(tokens: Tensor) -> Tensor:
@@ -221,9 +221,9 @@ def _clear(tokens: Tensor) -> Tensor:
 
 
 def _motifs(bases: Tensor) -> Tensor:
-    return torch.from_numpy(promoters.occupancy(bases.numpy()).mean(1))
+    return torch.from_numpy(synthetic_promoters.motif_posterior(bases.numpy()).mean(1))
 
 
 def _picture(out: Path, row: str, made: Tensor, axes: tuple[int, ...], levels: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{file_name(row)}.png").write_bytes(png(grid(made[:SHOWN].numpy(), axes, levels)))
+    (out / f"{file_name(row)}.png").write_bytes(encode_png(make_image_grid(made[:SHOWN].numpy(), axes, levels)))

@@ -23,7 +23,7 @@ import torch
 
 import logosphere as ls
 from logosphere.cli.arguments import parse_train
-from logosphere.data.batches import sequences
+from logosphere.data.batches import eval_batches
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.types import SIGN
@@ -130,7 +130,7 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
         for _ in run_training(run, corpus):
             pass
         model = run.model("ema")
-        batches = sequences(corpus.test, first.length, 32, part.sequences)
+        batches = eval_batches(corpus.test, first.length, 32, part.sequences)
         report = ls.evaluate(model, batches, draws=4, rng=0)
         begun = time.process_time()
         scores = domain.scores(model, row)

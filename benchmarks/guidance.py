@@ -22,7 +22,7 @@ import torch
 from harness import present
 
 import logosphere as ls
-from logosphere.data.batches import draws
+from logosphere.data.batches import train_batches
 from logosphere.denoisers.network import Network
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
@@ -64,7 +64,7 @@ def labeller_of(model: ls.Model, corpus, minutes: float) -> ls.Labeller:
     torch.manual_seed(0)
     labeller = ls.Labeller.fresh(model, corpus.labels, Network(width=48, depth=2, heads=4, shape="8x8"))
     made = labeller.classifier
-    crops = draws(corpus.train, 64, 16, 7)
+    crops = train_batches(corpus.train, 64, 16, 7)
     pace, optim = 20, OptimizerConfig(lr=1e-3, warmup=20)
     started = time.process_time()
     list(ls.train_classifier(made, model, map(crops.at, range(pace)), steps=pace, optim=optim))

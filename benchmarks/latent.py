@@ -24,8 +24,8 @@ import torch
 from latent_figures import Bench
 
 import logosphere as ls
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
 from logosphere.denoisers.network import Network
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.vocabulary import part_of

@@ -10,7 +10,7 @@ decoder alone  the same judge on what the decoder makes of noise: what the path 
 slots          on E2E, the share of slots of the meaning that are mentioned, as learnt and with guidance 2
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -18,16 +18,17 @@ import torch
 
 import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder
-from logosphere.data.batches import divided, draws, first_tokens, sequences
-from logosphere.data.corpora import Corpus
+from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.splits import split_off, take_first_tokens
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.sentences import embeddings, word_pieces
-from logosphere.evaluation.checkers import slot_accuracy
-from logosphere.evaluation.judges import OwnJudge
-from logosphere.evaluation.latents import reading
-from logosphere.evaluation.samples.catalogue import judged, measured, metrics
-from logosphere.evaluation.samples.frontier import seen_by
+from logosphere.evaluation.latents import measure_reconstruction
+from logosphere.evaluation.samples.ngram_mauve import encoder_mauve
+from logosphere.evaluation.samples.registry import find_metrics, measure_samples, scorer_metric
 from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
+from logosphere.evaluation.scorers import ModelScorer
+from logosphere.evaluation.validators import slot_accuracy
 from logosphere.types import NO_TOKEN, Batch
 
 SEQUENCES, DRAWS, SAMPLES, STEPS, JUDGE_STEPS = 256, 2, 256, 32, 300
@@ -41,12 +42,12 @@ class Bench:
 
     def __init__(self, corpus: Corpus, split: str, length: int, judge: Path):
         self.corpus, self.length, self._judge_folder = corpus, length, judge
-        self.judges_text, held = divided(corpus.valid, 4)
+        self.judges_text, held = split_off(corpus.valid, 4)
         """What the judge learns from, and what is left to choose rows by."""
         self.text = corpus.test if split == "test" else held
-        both = next(iter(sequences(self.text, length, 2 * SAMPLES, 2 * SAMPLES)))
-        self.reference = Reference(corpus.tokenizer, first_tokens(corpus.train, TRAIN_TOKENS),
-                                   Texts.spelt(both.tokens[::2], corpus.tokenizer))  # fmt: skip
+        both = next(iter(eval_batches(self.text, length, 2 * SAMPLES, 2 * SAMPLES)))
+        self.reference = Reference(corpus.tokenizer, take_first_tokens(corpus.train, TRAIN_TOKENS),
+                                   Texts.from_tokens(both.tokens[::2], corpus.tokenizer))  # fmt: skip
         self.given = Batch.of(
             both.tokens[1::2],
             condition=None if both.condition is None else both.condition.each(lambda field: field[1::2]),
@@ -54,15 +55,15 @@ class Bench:
 
     def figures(self, model: ls.Model, pretrained: bool) -> dict:
         """All figures of a trained row."""
-        held_out = list(sequences(self.text, self.length, 32, SEQUENCES))
+        held_out = list(eval_batches(self.text, self.length, 32, SEQUENCES))
         report = ls.evaluate(model, held_out, draws=DRAWS, rng=0)
         row: dict = {"kind": report.kind, "bits": report.bits, "error": report.error}
         row |= {"recon": report.recon, "diffusion": report.diffusion}
         latent = isinstance(model.process.codec, Autoencoder)
         if latent:
-            found = asdict(reading(model, held_out, torch.Generator().manual_seed(0)))
-            nats = found.pop("nats")
-            row |= found | {f"nats, {name}": value for name, value in nats.items()}
+            found = measure_reconstruction(model, held_out, torch.Generator().manual_seed(0))
+            row |= {"accuracy": found.accuracy, "whole": found.exact_match}
+            row |= {f"nats, {name}": value for name, value in found.nats.items()}
         for guidance in GUIDANCE if self.given.condition is not None else GUIDANCE[:1]:
             texts = self._written(model, guidance)
             if guidance == 1:
@@ -73,33 +74,33 @@ class Bench:
 
     def real_text(self) -> dict:
         """The same figures of real text, where it has them."""
-        texts = Texts.spelt(self.given.tokens, self.corpus.tokenizer)
+        texts = Texts.from_tokens(self.given.tokens, self.corpus.tokenizer)
         return self._measured(texts, self._metrics(pretrained=False)) | self._slots(texts, "")
 
     def _written(self, model: ls.Model, guidance: float) -> Texts:
         drawn = ls.generate(model, SAMPLES, STEPS, torch.Generator().manual_seed(1),
                             condition=self.given.condition, guidance=guidance)  # fmt: skip
-        return Texts.spelt(drawn.tokens, self.corpus.tokenizer)
+        return Texts.from_tokens(drawn.tokens, self.corpus.tokenizer)
 
     def _alone(self, model: ls.Model) -> dict[str, float]:
         """What the decoder says when nothing was diffused."""
         codec = model.process.codec
         noise = torch.randn(SAMPLES, codec.latents, codec.features, generator=torch.Generator().manual_seed(2))
         with torch.no_grad():
-            texts = Texts.spelt(codec.decode(noise), self.corpus.tokenizer)
-        figures = self._measured(texts, [judged(self.judge), *metrics(["distinct-4"])])
+            texts = Texts.from_tokens(codec.decode(noise), self.corpus.tokenizer)
+        figures = self._measured(texts, [scorer_metric(self.judge), *find_metrics(["distinct-4"])])
         return {f"{name}, decoder alone": value for name, value in figures.items()}
 
     def _measured(self, texts: Texts, chosen: list[Metric]) -> dict[str, float]:
-        return {name: figure.value for name, figure in measured(texts, self.reference, chosen).items()}
+        return {name: figure.value for name, figure in measure_samples(texts, self.reference, chosen).items()}
 
     def _metrics(self, pretrained: bool) -> list[Metric]:
-        return [judged(self.judge), *metrics(CHOSEN), *([] if pretrained else [self._by_minilm])]
+        return [scorer_metric(self.judge), *find_metrics(CHOSEN), *([] if pretrained else [self._by_minilm])]
 
     @cached_property
     def _by_minilm(self) -> Metric:
         spell = word_pieces(str(minilm_folder() / "tokenizer.json"))
-        return seen_by("minilm", partial(embeddings, MiniLM(6), spell))
+        return encoder_mauve("minilm", partial(embeddings, MiniLM(6), spell))
 
     def _slots(self, texts: Texts, how: str) -> dict[str, float]:
         if self.given.condition is None or self.given.condition.source is None:
@@ -109,16 +110,16 @@ class Bench:
         return {f"slots{how}": slot_accuracy(meanings, texts.strings)}
 
     @cached_property
-    def judge(self) -> OwnJudge:
+    def judge(self) -> ModelScorer:
         """An autoregressive model that has seen nothing but its part of the validation split."""
         if not (self._judge_folder / "recipe.json").exists():
             torch.manual_seed(0)
             model = ls.build(
                 "ar", vocab_size=self.corpus.tokenizer.size, length=self.length, width=128, depth=3, heads=4
             )
-            picks = draws(self.judges_text, self.length, 32, 0)
+            picks = train_batches(self.judges_text, self.length, 32, 0)
             batches = (replace(picks.at(step), condition=None) for step in range(JUDGE_STEPS))
             for _ in ls.fit(model, batches, steps=JUDGE_STEPS, ema=0.98):
                 pass
             model.save(self._judge_folder)
-        return OwnJudge(ls.load(self._judge_folder), self.corpus.tokenizer, "ar", "the validation split")
+        return ModelScorer(ls.load(self._judge_folder), self.corpus.tokenizer, "ar", "the validation split")

@@ -17,7 +17,8 @@ import harness
 import torch
 
 import logosphere as ls
-from logosphere.data.batches import Split, draws, first_tokens, sequences
+from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.splits import Split, take_first_tokens
 
 SIZE = {"width": 160, "depth": 4, "heads": 5}
 TEXTS = {"running": ("tinystories", "bpe:1024", 64), "paragraphs": ("tinystories", "bpe:1024", 64),
@@ -29,12 +30,12 @@ def figures(name: str, splits: list[Split], vocabulary: int, length: int, steps:
     torch.manual_seed(0)
     wide = {"projected": True} if name == "rdlm-heat" and vocabulary > SIZE["width"] + 2 else {}
     model = ls.build(name, vocab_size=vocabulary, length=length, neighbours=reach, **SIZE, **wide)
-    drawn = draws(splits[0], length, 4096 // length, seed=0)
+    drawn = train_batches(splits[0], length, 4096 // length, seed=0)
     begun = time.process_time()
     optim = ls.OptimizerConfig(lr=3e-3, warmup=30, final=0.1)
     list(ls.fit(model, map(drawn.at, range(steps)), steps=steps, optim=optim, ema=0.98, precision="bfloat16"))
     seconds = time.process_time() - begun
-    held_out = sequences(splits[1], length, 64, 256)
+    held_out = eval_batches(splits[1], length, 64, 256)
     report = ls.evaluate(model.eval(), held_out, draws=4, rng=0)
     return {"bits per token": report.bits, "s.e.": report.error, "CPU s": seconds}
 
@@ -50,7 +51,7 @@ def main() -> None:
         corpus = ls.open_corpus(source, tokenizer)
         splits: list[Split] = [corpus.train, corpus.valid]
         if text == "running":
-            splits = [first_tokens(split, sys.maxsize) for split in splits]
+            splits = [take_first_tokens(split, sys.maxsize) for split in splits]
         rows = {
             name if name == "ar" else f"{name}, {reach} on each side": figures(
                 name, splits, corpus.tokenizer.size, length, given.steps, reach

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.batches import windows
-from logosphere.likelihood import bounds, joined
+from logosphere.evaluation.likelihood import concatenate, estimate_bounds
 from logosphere.processes.spherical import Spherical
 from logosphere.processes.stagger import Stagger
 from logosphere.processes.turns import Turns
@@ -44,7 +44,7 @@ def paths(process: Spherical) -> Iterator[str]:
 def measured(model: ls.Model, sequences: int, draws: int) -> Tensor:
     """Bits per character of each sequence."""
     test = ls.open_corpus("text8").test
-    found = joined(list(bounds(model, windows(test, model.length, 50, sequences), draws=draws, seed=0)))
+    found = concatenate(list(estimate_bounds(model, windows(test, model.length, 50, sequences), draws=draws, seed=0)))
     return found.total / found.count / math.log(2)
 
 

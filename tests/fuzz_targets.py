@@ -21,12 +21,13 @@ from test_runs import RECIPE
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
-from logosphere.data.examples.packed import members
-from logosphere.data.examples.promoters import published
-from logosphere.data.gaps import parse_gaps, prompt
-from logosphere.data.sources import Archive, _unpacked
-from logosphere.data.tokenfile import META, DamagedCache, open_tokens, sealed
-from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
+from logosphere.data.datasets.archives import read_members
+from logosphere.data.datasets.promoters import load_signal_promoters
+from logosphere.data.prompting import encode_infill, encode_prompt
+from logosphere.data.text8 import read_text8
+from logosphere.data.token_cache import META, DamagedCache, open_tokens, with_checksum
+from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
@@ -179,7 +180,7 @@ def _indexes(place: Path, tokens: Path) -> Target:
     def read(content: bytes) -> None:
         """What is JSON gets its hash, so that other checks are met too."""
         with contextlib.suppress(ValueError, TypeError, RecursionError):
-            content = json.dumps(sealed(json.loads(content))).encode()
+            content = json.dumps(with_checksum(json.loads(content))).encode()
         (folder / META).write_bytes(content)
         with contextlib.suppress(DamagedCache):  # which is built anew
             rows = open_tokens(folder)
@@ -193,7 +194,7 @@ def _archives(place: Path) -> Target:
     """Published sets as they are packed, told apart by the first byte of the input; nothing is ever unpacked."""
     text, folder = TEXT.encode(), place / "archives"
     folder.mkdir()
-    published_text = Archive("text8", (), "", 0, len(text), hashlib.md5(text).hexdigest())
+    md5 = hashlib.md5(text).hexdigest()
     packed: list[bytes] = []
     for ending in ("gz", "xz"):
         with tarfile.open(fileobj=(tar := io.BytesIO()), mode=f"w:{ending}") as archive:
@@ -208,11 +209,11 @@ def _archives(place: Path) -> Target:
     bases = np.tile(np.array([[1, 0, 0, 0, 0.5], [0, 0, 1, 0, 0.1]]), (3, 4, 1))
     np.savez_compressed(arrays := io.BytesIO(), sequences=bases, chromosomes=np.array(["chr1", "chr8", "chr10"]))
     readers: list[tuple[str, bytes, Callable[[Path], object]]] = [
-        ("a.tar.gz", packed[0], lambda path: members(path, ["text8"])),
-        ("a.tar.xz", packed[1], lambda path: members(path, ["text8"])),
-        ("a.zip", zipped.getvalue(), lambda path: members(path, ["text8"])),
-        ("text8.zip", zipped.getvalue(), lambda path: list(_unpacked(published_text, path))),
-        ("a.npz", arrays.getvalue(), published),
+        ("a.tar.gz", packed[0], lambda path: read_members(path, ["text8"])),
+        ("a.tar.xz", packed[1], lambda path: read_members(path, ["text8"])),
+        ("a.zip", zipped.getvalue(), lambda path: read_members(path, ["text8"])),
+        ("text8.zip", zipped.getvalue(), lambda path: list(read_text8(path, len(text), md5))),
+        ("a.npz", arrays.getvalue(), load_signal_promoters),
     ]
 
     def read(content: bytes) -> None:
@@ -228,8 +229,8 @@ def _archives(place: Path) -> Target:
 def _prompts() -> Target:
     def read(content: bytes) -> None:
         text, length = content[1:].decode("utf-8", "surrogateescape"), (content[0] if content else 0) % 24 + 1
-        for tokenizer in (text8(), Bytes()):
-            for reader in (prompt, parse_gaps):
+        for tokenizer in (text8_tokenizer(), ByteTokenizer()):
+            for reader in (encode_prompt, encode_infill):
                 with contextlib.suppress(UserError):
                     reader(text, tokenizer, length)
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from logosphere.data.corpora import open_corpus
-from logosphere.data.tokenfile import verify
+from logosphere.data.token_cache import verify_hashes
 from logosphere.denoisers.network import Network
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Saved, create_run, run_training
@@ -92,7 +92,7 @@ class Patient:
         """What must hold after every death."""
         reported = [int(line) for line in self._lines("reported")]
         for tokens in (self.place / "cache" / "tokens").glob("[!.]*"):
-            verify(tokens)
+            verify_hashes(tokens)
         for table in (self.place / "cache" / "laws").glob("[!.]*"):
             read_tensors(table)
         if not (self.place / "run").exists():

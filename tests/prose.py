@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 
 PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from test_runs import RECIPE
 
-from logosphere.data.batches import sequences
+from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.evaluation.report import evaluate
 from logosphere.runs.loop import create_run, run_training
@@ -76,7 +76,7 @@ def cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple
     with run.lock():
         list(run_training(run, corpus))
     model = Run(run.path).model()
-    evaluate(model, sequences(corpus.test, recipe.length, 4), rng=0)
+    evaluate(model, eval_batches(corpus.test, recipe.length, 4), rng=0)
     generate(model, n=4, steps=4)
     shutil.rmtree(run.path)
     return resident(), open_files()

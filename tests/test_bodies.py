@@ -14,7 +14,7 @@ from logosphere.denoisers.attention import Attention, plane_frequencies, rotary_
 from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.unet import Stage, UNetTrunk
-from logosphere.evaluation.images import grid, png
+from logosphere.evaluation.images import encode_png, make_image_grid
 from logosphere.noise import Drawn
 
 
@@ -209,17 +209,17 @@ def test_convolutions_do_not_write_from_left_to_right(name: str, options: dict, 
 
 def test_a_picture_shows_every_pixel() -> None:
     tokens = np.arange(2 * 12).reshape(2, 12) % 5
-    picture = grid(tokens, (2, 2, 3), levels=5)
+    picture = make_image_grid(tokens, (2, 2, 3), levels=5)
     assert picture.shape == (4, 7, 3)
     assert (picture[1, 1] == [0, 63, 127]).all() and (picture[1, 4] == tokens[1, :3] * 255 // 4).all()
-    assert grid(tokens[:, :4], (2, 2), levels=5)[1, 2].tolist() == [63] * 3
+    assert make_image_grid(tokens[:, :4], (2, 2), levels=5)[1, 2].tolist() == [63] * 3
     with pytest.raises(UserError, match="no images"):
-        grid(tokens, (3, 3), levels=5)
+        make_image_grid(tokens, (3, 3), levels=5)
 
 
 def test_a_png_can_be_read_back() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    content = png(pixels)
+    content = encode_png(pixels)
     assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24]) == (7, 5)
     start = content.index(b"IDAT")
     size = struct.unpack(">I", content[start - 4 : start])[0]

@@ -19,11 +19,11 @@ from test_evaluation import REPORT
 import logosphere as ls
 from logosphere.atomic import file_sha256
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus
-from logosphere.data.tokenizers import text8
+from logosphere.data.corpus import Corpus
+from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import step_flops
-from logosphere.evaluation.integrand import integrand, times_fall
+from logosphere.evaluation.costs import count_step_flops
+from logosphere.evaluation.elbo_over_time import elbo_over_time, has_decreasing_times
 from logosphere.evaluation.leaderboard import rank_reports
 from logosphere.evaluation.leaderboard import table as as_text
 from logosphere.evaluation.report import Report
@@ -39,7 +39,7 @@ from logosphere.types import Batch
 
 RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
 LETTERS = np.zeros(99, dtype=np.uint8)
-CORPUS = Corpus("letters", text8(), LETTERS, LETTERS, LETTERS, "00", {}, {}, None)
+CORPUS = Corpus("letters", text8_tokenizer(), LETTERS, LETTERS, LETTERS, "00", {}, {}, None)
 FEW = ["--sequences", "16", "--samples", "4", "--sampling-steps", "2", "4", "--temperatures", "0.8"]
 
 
@@ -135,7 +135,7 @@ def test_budgets_are_turned_into_steps() -> None:
     recipe = TrainConfig(length=16, batch=4, system="mdlm")
     assert Budget(tokens=640.0).applied(recipe, CORPUS).steps == 10
     assert Budget(tokens=1.0).applied(recipe, CORPUS).steps == 1
-    each = step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
+    each = count_step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
     assert Budget(flops=7.5 * each).applied(recipe, CORPUS).steps == 7
     timed = Budget(cpu_minutes=2.0).applied(recipe, CORPUS)
     assert (timed.steps, timed.cpu_minutes) == (None, 2.0)
@@ -159,7 +159,7 @@ def test_operations_are_those_of_a_transformer() -> None:
     model = ls.build("ar", vocab_size=vocabulary, length=length, width=width, depth=depth, heads=4)
     weights = depth * 12 * width**2 + width * vocabulary
     by_hand = 8 * length * (6 * weights + depth * 12 * length * width)
-    assert step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
+    assert count_step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
 
 
 @pytest.mark.thorough
@@ -169,14 +169,14 @@ def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
     language = skewed(5, 6)
     model = network(system, language).eval()
     tokens = language.sample(2000, generator(1))
-    slices = integrand(model, lambda: [Batch.of(tokens)], slices=5)
+    slices = elbo_over_time(model, lambda: [Batch.of(tokens)], slices=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
     bits, error = float(bound.mean()) / 6 / math.log(2), float(bound.std()) / 2000**0.5 / 6 / math.log(2)
     mean = sum(part.bits for part in slices) / 5
     assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
     assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    assert times_fall(model, Batch.of(tokens)) == turned
-    assert integrand(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
+    assert has_decreasing_times(model, Batch.of(tokens)) == turned
+    assert elbo_over_time(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
@@ -186,7 +186,7 @@ def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
     assert model.denoiser is not None
     model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
     batch = Batch.of(language.sample(64, generator(1)))
-    slices = integrand(model, lambda: [batch], slices=3)
+    slices = elbo_over_time(model, lambda: [batch], slices=3)
     assert len(times) == 3 and times == sorted(times) and times[0] < times[2]
     assert [part.low for part in slices] == pytest.approx([0, 1 / 3, 2 / 3])
 

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from prose import PROSE, texts, written
 from pyarrow import parquet
 
-from logosphere.data import corpora, lettered, sources
-from logosphere.data.corpora import CORPORA, get, open_corpus
-from logosphere.data.examples.texts import Record
+from logosphere.data import corpora, text8
+from logosphere.data.corpora import open_corpus
+from logosphere.data.datasets import named
+from logosphere.data.datasets.records import Record
+from logosphere.data.descriptions import CORPORA
+from logosphere.data.subword_tokenizer import SubwordTokenizer
 from logosphere.data.text8 import text8_filter
-from logosphere.data.tokenfile import verify
-from logosphere.data.tokenizers import Subwords, text8
+from logosphere.data.token_cache import verify_hashes
+from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.errors import UserError
 
 CLEAN = "the quick brown fox jumps over the lazy dog " * 50
@@ -36,7 +39,7 @@ def test_the_three_splits_are_the_text_in_order(prose: Path, tokenizer: str) -> 
     assert len(valid) == len(test) == held_out
     assert corpus.characters == {"train": len(train), "valid": held_out, "test": held_out}
     assert corpus.sha256 == hashlib.sha256(PROSE.encode()).hexdigest()
-    verify(corpus.folder)
+    verify_hashes(corpus.folder)
 
 
 def test_counts_of_bytes_and_characters_differ_beyond_ascii(tmp_path: Path) -> None:
@@ -46,25 +49,25 @@ def test_counts_of_bytes_and_characters_differ_beyond_ascii(tmp_path: Path) -> N
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(2, 9))
-def test_even_pieces_are_the_same_text_however_it_was_read(text: str, step: int) -> None:
+def test_chunks_do_not_depend_on_the_pieces_read(text: str, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "PIECE", 8)
-        whole = list(corpora._even([text]))
+        patch.setattr(corpora, "CHUNK", 8)
+        whole = list(corpora._rechunk([text]))
         assert "".join(whole) == text
         assert all(0 < len(piece) <= 8 for piece in whole)
-        assert list(corpora._even(text[i : i + step] for i in range(0, len(text), step))) == whole
+        assert list(corpora._rechunk(text[i : i + step] for i in range(0, len(text), step))) == whole
 
 
 def test_small_pieces_make_the_same_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = open_corpus(str(prose), "bpe:300")
-    monkeypatch.setattr(corpora, "PIECE", 64)
+    monkeypatch.setattr(corpora, "CHUNK", 64)
     pieces = open_corpus(str(prose), "bpe:300", tmp_path / "other")
     assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.test, pieces.test)
 
 
 def test_pydoc_is_on_every_machine() -> None:
     corpus = open_corpus("pydoc")
-    assert corpus.tokenizer.fingerprint == text8().fingerprint
+    assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.train.dtype == np.uint8
     assert 200_000 < sum(corpus.characters.values()) < 1_000_000
     assert "  " not in texts(corpus)[0]
@@ -73,12 +76,12 @@ def test_pydoc_is_on_every_machine() -> None:
 @given(st.text(st.sampled_from("aB 3é.\n")), st.integers(1, 9))
 def test_letters_are_the_same_however_the_text_was_read(text: str, step: int) -> None:
     pieces = [text8_filter(text[i : i + step]) for i in range(0, len(text), step)]
-    assert "".join(lettered._joined(pieces)) == text8_filter(text)
+    assert "".join(text8.join_filtered(pieces)) == text8_filter(text)
 
 
 def test_any_text_can_be_read_in_letters(prose: Path) -> None:
     corpus = open_corpus(f"letters:{prose}")
-    assert corpus.tokenizer.fingerprint == text8().fingerprint
+    assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.name == f"letters:{prose}"
     assert "".join(texts(corpus)) == text8_filter(PROSE)
     assert "".join(texts(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
@@ -87,7 +90,7 @@ def test_any_text_can_be_read_in_letters(prose: Path) -> None:
 def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"train": ["A cat.", "Two dogs!"], "valid": ["3 mice"], "test": ["No one?"]}
     records = {split: [Record(text) for text in rows] for split, rows in splits.items()}
-    monkeypatch.setitem(lettered.RECORDS, "tinystories", lambda cache, report: records)
+    monkeypatch.setitem(named.RECORD_DATASETS, "tinystories", lambda cache, report: records)
     assert texts(open_corpus("letters:tinystories")) == ["a cat two dogs ", " three mice", "no one "]
 
 
@@ -109,11 +112,11 @@ def test_subwords_are_trained_on_the_train_split_only(tmp_path: Path) -> None:
 
 def test_wordpiece_and_a_tokenizer_file(prose: Path, tmp_path: Path) -> None:
     assert open_corpus(str(prose), "wordpiece:200").tokenizer.name == "wordpiece"
-    trained = Subwords.train_bpe([PROSE], 280)
+    trained = SubwordTokenizer.train_bpe([PROSE], 280)
     file = written(tmp_path / "mine.json", trained.describe()["json"])
     corpus = open_corpus(str(prose), str(file))
     assert corpus.tokenizer.name == "mine" and "".join(texts(corpus)) == PROSE
-    other = written(tmp_path / "mine.json", Subwords.train_bpe([PROSE], 270).describe()["json"])
+    other = written(tmp_path / "mine.json", SubwordTokenizer.train_bpe([PROSE], 270).describe()["json"])
     assert open_corpus(str(prose), str(other)).folder != corpus.folder
 
 
@@ -152,14 +155,14 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         packed.writestr("text8", CLEAN)
     content = (folder / "text8.zip").read_bytes()
     small = replace(
-        sources.TEXT8,
+        text8.TEXT8,
         urls=((folder / "text8.zip").as_uri(),),
         sha256=hashlib.sha256(content).hexdigest(),
         size=len(content),
-        text_size=len(CLEAN),
-        text_md5=hashlib.md5(CLEAN.encode()).hexdigest(),
     )
-    monkeypatch.setattr(sources, "TEXT8", small)
+    monkeypatch.setattr(text8, "TEXT8", small)
+    monkeypatch.setattr(text8, "TEXT8_CHARACTERS", len(CLEAN))
+    monkeypatch.setattr(text8, "TEXT8_MD5", hashlib.md5(CLEAN.encode()).hexdigest())
     return folder
 
 
@@ -174,7 +177,7 @@ def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, own_c
 def test_text8_is_downloaded_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGOSPHERE_DATA")
     heard: set[str] = set()
-    get("text8", report=lambda stage, done, total: heard.add(stage))
+    open_corpus("text8", report=lambda stage, done, total: heard.add(stage))
     assert "downloading text8.zip" in heard
     (small_text8 / "text8.zip").unlink()
     assert open_corpus("text8").name == "text8"

@@ -83,14 +83,14 @@ def test_a_cache_that_cannot_be_written(prose: Path, own_cache: Path) -> None:
 def test_a_file_that_changes_while_it_is_read(
     prose: Path, own_cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    survey = corpora._survey
+    compute_stats = corpora._compute_stats
 
-    def change(source: sources.Source, report: sources.Report) -> object:
-        result = survey(source, report)
+    def change(source: sources.Source, report: sources.ReportProgress) -> object:
+        result = compute_stats(source, report)
         written(prose, later)
         return result
 
-    monkeypatch.setattr(corpora, "_survey", change)
+    monkeypatch.setattr(corpora, "_compute_stats", change)
     with pytest.raises(UserError, match="changed while it was being read"):
         open_corpus(str(prose))
     assert list((own_cache / "tokens").iterdir()) == []

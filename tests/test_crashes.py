@@ -17,7 +17,7 @@ from test_runs import RECIPE as PLAIN
 from test_runs import bits, timeless
 
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run

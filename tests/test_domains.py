@@ -7,17 +7,17 @@ import pytest
 
 from logosphere import UserError
 from logosphere.data.corpora import open_corpus
-from logosphere.data.examples import promoters
-from logosphere.evaluation.checkers import (
-    canonical,
-    chorales,
-    clues_kept,
+from logosphere.data.datasets import synthetic_promoters
+from logosphere.evaluation.validators import (
+    canonicalise_smiles,
+    check_chorales,
+    check_molecules,
+    check_sudoku_groups,
+    has_kept_clues,
+    is_sudoku_solved,
     kmer_divergence,
-    molecules,
+    parse_slots,
     slot_accuracy,
-    slots,
-    sudoku_groups,
-    sudoku_solved,
 )
 
 SOLVED = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
@@ -29,35 +29,35 @@ def test_a_sudoku_is_solved_or_it_is_not() -> None:
     shifted = np.stack([np.roll(np.arange(9), -row) for row in range(9)])  # rows and columns right, boxes wrong
     boxed = np.concatenate([np.concatenate([np.arange(9).reshape(3, 3)] * 3, 1)] * 3)  # boxes right, columns wrong
     grids = np.stack([right, shifted.ravel(), boxed.ravel(), rows[[3, 0, 1, 2, 4, 5, 6, 7, 8]].ravel(), right * 0])
-    assert sudoku_solved(grids).tolist() == [True, False, False, False, False]
+    assert is_sudoku_solved(grids).tolist() == [True, False, False, False, False]
     clues = np.where(np.arange(81) % 5 == 0, right + 1, 0)
-    assert clues_kept(grids[:1], clues[None]).all() and not clues_kept(grids[4:], clues[None]).any()
+    assert has_kept_clues(grids[:1], clues[None]).all() and not has_kept_clues(grids[4:], clues[None]).any()
     with pytest.raises(UserError, match="81 cells"):
-        sudoku_solved(np.zeros((1, 80), dtype=np.int64))
+        is_sudoku_solved(np.zeros((1, 80), dtype=np.int64))
 
 
 def test_groups_of_a_sudoku_are_counted() -> None:
     right = np.array([int(c) - 1 for c in SOLVED])
     swapped = right.copy()
     swapped[[0, 1]] = swapped[[1, 0]]  # the row and the box stay whole, two columns do not
-    assert sudoku_groups(np.stack([right, swapped])).sum(1).tolist() == [27, 25]
+    assert check_sudoku_groups(np.stack([right, swapped])).sum(1).tolist() == [27, 25]
 
 
 def test_chorales_are_checked_beat_by_beat() -> None:
     bach = [np.array([48, 55, 64, 72, 50, 57, 65, 74]), np.array([43, 59, 62, 67])]
-    assert chorales(bach, bach) == {"whole": 1.0, "ordered": 1.0, "range": 1.0, "chords": 1.0}
+    assert check_chorales(bach, bach) == {"whole": 1.0, "ordered": 1.0, "range": 1.0, "chords": 1.0}
     transposed = [song + 2 for song in bach]  # leaves the range with its highest note, and keeps every chord
-    assert chorales(transposed, bach) == {"whole": 1.0, "ordered": 1.0, "range": 11 / 12, "chords": 1.0}
+    assert check_chorales(transposed, bach) == {"whole": 1.0, "ordered": 1.0, "range": 11 / 12, "chords": 1.0}
     wrong = [np.array([55, 48, 64, 72, 50]), np.array([48, 49, 50, 51]), np.array([48, 55, 64, 0])]
-    found = chorales(wrong, bach)
+    found = check_chorales(wrong, bach)
     assert found["whole"] == found["ordered"] == pytest.approx(2 / 3)  # a rest stands last
     assert found["chords"] == pytest.approx(2 / 3) and found["range"] == 1.0
-    assert set(chorales([np.zeros(0, dtype=np.int64)], bach).values()) == {0.0}
+    assert set(check_chorales([np.zeros(0, dtype=np.int64)], bach).values()) == {0.0}
 
 
 def test_slots_are_found_in_descriptions() -> None:
     meaning = "name[Blue Spice], eatType[coffee shop], customer rating[5 out of 5], near[Café Adriatic]"
-    assert slots(meaning)["customer rating"] == "5 out of 5"
+    assert parse_slots(meaning)["customer rating"] == "5 out of 5"
     assert slot_accuracy([meaning], ["The Blue Spice is a coffee shop near the river."]) == pytest.approx(2 / 3)
     assert slot_accuracy([meaning], ["blue spice, coffee shop, café adriatic"]) == 1.0
 
@@ -75,38 +75,40 @@ def test_molecules_are_checked_or_say_what_is_missing() -> None:
         import rdkit  # noqa: F401
     except ImportError:
         with pytest.raises(UserError, match="molecules"):
-            molecules(["C"])
+            check_molecules(["C"])
         return
-    known = set(canonical(["C1=CC=CC=C1", "C(", ""]))
+    known = set(canonicalise_smiles(["C1=CC=CC=C1", "C(", ""]))
     assert len(known) == 1
-    found = molecules(["CCO", "OCC", "C(", "c1ccccc1"], known)
+    found = check_molecules(["CCO", "OCC", "C(", "c1ccccc1"], known)
     assert found == {"valid": 0.75, "unique": pytest.approx(2 / 3), "novel": 0.5}
 
 
 def test_the_synthetic_language_knows_its_probabilities() -> None:
     """Σ p = 1 over all words at one site, and samples have the frequencies that their probabilities promise."""
-    motif = promoters.Motif("AC", promoters.MOTIFS[0].place)
+    motif = synthetic_promoters.Motif("AC", synthetic_promoters.MOTIFS[0].position)
     words = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2)
     assert np.exp(motif.log_p[[0, 1], words].sum(1)).sum() == pytest.approx(1)
-    examples = promoters.synthetic(20_000, seed=3)
-    rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
+    examples = synthetic_promoters.make_examples(20_000, seed=3)
+    rows, strength = np.stack(examples.sequences), examples.signals[:, synthetic_promoters.START, 0].astype(np.float64)
     strong = strength > 0.9
     tata = rows[:, 40:46]
     word = np.array(["ACGT".index(c) for c in "TATAAA"])
     seen = (tata[strong] == word).all(1).mean()
-    there = promoters.present(strength[strong])[:, 2].mean()
-    by_chance = np.exp(promoters.BACKGROUND[word].sum())
+    there = synthetic_promoters.motif_probabilities(strength[strong])[:, 2].mean()
+    by_chance = np.exp(synthetic_promoters.BACKGROUND[word].sum())
     promised = there * 0.85**6 + (1 - there) * by_chance
     assert seen == pytest.approx(promised, abs=4 * (promised / strong.sum()) ** 0.5)
     other = np.random.default_rng(0).permuted(strength)
-    assert (promoters.log_prob(rows, strength) - promoters.log_prob(rows, other)).mean() > 0.3  # signals matter
-    assert promoters.entropy_rate(examples) < np.log2(4)
+    assert (
+        synthetic_promoters.log_prob(rows, strength) - synthetic_promoters.log_prob(rows, other)
+    ).mean() > 0.3  # signals matter
+    assert synthetic_promoters.entropy_rate(examples) < np.log2(4)
 
 
 def test_occupancy_tells_motifs_from_background() -> None:
-    examples = promoters.synthetic(4_000, seed=5)
-    rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
-    found = promoters.occupancy(rows)
+    examples = synthetic_promoters.make_examples(4_000, seed=5)
+    rows, strength = np.stack(examples.sequences), examples.signals[:, synthetic_promoters.START, 0].astype(np.float64)
+    found = synthetic_promoters.motif_posterior(rows)
     assert found.shape == (4_000, 4)
     assert found[strength > 0.9].mean() > found[strength < 0.1].mean() + 0.5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logosphere.data.download import fetch, sha256_of
+from logosphere.data.download import fetch, file_sha256
 from logosphere.errors import UserError
 
 CONTENT = bytes(range(256)) * 4096
@@ -76,7 +76,7 @@ def files_beside(path: Path) -> list[str]:
 def test_a_file_is_fetched_and_its_progress_told(server: Server, path: Path) -> None:
     heard: list[tuple[int, int]] = []
     assert fetch([server.url("good")], path, SHA256, SIZE, lambda *told: heard.append(told)) == path
-    assert path.read_bytes() == CONTENT and sha256_of(path) == SHA256
+    assert path.read_bytes() == CONTENT and file_sha256(path) == SHA256
     assert heard[-1] == (SIZE, SIZE) and heard == sorted(heard)
     assert files_beside(path) == ["file.bin"]
 

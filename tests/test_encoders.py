@@ -287,15 +287,15 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
 
 
 def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
-    from logosphere.data.tokenizers import Subwords
+    from logosphere.data.subword_tokenizer import SubwordTokenizer
     from logosphere.encoders.vocabulary import part_of
 
     texts = ["the cat sat on the mat", "a cat and a hat", "the hat of the cat"] * 5
-    whole = Subwords.train_wordpiece([*texts, "something else altogether, unlike the rest of it"] * 3, 200)
+    whole = SubwordTokenizer.train_wordpiece([*texts, "something else altogether, unlike the rest of it"] * 3, 200)
     path = tmp_path / "tokenizer.json"
     path.write_text(whole.describe()["json"])
     part = part_of(path, texts, 60)
-    fewer = Subwords.from_json(part.tokenizer, "part")
+    fewer = SubwordTokenizer.from_json(part.tokenizer, "part")
     assert fewer.size == len(part.pieces) < whole.size
     for text in texts[:3]:
         assert [part.pieces[token] for token in fewer.encode(text)] == whole.encode(text).tolist()
@@ -305,10 +305,10 @@ def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path
 
 
 def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
-    from logosphere.data.tokenizers import Subwords
+    from logosphere.data.subword_tokenizer import SubwordTokenizer
     from logosphere.encoders.vocabulary import part_of
 
     path = tmp_path / "tokenizer.json"
-    path.write_text(Subwords.train_bpe(["some text"], 260).describe()["json"])
+    path.write_text(SubwordTokenizer.train_bpe(["some text"], 260).describe()["json"])
     with pytest.raises(ls.UserError, match="no word pieces"):
         part_of(path, ["some text"], 50)

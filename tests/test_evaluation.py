@@ -14,9 +14,9 @@ import logosphere as ls
 from logosphere.data.batches import windows
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.evaluation.compare import compare
+from logosphere.evaluation.likelihood import Estimate, concatenate, ratio_with_error
+from logosphere.evaluation.paired_comparison import compare
 from logosphere.evaluation.report import Report, evaluate
-from logosphere.likelihood import Estimate, joined, ratio
 from logosphere.types import Batch
 
 LANGUAGE = skewed(5, 6)
@@ -52,12 +52,12 @@ def test_the_error_is_the_spread_of_repeated_measurements() -> None:
     rng = generator(2)
     count = torch.randint(1, 9, (200, 100), generator=rng)
     values = (2 * count + torch.randn(200, 100, generator=rng)).double()
-    estimates = torch.tensor([ratio(v, c) for v, c in zip(values, count, strict=True)]).double()
+    estimates = torch.tensor([ratio_with_error(v, c) for v, c in zip(values, count, strict=True)]).double()
     assert float(estimates[:, 1].mean()) == pytest.approx(float(estimates[:, 0].std()), rel=0.15)
 
 
 def test_one_sequence_has_no_error() -> None:
-    assert math.isnan(ratio(torch.tensor([3.0]), torch.tensor([2]))[1])
+    assert math.isnan(ratio_with_error(torch.tensor([3.0]), torch.tensor([2]))[1])
 
 
 @pytest.mark.parametrize("kind, sign", [("exact", "= 1.5"), ("bound", "≤ 1.5"), ("surrogate", "~ 1.5")])
@@ -70,7 +70,7 @@ def test_a_report_shows_its_kind(kind, sign: str) -> None:
 def test_sums_are_kept_in_float64() -> None:
     """A million float32 terms would lose three digits."""
     parts = [Estimate(*[torch.full((100_000,), 0.1).double()] * 3, torch.ones(100_000).long(), "bound")] * 10
-    assert joined(parts).per_token()[0] == pytest.approx(3 * float(torch.tensor(0.1)), rel=1e-12)
+    assert concatenate(parts).per_token()[0] == pytest.approx(3 * float(torch.tensor(0.1)), rel=1e-12)
     report = measured()
     assert report.bits == pytest.approx(sum(report.nats) / report.tokens / math.log(2), rel=1e-12)
 
@@ -152,7 +152,9 @@ def reports(*nats: torch.Tensor) -> list[Report]:
     """Reports over the same sequences of 6 tokens."""
     made = []
     for name, values in zip("abc", nats, strict=False):
-        bits, error = (value / math.log(2) for value in ratio(values.double(), torch.full((len(values),), 6)))
+        bits, error = (
+            value / math.log(2) for value in ratio_with_error(values.double(), torch.full((len(values),), 6))
+        )
         counts = [6] * len(values)
         made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist(), counts=counts))
     return made
@@ -194,7 +196,7 @@ def test_texts_of_unequal_length_are_paired_per_token() -> None:
     worse = better + 0.1 * counts + 0.5 * torch.randn(4000, generator=rng)
     made = []
     for name, values in (("a", better), ("b", worse)):
-        bits, error = (value / math.log(2) for value in ratio(values.double(), counts))
+        bits, error = (value / math.log(2) for value in ratio_with_error(values.double(), counts))
         made.append(replace(REPORT, name=name, bits=bits, error=error, nats=values.tolist(), counts=counts.tolist()))
     row = compare(made).rows[1]
     assert row.difference == pytest.approx(made[1].bits - made[0].bits, rel=1e-6)

@@ -15,17 +15,18 @@ from laws import SMALL
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.data.batches import counted_in, draws, first_tokens, sequences, tokens_in
+from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.examples.collection import Examples, Picks, in_turn
-from logosphere.data.examples.images import CIFAR10_RECORD, cifar10_records
-from logosphere.data.examples.names import DESCRIPTIONS
-from logosphere.data.examples.opening import NUMBERS, SYNTHETIC
-from logosphere.data.examples.packed import arrays, members
-from logosphere.data.examples.sets import RECORDS, bases, fasta
-from logosphere.data.special import Ended, Levels
-from logosphere.data.tokenizers import Characters, from_description
-from logosphere.evaluation.samples.catalogue import measured, metrics
+from logosphere.data.datasets.archives import read_members, read_npz
+from logosphere.data.datasets.examples import Examples, ExampleSampler, sequential_batches
+from logosphere.data.datasets.images import CIFAR10_RECORD_BYTES, parse_cifar10
+from logosphere.data.datasets.loading import INTEGER_DATASETS, SYNTHETIC
+from logosphere.data.datasets.named import RECORD_DATASETS, normalise_bases, parse_fasta
+from logosphere.data.descriptions import DATASETS
+from logosphere.data.splits import count_scored_tokens, count_tokens, take_first_tokens
+from logosphere.data.tokenizer_registry import tokenizer_from_description
+from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, WithEOS
+from logosphere.evaluation.samples.registry import find_metrics, measure_samples
 from logosphere.evaluation.samples.texts import Reference, Texts
 from logosphere.types import NO_TOKEN
 
@@ -45,11 +46,11 @@ def write_pairs(path: Path, n: int = 40) -> None:
 
 
 def test_every_set_is_listed_with_what_it_holds() -> None:
-    assert set(DESCRIPTIONS) == {*RECORDS, *NUMBERS, SYNTHETIC}
+    assert set(DATASETS) == {*RECORD_DATASETS, *INTEGER_DATASETS, SYNTHETIC}
 
 
 def test_short_sequences_end_and_are_counted_with_one_end() -> None:
-    batch = next(in_turn(made(), length=8, batch=30))
+    batch = next(sequential_batches(made(), length=8, batch=30))
     assert batch.tokens.shape == (30, 8)
     assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.units)
     assert bool(batch.valid.all()) and not bool(batch.known.any())
@@ -59,7 +60,7 @@ def test_short_sequences_end_and_are_counted_with_one_end() -> None:
 
 def test_a_sequence_that_fills_the_length_has_no_end() -> None:
     whole = Examples([np.zeros(4, dtype=np.int64)], end=5)
-    assert next(in_turn(whole, length=4, batch=1)).units.tolist() == [4]
+    assert next(sequential_batches(whole, length=4, batch=1)).units.tolist() == [4]
 
 
 def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
@@ -75,18 +76,18 @@ def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
 
 
 def test_picks_depend_on_seed_and_sample_alone() -> None:
-    picks = Picks(made(), length=8, batch=6, seed=3)
-    first, again = picks.at(4), Picks(made(), length=8, batch=6, seed=3).at(4)
+    picks = ExampleSampler(made(), length=8, batch=6, seed=3)
+    first, again = picks.at(4), ExampleSampler(made(), length=8, batch=6, seed=3).at(4)
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.ids, torch.arange(24, 30))
     assert not torch.equal(first.tokens, picks.at(5).tokens)
-    wide = Picks(made(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
+    wide = ExampleSampler(made(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
     assert torch.equal(wide.tokens[:6], first.tokens)
 
 
 def test_bits_are_counted_per_real_token() -> None:
     examples = Examples([np.array([0, 1])] * 8, end=2)
     model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
-    report = ls.evaluate(model, in_turn(examples, 16, 8), draws=2, rng=0)
+    report = ls.evaluate(model, sequential_batches(examples, 16, 8), draws=2, rng=0)
     assert report.tokens == 8 * 3  # two tokens and their end
     assert report.bits == pytest.approx(
         16 / 3 * np.log2(3), rel=1e-3
@@ -97,12 +98,12 @@ def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
     write_pairs(tmp_path / "menu.jsonl")
     corpus = open_corpus(f"pairs:{tmp_path / 'menu.jsonl'}")
     assert corpus.conditions == {"source": corpus.tokenizer.size, "source_length": 7}
-    batch = draws(corpus.train, 24, 4, seed=0).at(0)
+    batch = train_batches(corpus.train, 24, 4, seed=0).at(0)
     text = corpus.tokenizer.decode(batch.tokens[0].numpy())
     source = corpus.tokenizer.decode([i for i in batch.condition.source[0].tolist() if i != NO_TOKEN])
     assert text.startswith(f"the {source[5]} is open")
     model = ls.build("mdlm", vocab_size=corpus.tokenizer.size, length=24, **SMALL, **corpus.conditions)
-    batches, optim = map(draws(corpus.train, 24, 8, 0).at, range(80)), ls.OptimizerConfig(lr=1e-2, warmup=5)
+    batches, optim = map(train_batches(corpus.train, 24, 8, 0).at, range(80)), ls.OptimizerConfig(lr=1e-2, warmup=5)
     losses = [progress.loss for progress in ls.fit(model, batches, steps=80, optim=optim)]
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
@@ -115,8 +116,8 @@ def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
     (tmp_path / "mail.csv").write_text(rows.getvalue())
     corpus = open_corpus(f"labelled:{tmp_path / 'mail.csv'}")
     assert corpus.labels == ("ham", "spam") and corpus.conditions == {"labels": 2}
-    assert tokens_in(corpus.train) == corpus.characters["train"]
-    total = [len(list(sequences(part, 10, 1))) for part in (corpus.train, corpus.valid, corpus.test)]
+    assert count_tokens(corpus.train) == corpus.characters["train"]
+    total = [len(list(eval_batches(part, 10, 1))) for part in (corpus.train, corpus.valid, corpus.test)]
     assert sum(total) == 60
 
 
@@ -130,17 +131,17 @@ def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Pa
 
 
 def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
-    ended = from_description(Ended(Characters("abc")).describe())
-    assert isinstance(ended, Ended) and ended.size == 4
+    ended = tokenizer_from_description(WithEOS(CharacterTokenizer("abc")).describe())
+    assert isinstance(ended, WithEOS) and ended.size == 4
     assert ended.decode([0, 1, 3, 2]) == "ab" and ended.symbol(3) == "␃"
-    levels = from_description(Levels(256).describe())
+    levels = tokenizer_from_description(IntegerTokenizer(256).describe())
     assert levels.decode(levels.encode("0 12 255")) == "0 12 255" and levels.unit == "dimension"
     with pytest.raises(UserError, match="0 to 255"):
         levels.encode("256")
-    assert Levels(10).encode("0 09").tolist() == [0, 0, 9]  # digits, as sudokus are written
-    assert Ended(Levels(128)).decode([60, 64, 128, 3]) == "60 64"
+    assert IntegerTokenizer(10).encode("0 09").tolist() == [0, 0, 9]  # digits, as sudokus are written
+    assert WithEOS(IntegerTokenizer(128)).decode([60, 64, 128, 3]) == "60 64"
     with pytest.raises(ValueError):
-        from_description({"kind": "levels", "name": "levels", "size": "many"})
+        tokenizer_from_description({"kind": "levels", "name": "levels", "size": "many"})
 
 
 def cifar_file(labels: list[int], seed: int) -> tuple[bytes, np.ndarray]:
@@ -151,14 +152,14 @@ def cifar_file(labels: list[int], seed: int) -> tuple[bytes, np.ndarray]:
 
 def test_cifar_pixels_are_read_in_the_official_layout() -> None:
     content, planes = cifar_file([3, 9], seed=1)
-    pixels, labels = cifar10_records(content, "x")
+    pixels, labels = parse_cifar10(content, "x")
     assert labels.tolist() == [3, 9] and pixels.shape == (2, 3072)
     image = pixels.reshape(2, 32, 32, 3)
     assert (image[1, 5, 7] == planes[1, :, 5, 7]).all()
     with pytest.raises(UserError, match="32 × 32"):
-        cifar10_records(content[:-1], "x")
+        parse_cifar10(content[:-1], "x")
     with pytest.raises(UserError, match="label 10"):
-        cifar10_records(bytes([10]) + bytes(CIFAR10_RECORD - 1), "x")
+        parse_cifar10(bytes([10]) + bytes(CIFAR10_RECORD_BYTES - 1), "x")
 
 
 def packed(path: Path, files: dict[str, bytes]) -> None:
@@ -219,7 +220,7 @@ def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatc
 
 def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
     packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
-    assert members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
+    assert read_members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
 
 
@@ -238,7 +239,7 @@ def test_damaged_archives_and_other_content_are_met_with_a_sentence(
     np.savez_compressed(tmp_path / "binarized_mnist.npz", **images)
     assert len(open_corpus("mnist-binary").train) == 20
     with pytest.raises(ValueError, match="more than any"):  # before it is unpacked
-        arrays(tmp_path / "binarized_mnist.npz", ["train"], largest=1000)
+        read_npz(tmp_path / "binarized_mnist.npz", ["train"], largest=1000)
     for name, source in (("binarized_mnist.npz", "mnist-binary"), ("music_sudoku.tar.xz", "chorales")):
         whole = (tmp_path / name).read_bytes()
         for place in range(0, len(whole), 7):
@@ -273,7 +274,7 @@ def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Pa
     (tmp_path / "b.txt").write_text("abc\n" * 60)
     tokenizer = open_corpus(f"lines:{tmp_path / 'a.txt'}").tokenizer
     other = open_corpus(f"lines:{tmp_path / 'b.txt'}", tokenizer)
-    assert isinstance(other.tokenizer, Ended) and other.test.end == tokenizer.end
+    assert isinstance(other.tokenizer, WithEOS) and other.test.end == tokenizer.end
     for source in ("promoters:", "lines:"):
         with pytest.raises(UserError, match="which file"):
             open_corpus(source)
@@ -283,15 +284,15 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
     """A bound is divided by tokens and ends; so many characters as there are must come of it."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
-    counted = sum(int(batch.counted.sum()) for batch in sequences(corpus.test, 4, 16))
-    assert counted_in(corpus.test, 4) == counted == tokens_in(corpus.test) + len(corpus.test)
-    tight = sum(int(batch.counted.sum()) for batch in sequences(corpus.test, 3, 16))  # no room for the end of abc
-    assert counted_in(corpus.test, 3) == tight < counted
+    counted = sum(int(batch.counted.sum()) for batch in eval_batches(corpus.test, 4, 16))
+    assert count_scored_tokens(corpus.test, 4) == counted == count_tokens(corpus.test) + len(corpus.test)
+    tight = sum(int(batch.counted.sum()) for batch in eval_batches(corpus.test, 3, 16))  # no room for the end of abc
+    assert count_scored_tokens(corpus.test, 3) == tight < counted
     reference = Reference(
-        corpus.tokenizer, first_tokens(corpus.train, 10**6), Texts.spelt(corpus.test.rows(4), corpus.tokenizer)
+        corpus.tokenizer, take_first_tokens(corpus.train, 10**6), Texts.spelt(corpus.test.rows(4), corpus.tokenizer)
     )
     assert reference.words == {"ab", "abc", "c"}
-    kl = measured(reference.real, reference, metrics(["ngram-kl"]))["ngram-kl"].value
+    kl = measure_samples(reference.real, reference, find_metrics(["ngram-kl"]))["ngram-kl"].value
     assert 0 <= kl < 0.2  # the same law: all but nothing
 
 
@@ -337,10 +338,10 @@ def test_enhancers_are_read_from_fasta(tmp_path: Path, monkeypatch: pytest.Monke
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (72, 4, 4)
     assert corpus.conditions == {"labels": 2} and corpus.tokenizer.decode(corpus.valid.sequences[0]) == "ACGTACGA"
     with pytest.raises(UserError, match="'N'"):
-        fasta(">1\nACGN\n")
+        parse_fasta(">1\nACGN\n")
 
 
 def test_dna_with_unknown_bases_is_refused() -> None:
-    assert bases("acgt\n") == "ACGT"
+    assert normalise_bases("acgt\n") == "ACGT"
     with pytest.raises(UserError, match="'N'"):
-        bases("ACGN")
+        normalise_bases("ACGN")

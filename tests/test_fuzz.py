@@ -21,8 +21,9 @@ from test_runs import RECIPE
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
-from logosphere.data.gaps import parse_gaps, prompt
-from logosphere.data.tokenizers import Bytes, load_tokenizer, text8
+from logosphere.data.prompting import encode_infill, encode_prompt
+from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
@@ -194,9 +195,9 @@ def test_corpora_with_any_damage(tmp_path: Path) -> None:
 @QUICK
 @given(st.text(max_size=40) | st.text(alphabet="[].0123456789 ab", max_size=30), st.integers(1, 24))
 def test_prompts_of_any_text(text: str, length: int) -> None:
-    for tokenizer in (text8(), Bytes()):
-        met(lambda tokenizer=tokenizer: prompt(text, tokenizer, length))
-        met(lambda tokenizer=tokenizer: parse_gaps(text, tokenizer, length))
+    for tokenizer in (text8_tokenizer(), ByteTokenizer()):
+        met(lambda tokenizer=tokenizer: encode_prompt(text, tokenizer, length))
+        met(lambda tokenizer=tokenizer: encode_infill(text, tokenizer, length))
 
 
 # ---- the command line -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.conditioner import Conditioner
-from logosphere.evaluation.latents import reading
+from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
 from logosphere.processes.gaussian import FIRST, Gaussian
@@ -377,8 +377,8 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     ]  # type: ignore[method-assign]  # noqa: E501
     path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
     model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
-    found = reading(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
-    assert found.accuracy == found.whole == 1.0 and found.nats["own"] < 0.01
+    found = measure_reconstruction(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
+    assert found.accuracy == found.exact_match == 1.0 and found.nats["own"] < 0.01
     assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
 
 
@@ -391,8 +391,8 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
     every = Batch.of(tokens)
     some = replace(every, units=torch.tensor([2, 2]))
-    found = [reading(model, [batch], generator(20)) for batch in (every, some)]
-    assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.whole for one in found] == [0.0, 0.5]
+    found = [measure_reconstruction(model, [batch], generator(20)) for batch in (every, some)]
+    assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.exact_match for one in found] == [0.0, 0.5]
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
@@ -406,12 +406,12 @@ def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     model = ls.build(name, vocab_size=8, length=16, stage_one=0.99, **options)
     for _ in ls.fit(model, batches(language), steps=150, optim=ls.OptimizerConfig(lr=5e-3, warmup=20)):
         pass
-    found = reading(model, [Batch.of(language.sample(200, generator(22)))], generator(23))
+    found = measure_reconstruction(model, [Batch.of(language.sample(200, generator(22)))], generator(23))
     assert found.nats["own"] < 0.8 * language.entropy() / 16 and found.nats["shuffled"] > 1.5 * found.nats["own"]
 
 
 def test_only_latent_systems_can_be_read() -> None:
     with pytest.raises(ls.UserError, match="Only latent systems"):
-        reading(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))
+        measure_reconstruction(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))
     with pytest.raises(ls.UserError, match="nothing to read"):
-        reading(ls.build("cosmos", vocab_size=3, length=4, **small("cosmos")), [], generator(0))
+        measure_reconstruction(ls.build("cosmos", vocab_size=3, length=4, **small("cosmos")), [], generator(0))

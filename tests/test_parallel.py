@@ -17,7 +17,8 @@ from test_runs import RECIPE, after, bits, timeless
 
 import logosphere as ls
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
 from logosphere.runs.config import TrainConfig

@@ -11,7 +11,7 @@ from test_runs import RECIPE, after, bits, timeless
 from test_training import LANGUAGE, QUICK, batches
 
 from logosphere.data.batches import Crops
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run

@@ -10,50 +10,48 @@ import pytest
 import torch
 from laws import generator, network, skewed
 
-from logosphere.data.special import Ended
-from logosphere.data.tokenizers import Characters, text8
+from logosphere.data.tokenizers import CharacterTokenizer, WithEOS, text8_tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.judges import OwnJudge, hugging_face, smollm2
-from logosphere.evaluation.samples.catalogue import METRICS, judged, measured, metrics
-from logosphere.evaluation.samples.frontier import area, clusters, features, likeness, seen_by
-from logosphere.evaluation.samples.ngrams import divergence
-from logosphere.evaluation.samples.suffixes import Suffixes
-from logosphere.evaluation.samples.texts import Figure, Reference, Texts
-from logosphere.evaluation.samples.variety import distinct, entropies, grams, repetition
-from logosphere.evaluation.samples.words import spelling
+from logosphere.evaluation.samples.diversity import distinct_rate, repetition_rate, token_entropies
+from logosphere.evaluation.samples.ngram_mauve import encoder_mauve, frontier_area, kmeans, mauve, ngram_features
+from logosphere.evaluation.samples.ngrams import extract_ngrams, known_word_rate, ngram_divergence
+from logosphere.evaluation.samples.registry import METRICS, find_metrics, measure_samples, scorer_metric
+from logosphere.evaluation.samples.suffix_array import SuffixArray
+from logosphere.evaluation.samples.texts import MetricValue, Reference, Texts
+from logosphere.evaluation.scorers import ModelScorer, load_hub_scorer, load_smollm2
 
 
 def texts(*strings: str) -> Texts:
-    tokenizer = text8()
-    return Texts.spelt(torch.stack([torch.from_numpy(tokenizer.encode(text)) for text in strings]), tokenizer)
+    tokenizer = text8_tokenizer()
+    return Texts.from_tokens(torch.stack([torch.from_numpy(tokenizer.encode(text)) for text in strings]), tokenizer)
 
 
 def reference(train: str, *real: str) -> Reference:
-    return Reference(text8(), text8().encode(train), texts(*real))
+    return Reference(text8_tokenizer(), text8_tokenizer().encode(train), texts(*real))
 
 
 def test_a_mean_has_the_error_of_a_mean() -> None:
-    figure = Figure.mean(torch.tensor([1.0, 2.0, 3.0]))
+    figure = MetricValue.mean(torch.tensor([1.0, 2.0, 3.0]))
     assert figure.value == 2 and figure.error == pytest.approx(1 / math.sqrt(3))
-    assert math.isnan(Figure.mean(torch.tensor([1.0])).error)
+    assert math.isnan(MetricValue.mean(torch.tensor([1.0])).error)
 
 
 def test_entropy_of_tokens_within_a_sample() -> None:
     tokens = torch.tensor([[3, 3, 3, 3], [0, 1, 2, 3], [0, 0, 1, 1]])
-    assert entropies(tokens).tolist() == pytest.approx([0, 2, 1])
+    assert token_entropies(tokens).tolist() == pytest.approx([0, 2, 1])
 
 
 def test_distinct_counts_over_all_samples_and_repetition_within_one() -> None:
     tokens = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 0, 1, 2]])
-    assert distinct(tokens, 2) == pytest.approx(3 / 8)  # 01, 10, 12 of 8
-    assert repetition(tokens, 2).tolist() == pytest.approx([1 - 2 / 4, 1 - 3 / 4])
-    assert distinct(tokens, 9) == 1.0  # runs longer than the sample are the sample
+    assert distinct_rate(tokens, 2) == pytest.approx(3 / 8)  # 01, 10, 12 of 8
+    assert repetition_rate(tokens, 2).tolist() == pytest.approx([1 - 2 / 4, 1 - 3 / 4])
+    assert distinct_rate(tokens, 9) == 1.0  # runs longer than the sample are the sample
 
 
 def test_words_at_the_edges_may_be_cut_and_do_not_count() -> None:
     known = frozenset({"the", "cat", "sat"})
-    assert spelling("xx the cat zat yy", known) == pytest.approx(2 / 3)
-    assert spelling("the cat", known) == 0.0
+    assert known_word_rate("xx the cat zat yy", known) == pytest.approx(2 / 3)
+    assert known_word_rate("the cat", known) == 0.0
 
 
 def brute_longest(row: list[int], text: list[int]) -> list[int]:
@@ -67,40 +65,40 @@ def brute_longest(row: list[int], text: list[int]) -> list[int]:
 def test_the_longest_match_is_that_of_brute_force(letters: int, length: int) -> None:
     rng = np.random.default_rng(letters)
     text = rng.integers(0, letters, length)
-    suffixes = Suffixes.of(text, 12)
+    suffixes = SuffixArray.build(text, 12)
     for _ in range(5):
         row = rng.integers(0, letters + 1, 12)
-        assert suffixes.longest(row).tolist() == brute_longest(row.tolist(), text.tolist())
+        assert suffixes.longest_matches(row).tolist() == brute_longest(row.tolist(), text.tolist())
 
 
 def test_copies_are_found() -> None:
     real = "a quick brown fox jumps over it"
     known = reference("once upon a time there was a king who had a son " * 2, real)
     copied, fresh = texts("upon a time there was a king wh"), texts("zqzqzqxjxjxjvkvkvkzqxjvkzzqqxxj")
-    figures = measured(copied, known, metrics(["memorised", "longest-copy"]))
+    figures = measure_samples(copied, known, find_metrics(["memorised", "longest-copy"]))
     assert figures["memorised"].value == 1.0 and figures["longest-copy"].value == 31
-    figures = measured(fresh, known, metrics(["memorised", "longest-copy"]))
+    figures = measure_samples(fresh, known, find_metrics(["memorised", "longest-copy"]))
     assert figures["memorised"].value == 0.0 and figures["longest-copy"].value <= 1
 
 
 def test_the_divergence_of_n_grams_is_that_of_the_formula() -> None:
-    samples = grams(torch.tensor([0, 0, 1]), 1)
-    real = grams(torch.tensor([0, 1, 1, 1]), 1)
+    samples = extract_ngrams(torch.tensor([0, 0, 1]), 1)
+    real = extract_ngrams(torch.tensor([0, 1, 1, 1]), 1)
     q = [0.9 * 0.25 + 0.1 / 3, 0.9 * 0.75 + 0.1 / 3]
     by_hand = 2 / 3 * math.log2(2 / 3 / q[0]) + 1 / 3 * math.log2(1 / 3 / q[1])
-    assert divergence(samples, real, 3, smoothing=0.1) == pytest.approx(by_hand)
-    unseen = grams(torch.tensor([2, 2]), 1)
-    assert divergence(unseen, real, 3, smoothing=0.1) == pytest.approx(math.log2(30))
+    assert ngram_divergence(samples, real, 3, smoothing=0.1) == pytest.approx(by_hand)
+    unseen = extract_ngrams(torch.tensor([2, 2]), 1)
+    assert ngram_divergence(unseen, real, 3, smoothing=0.1) == pytest.approx(math.log2(30))
 
 
 def test_the_frontier_has_the_area_of_its_formula() -> None:
     """Equal laws: 1. Laws that share nothing: KL(p || r) = -log λ, so x = (1-λ)^c, y = λ^c, area B(c, c+1) c."""
     p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]).double(), torch.tensor([0.0, 0.0, 0.5, 0.5]).double()
-    assert area(p, p) == pytest.approx(1.0)
+    assert frontier_area(p, p) == pytest.approx(1.0)
     beta = math.gamma(5) * math.gamma(6) / math.gamma(11)
-    assert area(p, q) == pytest.approx(5 * beta, abs=1e-3)
-    assert area(p, q) < area(p, 0.7 * p + 0.3 * q) < 1
-    assert area(p, 0.7 * p + 0.3 * q) == pytest.approx(area(0.7 * p + 0.3 * q, p), abs=1e-3)
+    assert frontier_area(p, q) == pytest.approx(5 * beta, abs=1e-3)
+    assert frontier_area(p, q) < frontier_area(p, 0.7 * p + 0.3 * q) < 1
+    assert frontier_area(p, 0.7 * p + 0.3 * q) == pytest.approx(frontier_area(0.7 * p + 0.3 * q, p), abs=1e-3)
 
 
 def test_k_means_finds_groups_that_are_there() -> None:
@@ -108,17 +106,17 @@ def test_k_means_finds_groups_that_are_there() -> None:
     points = torch.randn(60, 3, generator=rng).double() * 0.1
     points[20:40, 0] += 10
     points[40:, 1] += 10
-    found = clusters(points, 3, generator(2))
+    found = kmeans(points, 3, generator(2))
     assert [len(found[i : i + 20].unique()) for i in (0, 20, 40)] == [1, 1, 1] and len(found.unique()) == 3
 
 
 def test_likeness_tells_languages_apart() -> None:
     one, other = skewed(8, 32, seed=1), skewed(8, 32, seed=9)
     real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
-    assert features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
-    points = features(real)
-    assert likeness(features(same), points, generator(4)) > 0.7 > 0.3
-    assert likeness(features(different), points, generator(4)) < 0.3
+    assert ngram_features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
+    points = ngram_features(real)
+    assert mauve(ngram_features(same), points, generator(4)) > 0.7 > 0.3
+    assert mauve(ngram_features(different), points, generator(4)) < 0.3
 
 
 def test_likeness_by_an_encoder_looks_at_what_the_encoder_sees() -> None:
@@ -128,26 +126,26 @@ def test_likeness_by_an_encoder_looks_at_what_the_encoder_sees() -> None:
         return torch.tensor([[float(text.count(letter)) for letter in "abcdefgh"] for text in strings])
 
     real = ["aabb", "ccdd", "eeff", "gghh"] * 5
-    metric, turned = seen_by("letters", counts), texts(*(text[::-1] for text in real))
+    metric, turned = encoder_mauve("letters", counts), texts(*(text[::-1] for text in real))
     against = reference("abcdefgh", *real)
     assert metric.measure(turned, against).value == pytest.approx(1.0)
     assert metric.measure(texts(*["aaaa"] * 20), against).value < 0.5
-    assert metrics(["frontier"])[-1].measure(turned, against).value < 0.9
+    assert find_metrics(["frontier"])[-1].measure(turned, against).value < 0.9
 
 
 def test_overlap_counts_short_runs_and_no_ends() -> None:
-    letters = Ended(Characters("abcdef"))
-    end = letters.end
+    letters = WithEOS(CharacterTokenizer("abcdef"))
+    end = letters.eos
     rows = torch.tensor([[0, 1, 2, 3, 4, end, end, end, end, end], [5, 5, 0, 1, 2, 3, end, end, end, end]])
-    held = Reference(letters, letters.encode("abcdeabcd"), Texts.spelt(rows, letters))
-    figure = measured(Texts.spelt(rows, letters), held, metrics(["overlap-4"]))["overlap-4"]
+    held = Reference(letters, letters.encode("abcdeabcd"), Texts.from_tokens(rows, letters))
+    figure = measure_samples(Texts.from_tokens(rows, letters), held, find_metrics(["overlap-4"]))["overlap-4"]
     assert figure.value == pytest.approx((2 / 2 + 1 / 3) / 2)
 
 
 def test_every_metric_measures_real_text_as_real() -> None:
     train = "the cat sat on the mat and the dog sat on the log " * 4
     real = train[:40], train[40:80]
-    figures = measured(texts(*real), reference(train, *real), METRICS)
+    figures = measure_samples(texts(*real), reference(train, *real), METRICS)
     assert figures["spelling"].value == 1 and figures["memorised"].value == 1 and figures["frontier"].value == 1
     assert set(figures) == {metric.name for metric in METRICS} and all(
         map(math.isfinite, (f.value for f in figures.values()))
@@ -156,28 +154,29 @@ def test_every_metric_measures_real_text_as_real() -> None:
 
 def test_an_unknown_metric_is_met_with_the_nearest_one() -> None:
     with pytest.raises(UserError, match="'spelling'"):
-        metrics(["speling"])
-    assert [metric.name for metric in metrics(["spelling"])] == ["entropy", "spelling"]
+        find_metrics(["speling"])
+    assert [metric.name for metric in find_metrics(["spelling"])] == ["entropy", "spelling"]
 
 
 LANGUAGE = skewed(4, 6)
-LETTERS = Characters("abcd")
+LETTERS = CharacterTokenizer("abcd")
 
 
 def test_our_judge_says_what_its_model_says() -> None:
     model = network("ar", LANGUAGE)
     tokens = LANGUAGE.sample(20, generator(5))
-    judge = OwnJudge(model, LETTERS, "ours", "letters")
+    judge = ModelScorer(model, LETTERS, "ours", "letters")
     strings = [LETTERS.decode(row) for row in tokens.numpy()]
     nats = model.nelbo(tokens, generator(0)).total.double()
-    verdict = judge.bits(strings)
+    verdict = judge.score(strings)
     assert list(verdict.nats) == pytest.approx(nats.tolist(), abs=1e-5)
     assert verdict.value == pytest.approx(float(nats.sum()) / 120 / math.log(2))
     assert verdict.error == pytest.approx(float(nats.std()) / math.sqrt(20) / 6 / math.log(2))
-    metric = judged(judge)
+    metric = scorer_metric(judge)
     assert (
         metric.measure(
-            Texts.spelt(tokens, LETTERS), Reference(LETTERS, tokens.flatten().numpy(), Texts.spelt(tokens, LETTERS))
+            Texts.from_tokens(tokens, LETTERS),
+            Reference(LETTERS, tokens.flatten().numpy(), Texts.from_tokens(tokens, LETTERS)),
         ).value
         == verdict.value
     )
@@ -185,27 +184,27 @@ def test_our_judge_says_what_its_model_says() -> None:
 
 def test_texts_of_other_lengths_are_cut_and_filled() -> None:
     """Nine letters are a window of six and one of three; padding costs nothing."""
-    judge = OwnJudge(network("ar", LANGUAGE), LETTERS, "ours", "letters")
-    whole, first, rest, nothing = judge.bits(["abcdabcda", "abcdab", "cda", ""]).nats
+    judge = ModelScorer(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    whole, first, rest, nothing = judge.score(["abcdabcda", "abcdab", "cda", ""]).nats
     assert whole == pytest.approx(first + rest, abs=1e-5) and nothing == 0
 
 
 def test_nothing_written_is_nothing_judged() -> None:
     """A model that writes empty texts must not look like the best of all."""
-    judge = OwnJudge(network("ar", LANGUAGE), LETTERS, "ours", "letters")
-    assert math.isnan(judge.bits(["", ""]).value)
-    assert judge.bits(["abcdab", "", ""]).value == judge.bits(["abcdab"]).value
+    judge = ModelScorer(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    assert math.isnan(judge.score(["", ""]).value)
+    assert judge.score(["abcdab", "", ""]).value == judge.score(["abcdab"]).value
 
 
 def test_a_bound_cannot_judge() -> None:
     with pytest.raises(UserError, match="--system ar"):
-        OwnJudge(network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
+        ModelScorer(network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
 
 
 @pytest.mark.skipif(find_spec("transformers") is not None, reason="the extra is installed")
 def test_a_judge_of_a_missing_extra_is_refused() -> None:
     with pytest.raises(UserError, match=r"logosphere\[hf\]"):
-        hugging_face("gpt2")
+        load_hub_scorer("gpt2")
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
@@ -222,19 +221,19 @@ def test_a_judge_of_transformers_counts_every_token(tmp_path: Path) -> None:
         config = transformers.GPT2Config(vocab_size=5, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0)
         model = transformers.GPT2LMHeadModel(config).eval()
     model.save_pretrained(tmp_path)
-    judge = hugging_face(str(tmp_path))
+    judge = load_hub_scorer(str(tmp_path))
     rows = torch.tensor([[0, 1, 2, 3], [0, 3, 3, 1]])
     with torch.no_grad():
         logits = model(rows).logits[:, :-1]
     by_hand = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none").sum(1)
-    verdict = judge.bits(["abc", "cca"])
+    verdict = judge.score(["abc", "cca"])
     assert list(verdict.nats) == pytest.approx(by_hand.tolist(), abs=1e-5)
     assert verdict.value == pytest.approx(float(by_hand.sum()) / 6 / math.log(2), abs=1e-5)
     with pytest.raises(UserError, match="cannot be loaded"):
-        hugging_face(str(tmp_path / "nothing"))
+        load_hub_scorer(str(tmp_path / "nothing"))
 
 
 @pytest.mark.skipif(find_spec("gguf") is not None and find_spec("accelerate") is not None, reason="the extra is there")
 def test_the_packaged_judge_says_what_it_needs() -> None:
     with pytest.raises(UserError, match="logosphere"):
-        smollm2()
+        load_smollm2()

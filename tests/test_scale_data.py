@@ -13,12 +13,11 @@ from scipy import stats
 from test_parallel import corpus
 from test_runs import RECIPE, after, timeless
 
-from logosphere.data.batches import Crops, Epochs, draws, windows
-from logosphere.data.corpora import Corpus
-from logosphere.data.shards import MAPPED, Shards
-from logosphere.data.shuffling import Permutation
-from logosphere.data.tokenfile import DamagedCache, build, open_tokens, sealed, verify
-from logosphere.data.tokenizers import Bytes
+from logosphere.data.batches import Crops, Epochs, Permutation, train_batches, windows
+from logosphere.data.corpus import Corpus
+from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, verify_hashes, with_checksum
+from logosphere.data.token_shards import MAX_MAPPED, ShardedTokens
+from logosphere.data.tokenizers import ByteTokenizer
 from logosphere.errors import UserError
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
@@ -63,7 +62,7 @@ def test_every_window_once_an_epoch() -> None:
     whole, part = epochs.at(2), epochs.at(2, slice(1, 3))
     assert torch.equal(whole.tokens[1:3], part.tokens) and torch.equal(whole.place[1:3], part.place)
     with pytest.raises(UserError, match="crops or epochs"):
-        draws(tokens, 7, 4, 0, "random")
+        train_batches(tokens, 7, 4, 0, "random")
 
 
 def test_a_run_in_epochs_resumes_in_the_middle_of_one(corpus: Corpus, tmp_path: Path) -> None:
@@ -81,9 +80,9 @@ from pathlib import Path
 import numpy as np
 from logosphere.data import corpora
 from logosphere.data.batches import Crops, Epochs, windows
-from logosphere.data.tokenfile import build, open_tokens
+from logosphere.data.token_cache import build_token_cache, open_tokens
 place = Path(sys.argv[1])
-corpora.build = lambda *given: build(*given, shard=1 << 22)
+corpora.build_token_cache = lambda *given: build_token_cache(*given, shard=1 << 22)
 small = corpora.open_corpus(str(place / "text.txt"), "byte")  # whatever has to be loaded is loaded now
 used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20),) * 2)
@@ -115,7 +114,7 @@ def test_corpora_may_be_larger_than_memory(corpus: Corpus, tmp_path: Path) -> No
         for number in range(1 << 9):
             _hole(huge / f"{split}-{number:05d}.tokens", 1 << 23)
     _hole(tmp_path / "huge-file", 1 << 27)
-    (huge / "meta.json").write_text(json.dumps(sealed(meta)))
+    (huge / "meta.json").write_text(json.dumps(with_checksum(meta)))
     done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [pytest.approx(0.9 * 64 * 20_972 * 50, rel=0.01), 1 << 32, 0, 64]
@@ -134,10 +133,10 @@ def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
     """Any places, slices of slices, and batches of every kind."""
     text = "".join(chr(97 + i * i % 26) for i in range(1000))
     pieces = [("train", text[:333]), ("train", text[333:]), ("valid", "abc"), ("test", "xyz" * 7)]
-    build(tmp_path / "many", pieces, Bytes(), "x", "0", shard=7)
-    build(tmp_path / "one", pieces, Bytes(), "x", "0")
+    build_token_cache(tmp_path / "many", pieces, ByteTokenizer(), "x", "0", shard=7)
+    build_token_cache(tmp_path / "one", pieces, ByteTokenizer(), "x", "0")
     many, one = open_tokens(tmp_path / "many")["train"], open_tokens(tmp_path / "one")["train"]
-    assert isinstance(many, Shards) and isinstance(one, np.memmap)
+    assert isinstance(many, ShardedTokens) and isinstance(one, np.memmap)
     assert len(list((tmp_path / "many").glob("train-*"))) == 143 and len(many) == len(one) == 1000
     assert len(list((tmp_path / "many").glob("test-*"))) == 3, "no empty file at the end"
     assert many.dtype == one.dtype and np.array_equal(np.asarray(many), one)
@@ -148,7 +147,7 @@ def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
             assert torch.equal(kind(row, 11, 4, 3).at(2).tokens, kind(wanted, 11, 4, 3).at(2).tokens)
     batches = zip(windows(many, 30, 8), windows(one, 30, 8), strict=True)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in batches)
-    assert len(many._maps.mapped) <= MAPPED
+    assert len(many._files.mapped) <= MAX_MAPPED
     for places in (np.array([1000]), np.array([-1])):
         with pytest.raises(IndexError):
             many[places]
@@ -158,14 +157,16 @@ def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
 
 def test_damaged_shards_and_indexes_are_noticed(tmp_path: Path) -> None:
     folder = tmp_path / "many"
-    build(folder, [("train", "abcdefgh" * 5), ("valid", "abc"), ("test", "xyz")], Bytes(), "x", "0", shard=16)
-    verify(folder)
+    build_token_cache(
+        folder, [("train", "abcdefgh" * 5), ("valid", "abc"), ("test", "xyz")], ByteTokenizer(), "x", "0", shard=16
+    )
+    verify_hashes(folder)
     shard, meta = folder / "train-00001.tokens", folder / "meta.json"
     sound, index = shard.read_bytes(), meta.read_text()
     shard.write_bytes(b"x" + sound[1:])
     open_tokens(folder)
     with pytest.raises(DamagedCache, match="train-00001.tokens has changed"):
-        verify(folder)
+        verify_hashes(folder)
     shard.write_bytes(sound[:-1])
     with pytest.raises(DamagedCache, match="16 bytes"):
         open_tokens(folder)

@@ -12,7 +12,7 @@ from test_parallel import CALM, corpus, curve
 from test_runs import after, bits
 
 import logosphere as ls
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.runs.loop import Saved, create_run, run_training

@@ -11,7 +11,7 @@ from test_runs import RECIPE
 
 import logosphere as ls
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.denoisers.conditioner import Conditioner
 from logosphere.model import Model
 from logosphere.noise import Drawn, Keyed

@@ -10,7 +10,7 @@ import torch
 
 import logosphere as ls
 from logosphere.data.streaming import Stream
-from logosphere.data.tokenizers import Bytes
+from logosphere.data.tokenizers import ByteTokenizer
 from logosphere.errors import UserError
 
 
@@ -34,7 +34,7 @@ class Rows:
 
 
 def stream(count: int = 60, **more: Any) -> Stream:
-    return Stream(Rows(count), Bytes(), length=10, batch=4, **more)
+    return Stream(Rows(count), ByteTokenizer(), length=10, batch=4, **more)
 
 
 def test_a_stream_is_the_text_in_windows() -> None:
@@ -73,12 +73,12 @@ def test_what_waits_is_not_copied_for_every_batch() -> None:
         def __iter__(self) -> Iterator[dict[str, Any]]:
             yield {"text": "x" * 4000}
 
-    begun = Stream(Book(1), Bytes(), length=10, batch=4)
+    begun = Stream(Book(1), ByteTokenizer(), length=10, batch=4)
     reader = iter(begun)
     next(reader)
-    before = begun.waiting
+    before = begun.buffer
     next(reader)
-    assert np.shares_memory(before, begun.waiting) and len(before) - len(begun.waiting) == 40
+    assert np.shares_memory(before, begun.buffer) and len(before) - len(begun.buffer) == 40
 
 
 def test_a_stream_can_be_trained_on() -> None:
@@ -88,9 +88,9 @@ def test_a_stream_can_be_trained_on() -> None:
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="no column 'text'"):
-        next(iter(Stream(Rows(3, "words"), Bytes(), length=4, batch=1)))
+        next(iter(Stream(Rows(3, "words"), ByteTokenizer(), length=4, batch=1)))
     with pytest.raises(UserError, match="at least 1"):
-        Stream(Rows(3), Bytes(), length=0, batch=1)
+        Stream(Rows(3), ByteTokenizer(), length=0, batch=1)
     empty: list[dict[str, Any]] = [{}, {"waiting": 3, "samples": 1, "table": {}}]
     huge = {"waiting": [2**70], "samples": 1, "table": {"position": 0}}
     for state in (*empty, {"waiting": [], "samples": 1, "table": {}}, huge):

@@ -9,8 +9,8 @@ from laws import CHANCE, fits
 
 import logosphere as ls
 from logosphere.data.batches import Crops, windows
+from logosphere.data.tasks import Continuation, Infilling, RandomLength, Unconditional, find_task
 from logosphere.errors import UserError
-from logosphere.tasks import Continuation, Infilling, Unconditional, Varied, task
 from logosphere.types import Batch, Condition
 
 TEXT = np.arange(1000, dtype=np.uint16)
@@ -86,7 +86,7 @@ def test_a_batch_must_hold_something() -> None:
 
 def posed(name: str, length: int, n: int = 2000) -> Batch:
     batch = Batch.of(torch.zeros(n, length).long())
-    return TASKS[name].pose(batch, seed=4)
+    return TASKS[name].apply(batch, seed=4)
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
@@ -100,10 +100,10 @@ def test_a_task_leaves_something_to_do(name: str, length: int) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_a_function_of_seed_and_sample(name: str) -> None:
     batch = Batch.of(torch.zeros(20, 9).long())
-    whole, part = TASKS[name].pose(batch, 4), TASKS[name].pose(batch.part(slice(5, 12)), 4)
+    whole, part = TASKS[name].apply(batch, 4), TASKS[name].apply(batch.part(slice(5, 12)), 4)
     assert torch.equal(whole.known[5:12], part.known) and torch.equal(part.ids, torch.arange(5, 12))
     if name != "unconditional":
-        assert not torch.equal(whole.known, TASKS[name].pose(batch, 5).known)
+        assert not torch.equal(whole.known, TASKS[name].apply(batch, 5).known)
 
 
 def test_a_continuation_knows_a_start_of_any_length() -> None:
@@ -122,31 +122,31 @@ def test_infilling_hides_one_span() -> None:
 def test_a_share_of_the_sequences_is_posed() -> None:
     batch = Batch.of(torch.zeros(4000, 50).long())
     for some in (Continuation(0.25), Infilling(0.25)):
-        share = float(some.pose(batch, 1).known.any(1).double().mean())
+        share = float(some.apply(batch, 1).known.any(1).double().mean())
         assert abs(share - 0.25) < 3 * (0.19 / 4000) ** 0.5 + 0.02  # one in 50 has a start of no length
 
 
 def test_a_misspelt_task_is_met_with_the_right_name() -> None:
     with pytest.raises(UserError, match="Did you mean 'infilling'"):
-        task("infiling")
+        find_task("infiling")
 
 
 def test_some_batches_are_cut_whole_and_alike_in_all_their_parts() -> None:
-    crops, cut = Crops(TEXT, 10, 8, seed=1), Varied(0.3)
-    lengths = torch.tensor([cut.pose(crops.at(step), 5).tokens.shape[1] for step in range(400)])
+    crops, cut = Crops(TEXT, 10, 8, seed=1), RandomLength(0.3)
+    lengths = torch.tensor([cut.apply(crops.at(step), 5).tokens.shape[1] for step in range(400)])
     assert abs(float((lengths < 10).double().mean()) - 0.3 * 0.9) < 0.08 and lengths.min() == 1
     for step in range(20):
-        parts = [cut.pose(crops.at(step, slice(start, start + 4)), 5).tokens.shape[1] for start in (0, 4)]
+        parts = [cut.apply(crops.at(step, slice(start, start + 4)), 5).tokens.shape[1] for start in (0, 4)]
         assert parts == [lengths[step]] * 2
-    assert Varied(0.0).pose(crops.at(0), 5).tokens.shape == (8, 10)
+    assert RandomLength(0.0).apply(crops.at(0), 5).tokens.shape == (8, 10)
     whole = replace(crops.at(3), units=torch.full((8,), 9), condition=Condition.of(signal=torch.zeros(8, 10, 2)))
-    posed = Varied(1.0).pose(whole, 5)
+    posed = RandomLength(1.0).apply(whole, 5)
     end = posed.tokens.shape[1]
     assert end < 10 and posed.condition.signal.shape == (8, end, 2) and int(posed.counted.max()) == min(9, end)
 
 
 def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> None:
-    batches = [Varied(1.0).pose(Crops(TEXT % 5, 8, 4, seed=1).at(step), 5) for step in range(4)]
+    batches = [RandomLength(1.0).apply(Crops(TEXT % 5, 8, 4, seed=1).at(step), 5) for step in range(4)]
     assert len({batch.tokens.shape[1] for batch in batches}) > 1
     size = {"vocab_size": 5, "length": 8, "width": 16, "depth": 1, "heads": 2}
     assert len(list(ls.fit(ls.build("llada", **size), batches, steps=4))) == 4

@@ -8,41 +8,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logosphere.data.subword_tokenizer import SubwordTokenizer
 from logosphere.data.text8 import text8_filter
+from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer, tokenizer_from_description
 from logosphere.data.tokenizers import (
     TEXT8_ALPHABET,
-    Bytes,
-    Characters,
-    Subwords,
+    ByteTokenizer,
+    CharacterTokenizer,
     Tokenizer,
-    characters_of,
-    from_description,
-    load_tokenizer,
-    save_tokenizer,
-    text8,
+    merge_alphabet,
+    text8_tokenizer,
 )
 from logosphere.errors import UserError
 
 WORDS = ["the cat sat on the mat\n", "the dog sat on the log\n", "naïve façade, 漢字 and 🙂"] * 5
-BPE = Subwords.train_bpe(WORDS, 300)
+BPE = SubwordTokenizer.train_bpe(WORDS, 300)
 TOKENIZERS: list[Tokenizer] = [
-    text8(),
-    Characters("äb\n"),
-    Bytes(),
+    text8_tokenizer(),
+    CharacterTokenizer("äb\n"),
+    ByteTokenizer(),
     BPE,
-    Subwords.train_wordpiece(WORDS, 100),
+    SubwordTokenizer.train_wordpiece(WORDS, 100),
 ]
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(st.text(TEXT8_ALPHABET))
 def test_text8_round_trip(text: str) -> None:
-    assert text8().decode(text8().encode(text)) == text
+    assert text8_tokenizer().decode(text8_tokenizer().encode(text)) == text
 
 
 @given(st.text(st.characters(), min_size=1))
 def test_characters_round_trip_over_any_alphabet(text: str) -> None:
-    tokenizer = Characters(characters_of(text))
+    tokenizer = CharacterTokenizer(merge_alphabet(text))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert len(ids) == len(text) and tokenizer.size == len(set(text))
@@ -50,26 +48,26 @@ def test_characters_round_trip_over_any_alphabet(text: str) -> None:
 
 @given(any_text)
 def test_bytes_and_bpe_round_trip_for_any_text(text: str) -> None:
-    for tokenizer in (Bytes(), BPE):
+    for tokenizer in (ByteTokenizer(), BPE):
         ids = tokenizer.encode(text)
         assert ids.dtype == np.int64 and ids.ndim == 1
         assert tokenizer.decode(ids) == text
-    assert len(Bytes().encode(text)) == len(text.encode())
+    assert len(ByteTokenizer().encode(text)) == len(text.encode())
 
 
 def test_text8_puts_the_space_first() -> None:
-    assert text8().encode(" az").tolist() == [0, 1, 26]
-    assert text8().size == 27 and text8().name == "text8" and text8().unit == "character"
+    assert text8_tokenizer().encode(" az").tolist() == [0, 1, 26]
+    assert text8_tokenizer().size == 27 and text8_tokenizer().name == "text8" and text8_tokenizer().unit == "character"
 
 
 @pytest.mark.parametrize("stranger", ["É", "🙂", "{", "\ud800"])
 def test_a_character_outside_the_alphabet_is_named_with_its_place(stranger: str) -> None:
     with pytest.raises(UserError, match="position 2 .*--tokenizer byte") as caught:
-        text8().encode("ab" + stranger + "É")
+        text8_tokenizer().encode("ab" + stranger + "É")
     assert repr(stranger) in str(caught.value)
 
 
-@pytest.mark.parametrize("tokenizer", [Bytes(), BPE, Characters("a?1 ")])
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE, CharacterTokenizer("a?1 ")])
 def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="position 1 is (half|not in)"):
         tokenizer.encode("a\ud800")
@@ -89,10 +87,10 @@ def test_every_symbol_can_be_shown(tokenizer: Tokenizer) -> None:
 
 
 def test_symbols_of_line_breaks_and_broken_bytes() -> None:
-    assert Characters("a\n").symbol(1) == "⏎"
-    assert Bytes().symbol(ord("\n")) == "⏎"
-    assert Bytes().symbol(0xFF) == "�"
-    assert Bytes().symbol(ord("x")) == "x"
+    assert CharacterTokenizer("a\n").symbol(1) == "⏎"
+    assert ByteTokenizer().symbol(ord("\n")) == "⏎"
+    assert ByteTokenizer().symbol(0xFF) == "�"
+    assert ByteTokenizer().symbol(ord("x")) == "x"
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
@@ -111,17 +109,17 @@ def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer, tmp_path: Path
 
 def test_fingerprints_tell_tokenizers_apart() -> None:
     assert len({tokenizer.fingerprint for tokenizer in TOKENIZERS}) == len(TOKENIZERS)
-    assert text8().fingerprint != Characters(TEXT8_ALPHABET).fingerprint
-    assert text8().fingerprint != Characters(TEXT8_ALPHABET[::-1], "text8").fingerprint
+    assert text8_tokenizer().fingerprint != CharacterTokenizer(TEXT8_ALPHABET).fingerprint
+    assert text8_tokenizer().fingerprint != CharacterTokenizer(TEXT8_ALPHABET[::-1], "text8").fingerprint
 
 
 def test_training_is_repeatable() -> None:
-    assert Subwords.train_bpe(WORDS, 300).fingerprint == BPE.fingerprint
+    assert SubwordTokenizer.train_bpe(WORDS, 300).fingerprint == BPE.fingerprint
     assert 256 < BPE.size <= 300
 
 
 def test_wordpiece_keeps_the_size_it_was_given() -> None:
-    tokenizer = Subwords.train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 64)
+    tokenizer = SubwordTokenizer.train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 64)
     assert tokenizer.size <= 64
     assert tokenizer.encode("zzz").tolist() == tokenizer.encode("[UNK]").tolist()
 
@@ -133,7 +131,7 @@ def test_a_damaged_or_foreign_file_is_a_user_error(content: str, tmp_path: Path)
     with pytest.raises(UserError, match="saved tokenizer"):
         load_tokenizer(path)
     with pytest.raises(UserError, match="not a readable tokenizer.json"):
-        Subwords.from_file(path)
+        SubwordTokenizer.from_file(path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_a_damaged_or_foreign_file_is_a_user_error(content: str, tmp_path: Path)
 )
 def test_a_file_with_a_wrong_field_is_a_user_error(change: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    save_tokenizer(Characters("ab"), path)
+    save_tokenizer(CharacterTokenizer("ab"), path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match="saved tokenizer"):
         load_tokenizer(path)
@@ -165,7 +163,7 @@ def test_a_published_tokenizer_is_read_without_its_truncation(tmp_path: Path) ->
     }
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(description))
-    loaded = Subwords.from_file(path)
+    loaded = SubwordTokenizer.from_file(path)
     assert loaded.name == "mine"
     assert loaded.decode(loaded.encode(WORDS[0] * 9)) == WORDS[0] * 9
 
@@ -173,25 +171,25 @@ def test_a_published_tokenizer_is_read_without_its_truncation(tmp_path: Path) ->
 @pytest.mark.parametrize("size", [0, 255, 10**7])
 def test_a_vocabulary_of_impossible_size_is_a_user_error(size: int) -> None:
     with pytest.raises(UserError, match="bpe:8000"):
-        Subwords.train_bpe(WORDS, size)
+        SubwordTokenizer.train_bpe(WORDS, size)
 
 
 def test_descriptions_are_checked() -> None:
     with pytest.raises(ValueError, match="not the description"):
-        from_description({})
+        tokenizer_from_description({})
 
 
 def test_an_unwritable_place_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokenizer.json"
-    save_tokenizer(text8(), path)
+    save_tokenizer(text8_tokenizer(), path)
 
     def fail(source: str, target: Path) -> None:
         raise OSError("no space")
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="no space"):
-        save_tokenizer(Bytes(), path)
-    assert load_tokenizer(path).fingerprint == text8().fingerprint
+        save_tokenizer(ByteTokenizer(), path)
+    assert load_tokenizer(path).fingerprint == text8_tokenizer().fingerprint
     assert len(list(tmp_path.iterdir())) == 1
 
 

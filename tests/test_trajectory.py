@@ -14,7 +14,7 @@ from laws import generator
 import logosphere as ls
 from logosphere.cli.arguments import Sample
 from logosphere.cli.live_view import LiveView
-from logosphere.data.tokenizers import text8
+from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.reports.condensing import condensing
 from logosphere.reports.film import film_of
 from logosphere.reports.gif import gif
@@ -117,22 +117,22 @@ def test_states_on_the_sphere_go_from_the_middle_to_the_rim() -> None:
 def test_films_keep_their_end_however_few_frames_they_have() -> None:
     trajectory, drawn = recorded("mdlm")
     for most in (2, 3, 100):
-        film = film_of(trajectory, text8().symbol, most)
+        film = film_of(trajectory, text8_tokenizer().symbol, most)
         rows = [[-1] * 12 for _ in range(2)]
         for frame in film.frames:
             for row, changes in zip(rows, frame, strict=True):
                 for place, symbol in zip(changes[::2], changes[1::2], strict=True):
                     row[place] = symbol
         written = ["".join(film.symbols[symbol] for symbol in row) for row in rows]
-        assert written == ["".join(text8().symbol(token) for token in row) for row in drawn.tolist()]
+        assert written == ["".join(text8_tokenizer().symbol(token) for token in row) for row in drawn.tolist()]
         assert len(film.frames) == len(film.sure) <= most
 
 
 def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     trajectory, drawn = recorded("rdlm")
-    texts = [text8().decode(row.numpy()) for row in drawn]
+    texts = [text8_tokenizer().decode(row.numpy()) for row in drawn]
     for name in ("film.html", "film.svg", "film.json"):
-        save_trajectory(tmp_path / "new" / name, trajectory, text8(), texts, "</script> & more")
+        save_trajectory(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
     films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
@@ -141,7 +141,10 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     letters = [node.text for node in drawing.iter() if (node.get("class") or "").startswith("c ")]
     assert "".join(letters) == condensed(texts[0])
     assert json.loads((tmp_path / "new" / "film.json").read_text())["texts"] == texts
-    assert condensing(film_of(trajectory, text8().symbol), sample=1) != (tmp_path / "new" / "film.svg").read_text()
+    assert (
+        condensing(film_of(trajectory, text8_tokenizer().symbol), sample=1)
+        != (tmp_path / "new" / "film.svg").read_text()
+    )
     with pytest.raises(ls.UserError, match="none of them"):
         Sample(save=Path("film.mov")).check()
 
@@ -149,7 +152,7 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
 def test_a_gif_has_a_frame_for_each_moment_and_ends_as_the_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     trajectory, _ = recorded("mdlm")
-    film = film_of(trajectory, text8().symbol)
+    film = film_of(trajectory, text8_tokenizer().symbol)
     made = gif(film)
     with image.open(io.BytesIO(made)) as opened:
         assert opened.format == "GIF" and opened.n_frames == len(film.frames) and opened.info["loop"] == 0
@@ -170,10 +173,10 @@ def condensed(text: str) -> str:
 
 
 def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
-    from logosphere.data.gaps import Given
+    from logosphere.data.prompting import Prompt
 
     trajectory, _ = recorded("mdlm")
-    shown = LiveView(text8(), Given(torch.arange(12), KNOWN))
+    shown = LiveView(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
     shown.close()
     line = shown.line(trajectory.moments[-1], 0)
     styles = {str(span.style) for span in line.spans}

@@ -13,9 +13,9 @@ from test_flows import model_of
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.continuity import ode_nelbo
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
+from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.assignment import assigned
 from logosphere.noise import Drawn
 from logosphere.processes.geodesic import GeodesicPath

@@ -14,7 +14,8 @@ from test_runs import RECIPE, after, bits, carried_out, corpus, timeless  # noqa
 
 from logosphere import box
 from logosphere.cli import main
-from logosphere.data.corpora import Corpus, open_corpus
+from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import ProcessGroup

@@ -2,22 +2,21 @@
 
 from logosphere.cli.arguments import Data
 from logosphere.cli.console import DISPLAY, print_json
-from logosphere.data.batches import tokens_in
-from logosphere.data.examples.names import DESCRIPTIONS
-from logosphere.data.sources import CORPORA
+from logosphere.data.descriptions import CORPORA, DATASETS
+from logosphere.data.splits import count_tokens
 from logosphere.runs.train import open_with_display
 
 
 def run(arguments: Data, argv: list[str]) -> int:
     if arguments.action == "list":
-        known = CORPORA | DESCRIPTIONS
+        known = CORPORA | DATASETS
         if arguments.json:
             print_json({"corpora": known})
         else:
             print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
     corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)
-    sizes = {split: tokens_in(corpus.split(split)) for split in ("train", "valid", "test")}
+    sizes = {split: count_tokens(corpus.split(split)) for split in ("train", "valid", "test")}
     if arguments.json:
         print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
     else:

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from logosphere.cli.console import DISPLAY, print_json
-from logosphere.data.examples.opening import is_collection
-from logosphere.data.lettered import is_lettered
+from logosphere.data.datasets.loading import is_dataset
+from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.estimate import CPU_REACHED, GPUS, cost, machine_speed
@@ -46,11 +46,11 @@ def dry_run(config: TrainConfig, processes: int, *, json: bool) -> int:
 
 def _read(config: TrainConfig) -> tuple[int, dict[str, int]]:
     """The size of the vocabulary and what conditions need, without fetching a running text whose tokenizer says all."""
-    if not is_collection(config.data):
+    if not is_dataset(config.data):
         named = {"text8": 27, "byte": 256}
         if config.tokenizer in named:
             return named[config.tokenizer], {}
-        if config.tokenizer == "auto" and (config.data in ("text8", "pydoc") or is_lettered(config.data)):
+        if config.tokenizer == "auto" and (config.data in ("text8", "pydoc") or is_letters(config.data)):
             return named["text8"], {}
         if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", config.tokenizer):
             return int(sized[1]), {}

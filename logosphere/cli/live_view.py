@@ -11,7 +11,7 @@ from rich.text import Text
 
 from logosphere.atomic import write_whole
 from logosphere.cli.console import messages
-from logosphere.data.gaps import Given
+from logosphere.data.prompting import Prompt
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.reports.condensing import condensing
@@ -55,7 +55,7 @@ class LiveView:
     confidence of the network.
     """
 
-    def __init__(self, tokenizer: Tokenizer, given: Given | None):
+    def __init__(self, tokenizer: Tokenizer, given: Prompt | None):
 
         self.tokenizer = tokenizer
         self.known = [] if given is None else given.known.tolist()

@@ -6,9 +6,9 @@ from logosphere.atomic import write_whole
 from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
-from logosphere.data.gaps import Given
+from logosphere.data.prompting import Prompt
 from logosphere.errors import UserError
-from logosphere.evaluation.images import grid, png
+from logosphere.evaluation.images import encode_png, make_image_grid
 from logosphere.parallel.launch import launch, launched, must_launch
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.run import Run
@@ -25,7 +25,7 @@ def run(arguments: Sample, argv: list[str]) -> int:
         return launch(["sample", *argv], arguments.nproc)
     live: LiveView | None = None
 
-    def watch(sampled: Run, given: Given | None, moment: Moment) -> None:
+    def watch(sampled: Run, given: Prompt | None, moment: Moment) -> None:
         nonlocal live
         live = live or LiveView(sampled.tokenizer, given)
         live.show(moment)
@@ -68,5 +68,6 @@ def _save_image(path: Path, samples: Samples) -> None:
     axes = samples.run.config.network.axes
     if not axes:
         raise UserError("These samples are no images: the model was trained without --network.shape.")
-    write_whole(path, png(grid(samples.tokens.cpu().numpy().astype("int64"), axes, samples.run.tokenizer.size)))
+    rows = samples.tokens.cpu().numpy().astype("int64")
+    write_whole(path, encode_png(make_image_grid(rows, axes, samples.run.tokenizer.size)))
     log(f"Saved as {path}")

@@ -7,7 +7,7 @@ from types import TracebackType
 from logosphere.cli.arguments import Train, parse_train_options, split_recipe, use_one_budget
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.dry_run import dry_run
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel.launch import abandoned, launch, must_launch
 from logosphere.parallel.process_group import ProcessGroup, init_distributed

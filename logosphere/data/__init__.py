@@ -1,1 +1,1 @@
-"""Text in: corpora, tokenizers and the batches made of them."""
+"""Corpora, datasets, tokenizers and the batches made of them."""

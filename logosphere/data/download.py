@@ -1,4 +1,4 @@
-"""Downloads that resume, fall back on mirrors, and end in a file whose hash is known."""
+"""Downloads that resume, try mirrors, and verify the hash of the file."""
 
 import hashlib
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 from logosphere.errors import UserError
 
 BLOCK = 1 << 18
-PATIENCE = 20
-"""Seconds without a byte before a server is given up."""
+TIMEOUT = 20
+"""Seconds to wait for data before a server is given up."""
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -25,17 +25,17 @@ def fetch(
     size: int,
     report: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The file with this hash and size, at `path`: as it is, or from the first of the mirrors that has it."""
-    if _sound(path, sha256, size):
+    """The file with this hash and size at `path`, downloaded from the first mirror that has it unless it is there."""
+    if _is_complete(path, sha256, size):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     reasons: list[str] = []
-    # Twice each: a broken connection resumes, and a bad beginning left by an earlier run is begun anew.
+    # Twice each: a broken connection resumes, and a wrong part left by an earlier run is downloaded again.
     for url in (url for url in urls for _ in range(2)):
         try:
-            _continue(url, part, size, report or _silent)
-            if not _sound(part, sha256, size):
+            _resume(url, part, size, report or _ignore_progress)
+            if not _is_complete(part, sha256, size):
                 raise _WrongFile("its content is another than expected")
             os.replace(part, path)
         except _WrongFile as error:
@@ -43,8 +43,8 @@ def fetch(
             reasons.append(f"{url}: {error}")
         except (OSError, HTTPException) as error:
             reasons.append(f"{url}: {error}")
-        # Looked for after a failure too: another process may have finished the same download.
-        if _sound(path, sha256, size):
+        # Checked after a failure too: another process may have finished the same download.
+        if _is_complete(path, sha256, size):
             return path
     raise UserError(
         f"{path.name} could not be downloaded ({'; '.join(dict.fromkeys(reasons))}); try again later, or "
@@ -53,10 +53,10 @@ def fetch(
 
 
 class _WrongFile(Exception):
-    """What has arrived cannot become the file."""
+    """The downloaded bytes cannot be those of the file."""
 
 
-def _continue(url: str, part: Path, size: int, report: Callable[[int, int], None]) -> None:
+def _resume(url: str, part: Path, size: int, report: Callable[[int, int], None]) -> None:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -65,13 +65,13 @@ def _continue(url: str, part: Path, size: int, report: Callable[[int, int], None
         return
     headers = {"User-Agent": "logosphere"} | ({"Range": f"bytes={held}-"} if held else {})
     try:
-        with urlopen(Request(url, headers=headers), timeout=PATIENCE) as answer:
-            resumes = (answer.headers.get("Content-Range") or "").startswith(f"bytes {held}-")
-            start = held if answer.status == 206 and resumes else 0
-            # Written in place and never cut short: two processes at once write the same bytes there.
+        with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
+            resumes = (response.headers.get("Content-Range") or "").startswith(f"bytes {held}-")
+            start = held if response.status == 206 and resumes else 0
+            # Written in place and never truncated: two processes at once write the same bytes there.
             with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
                 file.seek(start)
-                while block := answer.read(min(BLOCK, size - start + 1)):
+                while block := response.read(min(BLOCK, size - start + 1)):
                     start += len(block)
                     if start > size:
                         raise _WrongFile(f"it is larger than {size} bytes")
@@ -87,12 +87,12 @@ def _continue(url: str, part: Path, size: int, report: Callable[[int, int], None
         raise OSError(f"the connection ended after {start} of {size} bytes")
 
 
-def _sound(path: Path, sha256: str, size: int) -> bool:
+def _is_complete(path: Path, sha256: str, size: int) -> bool:
     try:
-        return path.stat().st_size == size and sha256_of(path) == sha256
+        return path.stat().st_size == size and file_sha256(path) == sha256
     except OSError:
         return False
 
 
-def _silent(done: int, total: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     pass

@@ -1,6 +1,6 @@
-"""Toy languages whose every probability is known, and oracles: their exact posteriors in the shape of a denoiser.
+"""Toy languages whose every probability is known, and oracles: their exact posteriors as denoisers.
 
-With an oracle a bound can be held against the entropy and samples against the language before any network exists.
+With an oracle a bound can be compared with the entropy, and samples with the language, without a trained network.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from logosphere.noise import categorical
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times, Tokens
 
-Numbers = Tensor | Sequence[Any]
+ArrayLike = Tensor | Sequence[Any]
 """A tensor, or nested lists of numbers."""
 
 
@@ -41,13 +41,13 @@ class Language(ABC):
 
     @abstractmethod
     def posterior(self, evidence: Float[Tensor, "B L V"]) -> Float[Tensor, "B L V"]:
-        """log p(x_i | evidence) at each i, when position j was seen with log-likelihoods evidence[:, j]."""
+        """log p(x_i | evidence) at each i, where evidence[:, j] are the log-likelihoods of the observation at j."""
 
 
 class Markov(Language):
     """p(x) = initial(x_1) Π transition(x_i, x_{i+1})."""
 
-    def __init__(self, transition: Numbers, initial: Numbers, length: int):
+    def __init__(self, transition: ArrayLike, initial: ArrayLike, length: int):
         transition, initial = torch.as_tensor(transition).double(), torch.as_tensor(initial).double()
         if transition.shape != (len(initial), len(initial)):
             raise UserError(
@@ -64,10 +64,10 @@ class Markov(Language):
 
     def entropy(self) -> float:
         row_entropy = torch.special.entr(self.transition).sum(1)
-        total, law = torch.special.entr(self.initial).sum(), self.initial
+        total, marginal = torch.special.entr(self.initial).sum(), self.initial
         for _ in range(self.length - 1):
-            total = total + law @ row_entropy
-            law = law @ self.transition
+            total = total + marginal @ row_entropy
+            marginal = marginal @ self.transition
         return float(total)
 
     def log_prob(self, tokens: Tokens) -> Tensor:
@@ -84,23 +84,23 @@ class Markov(Language):
 
     def posterior(self, evidence: Tensor) -> Tensor:
         """Forward and backward messages (Baum and Welch), normalised at each position to stay in range."""
-        seen = (evidence.double() - evidence.double().amax(-1, keepdim=True)).exp()  # [B, L, V]
-        forward, backward = torch.empty_like(seen), torch.empty_like(seen)
-        message = self.initial.expand_as(seen[:, 0])
+        likelihood = (evidence.double() - evidence.double().amax(-1, keepdim=True)).exp()  # [B, L, V]
+        forward, backward = torch.empty_like(likelihood), torch.empty_like(likelihood)
+        message = self.initial.expand_as(likelihood[:, 0])
         for i in range(self.length):
             forward[:, i] = message
-            message = _normalised(message * seen[:, i]) @ self.transition
-        message = torch.ones_like(seen[:, 0])
+            message = _normalise(message * likelihood[:, i]) @ self.transition
+        message = torch.ones_like(likelihood[:, 0])
         for i in reversed(range(self.length)):
             backward[:, i] = message
-            message = _normalised(message * seen[:, i]) @ self.transition.T
-        return _logarithm(_normalised(forward * backward * seen))
+            message = _normalise(message * likelihood[:, i]) @ self.transition.T
+        return _safe_log(_normalise(forward * backward * likelihood))
 
 
 class Joint(Language):
-    """Any distribution at all over V^L sequences, given as a table with L axes of size V."""
+    """Any distribution over V^L sequences, given as a table with L axes of size V."""
 
-    def __init__(self, table: Numbers):
+    def __init__(self, table: ArrayLike):
         table = torch.as_tensor(table).double()
         if len(set(table.shape)) != 1 or bool((table < 0).any()) or float(table.sum()) <= 0:
             raise UserError("A joint table needs equal axes, one for each position, and weights that are not negative.")
@@ -128,36 +128,36 @@ class Joint(Language):
         marginal = torch.zeros(evidence.shape, dtype=torch.float64)
         for i in range(self.length):
             marginal[:, i].index_add_(1, self.support[:, i], weight)
-        return _logarithm(marginal)
+        return _safe_log(marginal)
 
 
-def _logarithm(p: Tensor) -> Tensor:
+def _safe_log(p: Tensor) -> Tensor:
     """log p, finite where p is 0, so that its gradient is too."""
     return p.clamp_min(1e-300).log()
 
 
-def _normalised(weights: Tensor) -> Tensor:
+def _normalise(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def markov(transition: Numbers, initial: Numbers, length: int) -> Markov:
+def markov(transition: ArrayLike, initial: ArrayLike, length: int) -> Markov:
     """A Markov chain."""
     return Markov(transition, initial, length)
 
 
-def independent(p: Numbers, length: int) -> Markov:
+def independent(p: ArrayLike, length: int) -> Markov:
     """Each token drawn on its own from p."""
     p = torch.as_tensor(p).double()
     return Markov(p.expand(len(p), -1), p, length)
 
 
-def joint(table: Numbers) -> Joint:
+def joint(table: ArrayLike) -> Joint:
     """Any small table of probabilities, one axis for each position."""
     return Joint(table)
 
 
 class Oracle(Denoiser):
-    """p(x_i | z) exactly: what a perfect network would answer."""
+    """The exact p(x_i | z), which an optimal network would predict."""
 
     def __init__(self, model: Model, language: Language):
         super().__init__()
@@ -169,7 +169,7 @@ class Oracle(Denoiser):
         self.process = model.process
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        """Blocks before a position are seen clean, its own block as it is, later blocks not at all."""
+        """Conditions on clean blocks before a position and on the noisy state of its own block, not on later blocks."""
         own = self.process.evidence(z, t)
         if self.block == self.language.length:
             out = self.language.posterior(own)

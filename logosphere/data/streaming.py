@@ -1,10 +1,10 @@
-"""Text that is read while it is trained on: a streamed dataset, with a position that can be saved and taken up again.
+"""Streamed datasets: text that is read while it is trained on, with a position that can be saved and restored.
 
 table = datasets.load_dataset("HuggingFaceFW/fineweb", "sample-10BT", split="train", streaming=True)
 stream = Stream(table, tokenizer, length=1024, batch=32)
 for progress in ls.fit(model, stream, steps=…): …          # stream.state() between steps, stream.restore(…) after
 
-On the command line a streamed dataset is named stream:OWNER/NAME (hubstream.py); checkpoints hold its position.
+On the command line a streamed dataset is named stream:OWNER/NAME (hub_stream.py); checkpoints hold its position.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from logosphere.data.examples.collection import EVERYTHING
-from logosphere.data.readers import BLANK_LINE, FIELD, row_text
-from logosphere.data.tokenizers import Ids, Tokenizer
+from logosphere.data.datasets.examples import ALL_ROWS
+from logosphere.data.readers import BLANK_LINE, TEXT_COLUMN, check_cell
+from logosphere.data.tokenizers import TokenIds, Tokenizer
 from logosphere.errors import UserError
 from logosphere.types import Batch
 
 
 @runtime_checkable
 class Table(Protocol):
-    """What is asked of a streamed dataset; `datasets.IterableDataset` has it."""
+    """The interface of a streamed dataset; `datasets.IterableDataset` has it."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
@@ -34,21 +34,21 @@ class Table(Protocol):
 
 @dataclass
 class Stream:
-    """Batch after batch of consecutive windows of a streamed text, documents parted by a blank line.
+    """Batches of consecutive windows of a streamed text, documents separated by a blank line.
 
-    One document and less than one batch of tokens are held in memory. A process of a team reads the whole stream and
-    keeps its `rows` of each batch.
+    One document and less than one batch of tokens are held in memory. Each process of a distributed run reads the
+    whole stream and keeps its `rows` of each batch.
     """
 
     table: Table
     tokenizer: Tokenizer
     length: int
     batch: int
-    rows: slice = field(default_factory=lambda: EVERYTHING)
+    rows: slice = field(default_factory=lambda: ALL_ROWS)
     samples: int = 0
-    """Samples that were given out."""
-    waiting: Ids = field(default_factory=lambda: np.empty(0, np.int64))
-    """Tokens that were read and not yet given out; cut off in views, for a document may have millions of batches."""
+    """Number of samples returned so far."""
+    buffer: TokenIds = field(default_factory=lambda: np.empty(0, np.int64))
+    """Tokens read and not yet returned; a view, because one document may have millions of batches."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.batch < 1:
@@ -57,60 +57,62 @@ class Stream:
     def __iter__(self) -> Iterator[Batch]:
         size = self.batch * self.length
         for row in self.table:
-            if FIELD not in row:
-                raise UserError(f"The stream has no column '{FIELD}', only {', '.join(row)}; rename the one with text.")
-            text = row_text(row[FIELD], "the stream")
+            if TEXT_COLUMN not in row:
+                raise UserError(
+                    f"The stream has no column '{TEXT_COLUMN}', only {', '.join(row)}; rename the one with text."
+                )
+            text = check_cell(row[TEXT_COLUMN], "the stream")
             if text:
-                self.waiting = np.concatenate([self.waiting, self.tokenizer.encode(text + BLANK_LINE)], dtype=np.int64)
-            while len(self.waiting) >= size:
-                tokens, self.waiting = self.waiting[:size], self.waiting[size:]
+                self.buffer = np.concatenate([self.buffer, self.tokenizer.encode(text + BLANK_LINE)], dtype=np.int64)
+            while len(self.buffer) >= size:
+                tokens, self.buffer = self.buffer[:size], self.buffer[size:]
                 self.samples += self.batch
                 yield self._batch(tokens)
 
     @property
     def step(self) -> int:
-        """Batches that were given out."""
+        """Number of batches returned so far."""
         return self.samples // self.batch
 
-    def _batch(self, tokens: Ids) -> Batch:
+    def _batch(self, tokens: TokenIds) -> Batch:
         windows = torch.from_numpy(tokens.copy()).view(self.batch, self.length)
         return Batch.of(windows, first=self.samples - self.batch).part(self.rows)
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands, as plain data: after the batch that was given out last."""
-        return {"table": self.table.state_dict(), "waiting": self.waiting.tolist(), "samples": self.samples}
+        """The position after the batch returned last, as JSON."""
+        return {"table": self.table.state_dict(), "waiting": self.buffer.tolist(), "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there; to be called before reading."""
+        """Continue from a saved state; call it before reading."""
         try:
-            waiting = np.array([int(token) for token in state["waiting"]], dtype=np.int64)
+            buffer = np.array([int(token) for token in state["waiting"]], dtype=np.int64)
             samples = int(state["samples"])
             self.table.load_state_dict(state["table"])
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError) as problem:
             raise UserError(f"This is no position in a stream ({problem!r}).") from None
-        self.waiting, self.samples = waiting, samples
+        self.buffer, self.samples = buffer, samples
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """A split that is never here as a whole."""
+class StreamedSplit:
+    """A split of unknown size that is read from a stream."""
 
     name: str
     tokenizer: Tokenizer
     open: Callable[[], Table]
-    """The stream from its beginning."""
+    """Opens the stream at its beginning."""
 
 
-class Arrivals:
-    """The batches of a streamed split, to be taken in turn; after the end it begins anew."""
+class StreamBatches:
+    """The batches of a streamed split in order; after its end the stream is read again."""
 
-    def __init__(self, split: Streamed, length: int, batch: int):
+    def __init__(self, split: StreamedSplit, length: int, batch: int):
         self.split = split
         self.stream = Stream(split.open(), split.tokenizer, length, batch)
         self._batches = self._endless()
         self._last: list[int] = []
 
-    def at(self, step: int, rows: slice = EVERYTHING) -> Batch:
+    def at(self, step: int, rows: slice = ALL_ROWS) -> Batch:
         """The batch of a step, or some of its rows."""
         if step * self.stream.batch != self.stream.samples:
             raise UserError(f"The stream {self.split.name} stands before step {self.stream.step}, not before {step}.")
@@ -119,25 +121,25 @@ class Arrivals:
         return batch.part(rows)
 
     def _endless(self) -> Iterator[Batch]:
-        barren = 0
-        while barren < 2:  # a pass that began close to the end may bring nothing, a whole one must not
+        empty_passes = 0
+        while empty_passes < 2:  # a pass resumed near the end may have no batch, a whole pass must have one
             before = self.stream.samples
             yield from self.stream
-            barren = barren + 1 if self.stream.samples == before else 0
+            empty_passes = empty_passes + 1 if self.stream.samples == before else 0
             self.stream.table = self.split.open()
         raise UserError(
             f"The stream {self.split.name} has less text than one batch; use a smaller --batch or --length."
         )
 
     def position(self, step: int) -> dict[str, Any]:
-        """Where the stream stands before the batch of a step: the next one, or the one that was given out last."""
+        """The position before the batch of a step, which is the next one or the one returned last."""
         state = self.stream.state()
         if step == self.stream.step:
             return state
         return state | {"waiting": self._last + state["waiting"], "samples": step * self.stream.batch}
 
-    def go_to(self, position: dict[str, Any] | None) -> None:
-        """Go on from a position that was saved."""
+    def seek(self, position: dict[str, Any] | None) -> None:
+        """Continue from a saved position."""
         if position is None:
-            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; begin anew.")
+            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; start a new run.")
         self.stream.restore(position)

@@ -1,8 +1,20 @@
-"""The cleaning that made text8 of Wikipedia: 26 letters, single spaces, digits spelled out."""
+"""text8 and other text in its alphabet: 26 letters and single spaces, digits spelled out."""
 
+import hashlib
+import json
 import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
+from logosphere.data.datasets.archives import PublishedArchive
+from logosphere.data.sources import ReportProgress, Source, file_stamp
+from logosphere.errors import UserError
+
+LETTERS_PREFIX = "letters:"
+"""letters:SOURCE is any text in the alphabet of text8."""
+BLOCK = 1 << 20
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 _SPELLED = {ord(str(digit)): f" {word} " for digit, word in enumerate(DIGITS)}
@@ -11,7 +23,90 @@ _LOWERED = {ord(upper): lower for upper, lower in zip(ascii_uppercase, ascii_low
 _TABLE = _SPELLED | _LOWERED
 _OTHERS = re.compile(r"[^a-z]+")
 
+TEXT8 = PublishedArchive(
+    files=("text8.zip", "text8"),
+    home="http://mattmahoney.net/dc/textdata.html",
+    urls=(
+        "http://mattmahoney.net/dc/text8.zip",
+        "https://cs.fit.edu/~mmahoney/compression/text8.zip",
+        "https://data.deepai.org/text8.zip",
+    ),
+    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+    size=31_344_016,
+)
+TEXT8_CHARACTERS, TEXT8_MD5 = 100_000_000, "3bea1919949baf155f99411df5fada7e"
+"""Size and hash of the unpacked text."""
+
 
 def text8_filter(text: str) -> str:
-    """Any text in the alphabet of text8; a run of all that is not a letter or digit becomes one space."""
+    """A text in the alphabet of text8; each run of characters other than letters and digits becomes one space."""
     return _OTHERS.sub(" ", text.translate(_TABLE))
+
+
+def open_text8(cache: Path, report: ReportProgress) -> Source:
+    """The published text8, downloaded if necessary."""
+    path = TEXT8.find(cache, report)
+    return Source("text8", file_stamp([path]), {"train": lambda: read_text8(path, TEXT8_CHARACTERS, TEXT8_MD5)})
+
+
+def read_text8(path: Path, size: int, md5: str) -> Iterator[str]:
+    """The text of text8.zip or of the plain file; raises UserError at its end unless it has this size and hash."""
+    digest, done = hashlib.md5(usedforsecurity=False), 0
+    for block in _read_blocks(path):
+        digest.update(block)
+        done += len(block)
+        if done > size:
+            break
+        # Bytes outside ASCII cannot have the right hash, which is checked at the end.
+        yield block.decode("ascii", "replace")
+    if digest.hexdigest() != md5:
+        raise UserError(f"{path} does not hold the published text8; delete it and fetch it again.")
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    try:
+        if path.suffix != ".zip":
+            with path.open("rb") as plain:
+                yield from iter(lambda: plain.read(BLOCK), b"")
+            return
+        with zipfile.ZipFile(path) as archive, archive.open("text8") as member:
+            yield from iter(lambda: member.read(BLOCK), b"")
+    except Exception as error:  # the library raises errors of any class for a damaged archive
+        raise UserError(f"{path} cannot be read ({error}); delete it and fetch it again.") from error
+
+
+def open_pydoc() -> Source:
+    """Python's own help topics in the alphabet of text8."""
+    from pydoc_data.topics import topics
+
+    raw = "\n\n".join(topics[name] for name in sorted(topics))
+    stamp = f"pydoc {hashlib.sha256(raw.encode()).hexdigest()}"
+    return Source("pydoc", stamp, {"train": lambda: iter([text8_filter(raw)])})
+
+
+def is_letters(source: str) -> bool:
+    """Whether a source is letters:SOURCE."""
+    return source.startswith(LETTERS_PREFIX)
+
+
+def filter_source(name: str, source: Source) -> Source:
+    """A source in the alphabet of text8, under a new name."""
+    return Source(
+        name,
+        json.dumps([LETTERS_PREFIX, source.stamp]),
+        {split: _filtered(text) for split, text in source.texts.items()},
+    )
+
+
+def _filtered(text: Callable[[], Iterable[str]]) -> Callable[[], Iterator[str]]:
+    return lambda: join_filtered(map(text8_filter, text()))
+
+
+def join_filtered(pieces: Iterable[str]) -> Iterator[str]:
+    """Filtered pieces without a second space where two pieces meet."""
+    ends_in_space = False
+    for piece in pieces:
+        rest = piece[1:] if ends_in_space and piece.startswith(" ") else piece
+        if rest:
+            ends_in_space = rest.endswith(" ")
+            yield rest

@@ -1,1 +1,1 @@
-"""Evaluation: reports that say what kind of number they hold, and comparisons that refuse to mix kinds."""
+"""Evaluation: likelihoods with their kind and error, paired comparisons, scorers, validators and sample metrics."""

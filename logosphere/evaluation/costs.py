@@ -1,4 +1,4 @@
-"""What things cost: operations of a training step, and the largest memory of a stretch of work."""
+"""Costs: floating-point operations of a training step, and peak memory."""
 
 import resource
 import sys
@@ -13,36 +13,36 @@ from logosphere.noise import Keyed
 from logosphere.types import Batch
 
 ROWS = 4
-"""Sequences whose operations are counted; a step costs in proportion."""
+"""Sequences whose operations are counted; the cost of a step is proportional to its batch."""
 
 
-def step_flops(model: Model, batch: int) -> float:
+def count_step_flops(model: Model, batch: int) -> float:
     """Floating-point operations of the matrix products of one training step (forward and backward), counted by torch.
 
-    Times are spread evenly over the sequences, so a few of them stand for a batch.
+    Times are stratified over the sequences, so a few of them represent a batch.
     """
     rows = min(ROWS, batch)
-    given = Batch.of(torch.zeros(rows, model.length, dtype=torch.long, device=model.device))
+    sample = Batch.of(torch.zeros(rows, model.length, dtype=torch.long, device=model.device))
     training = model.training
     model.train()
     with FlopCounterMode(display=False) as counter:
-        bound = model.bound(given, Keyed(0, 0, given.ids, given.place, given.total))
+        bound = model.bound(sample, Keyed(0, 0, sample.ids, sample.place, sample.total))
         bound.loss.sum().backward()
     model.train(training)
     model.zero_grad(set_to_none=True)
     return counter.get_total_flops() * batch / rows
 
 
-def forget_peak() -> None:
-    """Begin to watch memory anew, where the system can."""
+def reset_peak_memory() -> None:
+    """Reset the peak of memory, where the system allows it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the largest resident size so far
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak resident size
 
 
-def peak_bytes() -> int:
-    """The largest resident memory of this process since `forget_peak`; on a GPU, of its allocations."""
+def peak_memory_bytes() -> int:
+    """The peak resident memory of this process since `reset_peak_memory`; on a GPU, of its allocations."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Samples as a picture: a grid of images in one PNG, written by hand because a PNG is not much."""
+"""Samples as a grid of images in one PNG, encoded without an image library."""
 
 import math
 import struct
@@ -13,7 +13,7 @@ GAP = 1
 """Pixels between images."""
 
 
-def grid(tokens: npt.NDArray[np.int64], axes: tuple[int, ...], levels: int) -> npt.NDArray[np.uint8]:
+def make_image_grid(tokens: npt.NDArray[np.int64], axes: tuple[int, ...], levels: int) -> npt.NDArray[np.uint8]:
     """Sequences [N, L] as images of height × width (× 3) side by side, [H, W, 3]; level 0 is black."""
     if len(axes) not in (2, 3) or (len(axes) == 3 and axes[2] not in (1, 3)) or math.prod(axes) != tokens.shape[1]:
         raise UserError(f"Sequences of {tokens.shape[1]} tokens are no images of {'x'.join(map(str, axes))} pixels.")
@@ -24,14 +24,13 @@ def grid(tokens: npt.NDArray[np.int64], axes: tuple[int, ...], levels: int) -> n
     rows = math.ceil(len(images) / columns)
     canvas = np.full((rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, 3), 96, dtype=np.uint8)
     for number, image in enumerate(images):
-        top, left = (
-            place * (size + GAP) + GAP for place, size in zip(divmod(number, columns), (height, width), strict=True)
-        )
+        row, column = divmod(number, columns)
+        top, left = row * (height + GAP) + GAP, column * (width + GAP) + GAP
         canvas[top : top + height, left : left + width] = image
     return canvas
 
 
-def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
     """An image [H, W, 3] as PNG (ISO/IEC 15948): 8 bits per colour, no filter."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""How much of a text its latents carry, and how much its decoder would have said without them.
+"""Reconstruction of texts from their latents, compared with latents of other texts, their mean, and noise.
 
-A decoder from left to right writes good text from any latents at all. What its latents are worth is what it loses when
-they are those of another text, their mean, or noise.
+An autoregressive decoder writes good text from any latents. The information in the latents is what the decoder loses
+when they are replaced.
 """
 
 from collections.abc import Iterable
@@ -18,24 +18,24 @@ from logosphere.types import Batch
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a decoder makes of latents, averaged over tokens."""
+class Reconstruction:
+    """Accuracy and negative log-likelihood of a decoder given latents."""
 
     accuracy: float
-    """Share of tokens that are read back right from clean latents; what fills up short texts does not count."""
-    whole: float
-    """Share of sequences that are."""
+    """Fraction of tokens reconstructed from clean latents; padding is not counted."""
+    exact_match: float
+    """Fraction of sequences reconstructed exactly."""
     nats: dict[str, float]
-    """-log p(text | latents) per token: its own latents, another text's (shuffled), their mean, and noise (random)."""
+    """-log p(text | latents) per token: own latents, another text's (shuffled), the batch mean, and noise (random)."""
 
 
 @torch.no_grad()
-def reading(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Reading:
+def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Reconstruction:
     """Measure a latent system on the sequences of `batches`, each of at least 2."""
     codec = model.process.codec
     if not isinstance(codec, Autoencoder):
         raise UserError("Only latent systems have latents to read; use ld4lg, planner, tencdm or cosmos.")
-    right: list[Tensor] = []
+    matches: list[Tensor] = []
     counted: list[Tensor] = []
     nats: dict[str, list[Tensor]] = {"own": [], "shuffled": [], "mean": [], "random": []}
     training = model.training
@@ -44,24 +44,24 @@ def reading(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Rea
         for batch in batches:
             batch = batch.to(model.device)
             tokens = batch.tokens
-            counted.append(_counted(batch))
+            counted.append(_counted_positions(batch))
             u = codec.encode(tokens)
-            right.append(codec.decode(u) == tokens)
+            matches.append(codec.decode(u) == tokens)
             noise = torch.randn(u.shape, generator=rng, device=rng.device).to(u)
-            others = {"own": u, "shuffled": u.roll(1, 0), "mean": u.mean(0).expand_as(u), "random": noise}
-            for name, latents in others.items():
+            variants = {"own": u, "shuffled": u.roll(1, 0), "mean": u.mean(0).expand_as(u), "random": noise}
+            for name, latents in variants.items():
                 nats[name].append(codec.nats(latents, tokens))
     finally:
         model.train(training)
-    if not right:
+    if not matches:
         raise UserError("There is nothing to read: the data holds no batch.")
-    agree, counts = torch.cat(right), torch.cat(counted)
+    agree, counts = torch.cat(matches), torch.cat(counted)
     means = {name: float(torch.cat(parts).sum() / counts.sum()) for name, parts in nats.items()}
-    return Reading(float(agree[counts].float().mean()), float((agree | ~counts).all(1).float().mean()), means)
+    return Reconstruction(float(agree[counts].float().mean()), float((agree | ~counts).all(1).float().mean()), means)
 
 
-def _counted(batch: Batch) -> Bool[Tensor, "B L"]:
-    """The tokens of the texts, of which the first end is one, without what fills them up."""
+def _counted_positions(batch: Batch) -> Bool[Tensor, "B L"]:
+    """The positions of real tokens and of the first EOS, without padding."""
     if batch.units is None:
         return torch.ones_like(batch.tokens, dtype=torch.bool)
     return torch.arange(batch.tokens.shape[1], device=batch.units.device) < batch.units[:, None]

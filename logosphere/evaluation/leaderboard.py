@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from logosphere.errors import UserError
-from logosphere.evaluation.compare import compare
+from logosphere.evaluation.paired_comparison import compare
 from logosphere.evaluation.report import Report
 from logosphere.types import SIGN
 

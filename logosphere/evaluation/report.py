@@ -1,4 +1,4 @@
-"""Report: a likelihood with its error, its kind, and everything one must know to compare it with another."""
+"""Report: a likelihood with its error, its kind, and the data and settings needed to compare it with another."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from logosphere.atomic import plain, write_json
 from logosphere.errors import UserError
-from logosphere.likelihood import Estimate, bounds, joined, ratio
+from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.presets import DEFAULT
@@ -30,7 +30,7 @@ class Report:
     name: str
     kind: Kind
     unit: str
-    """What the bits are counted per: character, byte or token."""
+    """Bits are per character, byte, token or dimension."""
     bits: float
     error: float
     recon: float
@@ -45,34 +45,34 @@ class Report:
     length: int
     seed: int
     data: str
-    """Which text and which split."""
+    """The text and the split."""
     data_sha256: str
-    """Of the very tokens that were evaluated."""
+    """Hash of the evaluated tokens."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
     weights: str
     seconds: float
     nats: list[float]
-    """Of each sequence, for paired comparisons."""
+    """Per sequence, for paired comparisons."""
     counts: list[int]
-    """Of its tokens that count."""
+    """Scored tokens per sequence."""
     preset: str = DEFAULT
-    """The preset of the system, and options that were set in place of its own."""
+    """The preset of the system, and the options that differ from it."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
         preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
-        return f"{value} ({self.kind}; {self.measured}{preset})"
+        return f"{value} ({self.kind}; {self.sample_size}{preset})"
 
     @property
-    def measured(self) -> str:
-        """On how much: what is exact has nothing to draw."""
+    def sample_size(self) -> str:
+        """The numbers of sequences and of draws; exact likelihoods have no draws."""
         sequences = f"{self.sequences:,} sequences"
         draws = f"{self.draws} draw{'s' if self.draws > 1 else ''} each"
         return sequences if self.kind == "exact" else f"{sequences}, {draws}"
 
     def summary(self) -> dict[str, Any]:
-        """All but what is said of single sequences."""
+        """All fields but those per sequence."""
         return {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
 
     def save(self, path: str | Path) -> None:
@@ -81,25 +81,27 @@ class Report:
     def per_unit(self, nats: Float[Tensor, "N"]) -> tuple[float, float]:
         """Nats of each sequence as bits per unit of text over all of them, ± one standard error."""
         counts = torch.tensor(self.counts)
-        scale = self.bits / ratio(torch.tensor(self.nats).double(), counts)[0]  # bits and nats differ by one factor
-        value, error = ratio(nats, counts)
+        scale = (
+            self.bits / ratio_with_error(torch.tensor(self.nats).double(), counts)[0]
+        )  # bits and nats differ by one factor
+        value, error = ratio_with_error(nats, counts)
         return scale * value, scale * error
 
     @staticmethod
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            content.setdefault("preset", DEFAULT)  # reports of models from before there were presets
+            content.setdefault("preset", DEFAULT)  # reports written before presets existed
             found: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
-            return Report(**{name: _number(value) for name, value in found.items()})
+            return Report(**{name: _null_to_nan(value) for name, value in found.items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 
 
-def _number(value: Any) -> Any:
-    """Nan where JSON has null."""
+def _null_to_nan(value: Any) -> Any:
+    """NaN where JSON has null."""
     if isinstance(value, list):
-        return [_number(one) for one in value]
+        return [_null_to_nan(one) for one in value]
     return math.nan if value is None else value
 
 
@@ -122,27 +124,27 @@ def evaluate(
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
     `units_per_token` turns bits per token into bits per character or byte. `watch` is called after each batch. The
-    processes of a `team` share out the sequences and all get the report.
+    processes of a `group` divide the sequences, and each gets the report.
     """
     if draws < 1:
         raise UserError(f"The number of draws must be at least 1, not {draws}.")
     started = time.perf_counter()
-    seed = int(group.broadcast(str(_seed(rng))))
+    seed = int(group.broadcast(str(_as_seed(rng))))
     digest = hashlib.sha256()
     parts: list[Estimate] = []
-    read = _digested(_batches(batches), digest.update)
-    for part in bounds(model, read, draws=draws, seed=seed, predict=denoiser, group=group):
+    hashed = _hash_batches(_as_batches(batches), digest.update)
+    for part in estimate_bounds(model, hashed, draws=draws, seed=seed, predict=denoiser, group=group):
         parts.append(part)
         if watch is not None:
             watch(part)
     if not parts:
         raise UserError("There is nothing to evaluate: the data holds no batch.")
-    estimate = joined(parts)
+    estimate = concatenate(parts)
     scale = 1 / (math.log(2) * units_per_token)
     bits, error = (scale * value for value in estimate.per_token())
 
     def term(values: Tensor) -> float:
-        return scale * ratio(values, estimate.count)[0]
+        return scale * ratio_with_error(values, estimate.count)[0]
 
     return Report(
         name=name,
@@ -169,23 +171,23 @@ def evaluate(
     )
 
 
-def _batches(given: Iterable[Batch | Tokens]) -> Iterator[Batch]:
+def _as_batches(batches: Iterable[Batch | Tokens]) -> Iterator[Batch]:
     first = 0
-    for item in given:
+    for item in batches:
         batch = Batch.of(item, first=first) if isinstance(item, Tensor) else item
         first += len(batch)
         yield batch
 
 
-def _digested(batches: Iterable[Batch], update: Callable[[bytes], None]) -> Iterator[Batch]:
+def _hash_batches(batches: Iterable[Batch], update: Callable[[bytes], None]) -> Iterator[Batch]:
     for batch in batches:
         for tokens, free in zip(batch.tokens.cpu().numpy(), batch.free.cpu().numpy(), strict=True):
-            update(tokens.tobytes())  # row by row, so that the digest does not depend on how batches are cut
+            update(tokens.tobytes())  # row by row, so that the hash does not depend on the division into batches
             update(free.tobytes())
         yield batch
 
 
-def _seed(rng: torch.Generator | int | None) -> int:
+def _as_seed(rng: torch.Generator | int | None) -> int:
     if rng is None:
         return secrets.randbits(62)
     return rng if isinstance(rng, int) else int(torch.randint(2**62, (1,), generator=rng, device=rng.device))

@@ -84,7 +84,7 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Carried(Transport, Protocol):
-    """One along which densities can be followed (likelihood.py)."""
+    """One along which densities can be followed (evaluation/ode_likelihood.py)."""
 
     smooth: bool
     """Are velocities continuous? Where they jump a density changes by more than their divergence tells."""

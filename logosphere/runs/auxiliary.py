@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import torch
 
-from logosphere.data.batches import Split, draws, sequences
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
+from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
+from logosphere.data.splits import Split
 from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
 from logosphere.model import Model
@@ -81,7 +82,7 @@ def train_classifier_of(
         seed=config.seed,
     )  # fmt: skip
     last = _take_all(steps, config, display, "train-classifier", lambda step: f"{step.loss:.3f} nats")
-    held_out = sequences(corpus.valid, model.length, config.batch, MEASURED)
+    held_out = eval_batches(corpus.valid, model.length, config.batch, MEASURED)
     nats, right = measure_classifier(labeller.classifier, model, held_out, config.seed)
     folder = out or run.path / "classifier"
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,7 @@ def train_classifier_of(
 
 def _batches(split: Split, model: Model, config: AuxiliaryConfig) -> Iterator[Batch]:
     """One for each step."""
-    return map(draws(split, model.length, config.batch, config.seed).at, range(config.steps))
+    return map(train_batches(split, model.length, config.batch, config.seed).at, range(config.steps))
 
 
 def _optimizer(config: AuxiliaryConfig) -> OptimizerConfig:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.trunk import Head, Trunk
-from logosphere.evaluation.costs import forget_peak, peak_bytes, step_flops
+from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.model import Model
 from logosphere.sampling.generate import generate
 from logosphere.training.trainer import Trainer
@@ -74,10 +74,10 @@ def bench(name: str, model: Model, network: Network, *, batch: int, steps: int, 
         F.cross_entropy(bare(tokens).flatten(0, 1), tokens.flatten()).backward()
         bare_optimizer.step()
 
-    flops = step_flops(model, batch)
-    forget_peak()
+    flops = count_step_flops(model, batch)
+    reset_peak_memory()
     ours, ratio = _paired(our_step, bare_step, rounds)
-    memory = peak_bytes()
+    memory = peak_memory_bytes()
     rng = torch.Generator(device).manual_seed(0)
     drawn = generate(model, n=batch, steps=steps, rng=rng)  # also a warm-up
     started = time.process_time()

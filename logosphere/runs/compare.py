@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from logosphere.atomic import cached, file_sha256, write_json
-from logosphere.data.batches import divided
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
+from logosphere.data.splits import split_off
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import forget_peak, peak_bytes
-from logosphere.evaluation.judges import Judge, OwnJudge, hugging_face, smollm2
+from logosphere.evaluation.costs import peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
-from logosphere.evaluation.samples.catalogue import judged, metrics
+from logosphere.evaluation.samples.registry import find_metrics, scorer_metric
 from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
 from logosphere.reports.board import Portrait, Value, read_portrait
 from logosphere.reports.writing import write_board
 from logosphere.runs.comparison_report import COSTS, board
@@ -80,7 +80,7 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     """
     if not config.systems and not config.runs:
         raise UserError("Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2")
-    chosen = metrics(config.samples.metrics)
+    chosen = find_metrics(config.samples.metrics)
     groups: dict[str, list[Run]] = {str(path): [open_saved(path)] for path in config.runs}
     if config.systems:
         trained = _train_systems(config, display)
@@ -127,9 +127,9 @@ def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
     model = None
     if run is None:
         run, model = create_run_and_model(planned.config, corpus, planned.folder)
-    forget_peak()
+    reset_peak_memory()
     outcome = run_to_end(run, corpus, display, model=model)
-    write_json(run.path / COSTS, {"peak_bytes": peak_bytes()})
+    write_json(run.path / COSTS, {"peak_bytes": peak_memory_bytes()})
     if outcome.stopped:
         display.log(f"Stopped at step {outcome.step:,} of {planned.name} and saved. Go on with the same command.")
     elif outcome.interrupted:
@@ -145,23 +145,23 @@ def _plan_scorer(common: TrainConfig, budget: Budget, corpus: Corpus, folder: Pa
 
 def _scorer_corpus(corpus: Corpus) -> Corpus:
     """The validation split as a text of its own: systems train on the other one and are measured on the test split."""
-    train, valid = divided(corpus.valid, SCORER_VALIDATION)
+    train, valid = split_off(corpus.valid, SCORER_VALIDATION)
     return replace(corpus, name=f"{corpus.name} (validation split)", train=train, valid=valid)
 
 
-def load_scorer(name: str, own: Path) -> Judge:
+def load_scorer(name: str, own: Path) -> Scorer:
     """A scorer by its name: 'train' is the comparison's own, then smollm2, hf:NAME, or the folder of an ar run."""
     if name == "smollm2":
-        return smollm2()
+        return load_smollm2()
     if name.startswith("hf:"):
-        return hugging_face(name.removeprefix("hf:"))
+        return load_hub_scorer(name.removeprefix("hf:"))
     folder = own if name == "train" else Path(name)
     if name == "train" and not folder.exists():
         raise UserError("A judge is trained together with systems; name them with --systems, or name a judge's folder.")
     run = open_saved(folder)
     label = "ar" if name == "train" else folder.name
     trained_on = str(run.content["corpus"]["name"])
-    return OwnJudge(run.model(), run.tokenizer, label, trained_on, file_sha256(run.weights_file()))
+    return ModelScorer(run.model(), run.tokenizer, label, trained_on, file_sha256(run.weights_file()))
 
 
 def _shorten_names(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
@@ -197,7 +197,7 @@ def _write_report(
     real: dict[str, Value] = {}
     if settings.samples:
         grid = SamplingGrid(settings.samples, settings.sampling_steps, settings.temperatures, measure.seed)
-        chosen = [judged(load_scorer(name, config.out / SCORER)) for name in settings.judge] + chosen
+        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in settings.judge] + chosen
         real = values(against.real, against, chosen)
         for name, runs in groups.items():
             report = next(row.report for row in rows if row.name == name)

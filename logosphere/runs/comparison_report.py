@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from logosphere.atomic import file_sha256
-from logosphere.data.corpora import Corpus
-from logosphere.evaluation.costs import step_flops
+from logosphere.data.corpus import Corpus
+from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
 from logosphere.evaluation.samples.texts import Metric, Reference
 from logosphere.loading import rebuild
@@ -122,7 +122,7 @@ def _costs(run: Run, evaluation: float) -> Costs:
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),
-        step_flops=step_flops(model, recipe.batch),
+        step_flops=count_step_flops(model, recipe.batch),
         steps=seen.steps,
         tokens=seen.tokens,
         seconds=last.get("seconds"),  # a box does not know, and nobody knows of all trainings together

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from logosphere.data.special import Levels
-from logosphere.data.tokenizers import Ids
+from logosphere.data.tokenizers import IntegerTokenizer, TokenIds
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.runs.run import Run
@@ -31,13 +30,13 @@ def find_condition(run: Run, label: str, source: str, signal: Path | None, n: in
     return Condition.of(labels=labels, source=sources, signal=signals)
 
 
-def _encode_source(source: str, run: Run) -> Ids:
+def _encode_source(source: str, run: Run) -> TokenIds:
     """A source in its own alphabet: that of the texts, unless both are integers and sources have more of them."""
     size = run.conditions["source"]
     if not size:
         raise UserError(f"The model in {run.path} was trained without sources; leave out --source.")
     tokenizer = run.tokenizer
-    return (Levels(size) if isinstance(tokenizer, Levels) else tokenizer).encode(source)
+    return (IntegerTokenizer(size) if isinstance(tokenizer, IntegerTokenizer) else tokenizer).encode(source)
 
 
 def _read_signal(path: Path, run: Run, n: int) -> npt.NDArray[np.float32]:

@@ -3,9 +3,10 @@
 import hashlib
 from pathlib import Path
 
-from logosphere.data.batches import check_length, counted_in, sequences, sequences_in
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
+from logosphere.data.batches import eval_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
+from logosphere.data.splits import check_length, count_scored_tokens, count_sequences
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
@@ -43,7 +44,7 @@ def evaluate_run(
     split = corpus.split(config.split)
     check_length(split, model.length)
     unit = tokenizer.unit if config.per == "auto" else config.per
-    total = sequences_in(split, model.length, config.sequences or None)
+    total = count_sequences(split, model.length, config.sequences or None)
     finished = 0
     with display.bar(f"evaluate {run.path.name}") as bar:
 
@@ -54,7 +55,7 @@ def evaluate_run(
 
         return evaluate(
             model,
-            sequences(split, model.length, config.batch, config.sequences or None),
+            eval_batches(split, model.length, config.batch, config.sequences or None),
             draws=config.draws,
             rng=config.seed,
             name=run.path.name,
@@ -93,6 +94,6 @@ def units_per_token(unit: str, corpus: Corpus, split: str, length: int) -> float
         return sum(len(text) if unit == "character" else len(text.encode()) for text in texts)
 
     if isinstance(part, Examples) and count(part) == whole:
-        part = part.of_length(length)
+        part = part.filter_by_length(length)
         whole = count(part)
-    return whole / counted_in(part, length)
+    return whole / count_scored_tokens(part, length)

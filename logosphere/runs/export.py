@@ -12,10 +12,10 @@ from torch import Tensor
 
 from logosphere.atomic import write_json, write_whole
 from logosphere.box import CARD, RECORD
-from logosphere.data.batches import sequences
-from logosphere.data.examples.collection import Examples, in_turn
-from logosphere.data.special import Ended
-from logosphere.data.tokenizers import Tokenizer, load_tokenizer
+from logosphere.data.batches import eval_batches
+from logosphere.data.datasets.examples import Examples, sequential_batches
+from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.loading import load
@@ -67,7 +67,7 @@ def export_run(
     check_free(folder)
     report = evaluate_run(run, measure, display=display)
     corpus = open_with_display(measure.data or run.config.data, run.tokenizer, display)
-    held_out = next(iter(sequences(corpus.test, run.config.length, RECORD_SEQUENCES, RECORD_SEQUENCES))).tokens
+    held_out = next(iter(eval_batches(corpus.test, run.config.length, RECORD_SEQUENCES, RECORD_SEQUENCES))).tokens
     drawn = generate(run.model(measure.weights), n=samples, steps=steps, rng=torch.Generator().manual_seed(0))
     texts = [run.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
     text = decode_sequences(held_out, run.tokenizer)
@@ -101,16 +101,16 @@ def write_export(
 
 def decode_sequences(rows: Tokens, tokenizer: Tokenizer) -> str:
     """Sequences as the text of a record: one a line where texts end by themselves, else one after another."""
-    if isinstance(tokenizer, Ended):
+    if isinstance(tokenizer, WithEOS):
         return "\n".join(tokenizer.decode(row) for row in rows.numpy())
     return tokenizer.decode(rows.flatten().numpy())
 
 
 def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None = None) -> Batch:
     """The sequences of a record, at most `limit` of them; of a running text, what is left over is dropped."""
-    if isinstance(tokenizer, Ended):
+    if isinstance(tokenizer, WithEOS):
         lines = [tokenizer.encode(line) for line in text.split("\n")][:limit]
-        return next(in_turn(Examples(lines, end=tokenizer.end), length, len(lines)))
+        return next(sequential_batches(Examples(lines, eos=tokenizer.eos), length, len(lines)))
     tokens = tokenizer.encode(text)
     count = len(tokens) // length
     if count < 1:
@@ -161,7 +161,7 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
         (
             "likelihood",
             f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "
-            f"{report.data}, {report.measured}",
+            f"{report.data}, {report.sample_size}",
         ),
         ("meant for", "trying, testing and comparing; too small to be relied on for anything it says"),
     ]

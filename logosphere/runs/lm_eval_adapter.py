@@ -19,7 +19,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from logosphere.errors import UserError
-from logosphere.likelihood import bounds
+from logosphere.evaluation.likelihood import estimate_bounds
 from logosphere.model import Model
 from logosphere.runs.run import Run
 from logosphere.sampling.generate import filters, generate
@@ -109,7 +109,7 @@ class Harness(LM):  # type: ignore[misc]
             for first in range(0, len(numbers), self.batch):
                 some = numbers[first : first + self.batch]
                 batch = self._batch([asked[number] for number in some], length)
-                for part in bounds(self.model, [batch], draws=self.draws, seed=self.seed):
+                for part in estimate_bounds(self.model, [batch], draws=self.draws, seed=self.seed):
                     for number, nats in zip(some, part.total.tolist(), strict=True):
                         found[number] = nats
         return found

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 
-from logosphere.data.batches import check_length, draws, sequences
-from logosphere.data.corpora import Corpus
-from logosphere.data.examples.collection import Examples
-from logosphere.data.streaming import Arrivals
+from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
+from logosphere.data.splits import check_length
+from logosphere.data.streaming import StreamBatches
+from logosphere.data.tasks import find_task
 from logosphere.denoisers.convolution import ConvolutionTrunk
 from logosphere.denoisers.trunk import Trunk
 from logosphere.denoisers.unet import Stage
@@ -24,7 +26,6 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, BEST, SHORT, Run
 from logosphere.runs.warm_start import load_parent
 from logosphere.systems import build
-from logosphere.tasks import task
 from logosphere.training.checkpoint import checkpoint_of, latest
 from logosphere.training.debug import dump_batch, use_deterministic
 from logosphere.training.trainer import Diverged, Progress, Trainer, training_loop
@@ -125,14 +126,14 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     for split in (corpus.train, corpus.valid):
         check_length(split, config.length)
     model = build_model(config, corpus)
-    batches = draws(corpus.train, config.length, config.batch, config.seed, config.order)
-    chosen = task(config.task)
-    if chosen.cuts and (model.block < model.length or not model.process.codec.local or config.network.axes):
+    batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
+    chosen = find_task(config.task)
+    if chosen.shortens and (model.block < model.length or not model.process.codec.local or config.network.axes):
         raise UserError(
             f"The task '{config.task}' cuts sequences, which blocks, latents and networks with a shape do not allow; "
             "use another task, or a system such as mdlm."
         )
-    model.check_known(chosen.pose(batches.at(0), config.seed).known.to(model.device))
+    model.check_known(chosen.apply(batches.at(0), config.seed).known.to(model.device))
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
     return Run.create(path, config, model.spec, corpus, parent), model
@@ -188,10 +189,10 @@ class _Session:
         group.on_main(lambda: _precompute(model, config, corpus))  # the others then find it done
         _precompute(model, config, corpus)
         group.on_main(lambda: run.truncate_metrics(self.trainer.step if self.resumed else -1))
-        self.batches = draws(corpus.train, config.length, config.batch, config.seed, config.order)
-        if isinstance(self.batches, Arrivals) and self.trainer.step > 0:
-            self.batches.go_to(self.trainer.position)
-        self.rows, self.task = group.local_slice(config.batch), task(config.task)
+        self.batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
+        if isinstance(self.batches, StreamBatches) and self.trainer.step > 0:
+            self.batches.seek(self.trainer.position)
+        self.rows, self.task = group.local_slice(config.batch), find_task(config.task)
         self.last_save = self.elapsed.seconds
 
     def events(self, should_stop: Callable[[], bool]) -> Iterator[Event]:
@@ -230,7 +231,7 @@ class _Session:
         return self.elapsed.done(self.config, self.trainer.step)
 
     def _batch(self, step: int) -> Batch:
-        return self.task.pose(self.batches.at(step, self.rows), self.config.seed)
+        return self.task.apply(self.batches.at(step, self.rows), self.config.seed)
 
     def _validate(self) -> Validated:
         report = validate(self.config, self.trainer, self.corpus, self.group)
@@ -249,7 +250,7 @@ class _Session:
                 f"The weights are no longer numbers after step {self.trainer.step}; try a smaller learning rate "
                 f"(--optim.lr) or a longer warm-up (--optim.warmup). {_describe_saved(self.run, self.trainer)}."
             )
-        if isinstance(self.batches, Arrivals):
+        if isinstance(self.batches, StreamBatches):
             self.trainer.position = self.batches.position(self.trainer.step)
         elapsed = {"seconds": self.elapsed.seconds, "cpu_seconds": self.elapsed.cpu_seconds}
         self.checkpoints.begin({**elapsed, "best": self.best})
@@ -284,12 +285,12 @@ def _precompute(model: Model, config: TrainConfig, corpus: Corpus) -> None:
     examples = corpus.train
     if isinstance(examples, Examples):
         origin = f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
-        model.process.prepare(lambda: examples.rows(config.length), origin)
+        model.process.prepare(lambda: examples.padded_rows(config.length), origin)
 
 
 def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup = SINGLE) -> Report:
     """The bound of the averaged weights on the validation split."""
-    batches = sequences(corpus.valid, config.length, config.batch, config.validation_sequences)
+    batches = eval_batches(corpus.valid, config.length, config.batch, config.validation_sequences)
     with trainer.averaged.applied() if trainer.averaged is not None else nullcontext():
         return evaluate(
             trainer.model, batches, draws=VALIDATION_DRAWS, rng=config.seed, name=config.system,

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from logosphere.box import located
-from logosphere.data.corpora import Corpus
+from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import step_flops
+from logosphere.evaluation.costs import count_step_flops
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.runs.config import TrainConfig
@@ -86,7 +86,7 @@ def apply_budget(budget: Budget, config: TrainConfig, corpus: Corpus) -> TrainCo
     if budget.tokens is not None:
         steps = max(1, int(budget.tokens // (config.batch * config.length)))
     if budget.flops is not None:
-        steps = max(1, int(budget.flops // step_flops(build_model(config, corpus), config.batch)))
+        steps = max(1, int(budget.flops // count_step_flops(build_model(config, corpus), config.batch)))
     return replace(config, steps=steps, minutes=budget.minutes, cpu_minutes=budget.cpu_minutes)
 
 

@@ -26,8 +26,9 @@ from typing import IO, Any
 from logosphere.atomic import sync, write_json, write_whole
 from logosphere.box import first_box, located, packaged
 from logosphere.cache import cache_folder
-from logosphere.data.corpora import Corpus
-from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
+from logosphere.data.corpus import Corpus
+from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
+from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.loading import load_weights, spec_of
 from logosphere.model import Model, Spec

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from logosphere.box import PREFIX, first_box, reading
-from logosphere.data.gaps import Given, parse_gaps, prompt
-from logosphere.data.special import Ended
+from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
+from logosphere.data.tokenizers import WithEOS
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.runs.conditions import classifier_guide, find_condition
@@ -49,7 +49,7 @@ def sample_run(
     config: SampleConfig | None = None,
     *,
     record: bool = False,
-    watch: Callable[[Run, Given | None, Moment], None] | None = None,
+    watch: Callable[[Run, Prompt | None, Moment], None] | None = None,
     notify: Callable[[str], None] = lambda message: None,
     group: ProcessGroup = SINGLE,
 ) -> Samples:
@@ -97,13 +97,13 @@ def _choose(
     return chosen, replace(config, temperature=best.temperature, sampler=name)
 
 
-def _known_text(run: Run, model: Model, config: SampleConfig) -> Given | None:
+def _known_text(run: Run, model: Model, config: SampleConfig) -> Prompt | None:
     """The prompt or the text around gaps, in tokens."""
-    given: Given | None = None
+    given: Prompt | None = None
     if config.prompt:
-        given = prompt(config.prompt, run.tokenizer, model.length)
+        given = encode_prompt(config.prompt, run.tokenizer, model.length)
     elif config.infill:
-        given = parse_gaps(config.infill, run.tokenizer, model.length)
+        given = encode_infill(config.infill, run.tokenizer, model.length)
     if given is not None:
         model.check_known(given.known)
     return given
@@ -112,7 +112,7 @@ def _known_text(run: Run, model: Model, config: SampleConfig) -> Given | None:
 def _draw(
     run: Run,
     model: Model,
-    given: Given | None,
+    given: Prompt | None,
     config: SampleConfig,
     watch: Callable[[Frame], None] | None,
     notify: Callable[[str], None],
@@ -120,8 +120,8 @@ def _draw(
 ) -> Generation:
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
     denoiser, length, tokenizer = None, config.length, run.tokenizer
-    if length is not None and isinstance(tokenizer, Ended):
-        wanted = of_length(model, tokenizer.end, length, known, tokens)
+    if length is not None and isinstance(tokenizer, WithEOS):
+        wanted = of_length(model, tokenizer.eos, length, known, tokens)
         denoiser, known, tokens, length = wanted.denoiser, wanted.known, wanted.tokens, None
     renoise = known is not None and bool(known.any()) and run.needs_renoise(model)
     if renoise:

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from logosphere.data.batches import Split, first_tokens, sequences
-from logosphere.data.corpora import Corpus
+from logosphere.data.batches import eval_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.splits import Split, take_first_tokens
 from logosphere.errors import UserError
-from logosphere.evaluation.integrand import integrand
-from logosphere.evaluation.samples.catalogue import measured
+from logosphere.evaluation.elbo_over_time import elbo_over_time
+from logosphere.evaluation.samples.registry import measure_samples
 from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.model import Model
 from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
@@ -50,8 +51,10 @@ class SamplingGrid:
 
 def reference(corpus: Corpus, split: str, length: int, count: int) -> Reference:
     """Held-out text as a row beside the samples, and the training text they are held against."""
-    real = next(iter(sequences(part_of(corpus, split), length, count, count))).tokens
-    return Reference(corpus.tokenizer, first_tokens(corpus.train, TRAIN_TOKENS), Texts.spelt(real, corpus.tokenizer))
+    real = next(iter(eval_batches(part_of(corpus, split), length, count, count))).tokens
+    return Reference(
+        corpus.tokenizer, take_first_tokens(corpus.train, TRAIN_TOKENS), Texts.from_tokens(real, corpus.tokenizer)
+    )
 
 
 def part_of(corpus: Corpus, split: str) -> Split:
@@ -70,13 +73,13 @@ def portrait(
 ) -> Portrait:
     """Draw samples in every way and measure them; `watch` is told what is being done."""
     row = part_of(corpus, split)
-    condition = next(iter(sequences(row, model.length, ways.samples, ways.samples))).condition
+    condition = next(iter(eval_batches(row, model.length, ways.samples, ways.samples))).condition
 
     def held_out() -> list[Batch]:
-        return list(sequences(row, model.length, SLICE_SEQUENCES, SLICE_SEQUENCES))
+        return list(eval_batches(row, model.length, SLICE_SEQUENCES, SLICE_SEQUENCES))
 
     watch("the bound over time")
-    slices = integrand(model, held_out, slices=SLICES, units_per_token=units_per_token)
+    slices = elbo_over_time(model, held_out, bins=SLICES, units_per_token=units_per_token)
     samplings, texts, tried = [], against.real, set()
     every = [(steps, 1.0) for steps in sorted(ways.steps)]
     if filters(model.process):
@@ -113,14 +116,14 @@ def _sampled(
         parts.append(drawn.tokens)
         nfe, seconds = nfe + drawn.nfe * n / ways.samples, seconds + drawn.seconds
     cpu_seconds = time.process_time() - started
-    texts = Texts.spelt(torch.cat(parts), against.tokenizer)
+    texts = Texts.from_tokens(torch.cat(parts), against.tokenizer)
     figures = values(texts, against, chosen)
     return Sampling(steps, temperature, ways.samples, nfe, seconds, cpu_seconds, figures), texts
 
 
 def values(texts: Texts, against: Reference, chosen: Sequence[Metric]) -> dict[str, Value]:
     """The figures of some texts, as the board holds them."""
-    figures = measured(texts, against, chosen)
+    figures = measure_samples(texts, against, chosen)
     return {
         name: Value(figure.value, figure.error if figure.error == figure.error else None)
         for name, figure in figures.items()

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from logosphere.atomic import write_whole
-from logosphere.data.batches import size_of
-from logosphere.data.corpora import Corpus, open_corpus
-from logosphere.data.hubstream import is_stream
+from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
+from logosphere.data.hub_stream import is_stream
+from logosphere.data.splits import describe_size
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
@@ -125,7 +126,7 @@ def run_to_end(
     """Train a run until its end, a signal or `should_stop`, with its folder locked against other trainings."""
     preset = run.spec.preset_label
     name = f"[bold]{run.config.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
-    display.log(f"{name} on {corpus.name} ({size_of(corpus.train)}) in {run.path}")
+    display.log(f"{name} on {corpus.name} ({describe_size(corpus.train)}) in {run.path}")
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None

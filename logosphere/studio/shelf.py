@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from logosphere.box import PREFIX, RECORD, boxes, reading
-from logosphere.data.batches import sequences
+from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
@@ -67,7 +67,7 @@ class Book:
         if self.boxed:
             return sequences_of(read_record(self.folder.path).text, self.tokenizer, self.model.length, most)
         corpus = open_corpus(self.folder.config.data, self.tokenizer)
-        return next(iter(sequences(corpus.valid, self.model.length, most, most)))
+        return next(iter(eval_batches(corpus.valid, self.model.length, most, most)))
 
     def described(self) -> dict[str, Any]:
         """What the page shows in its list; the model is not opened for it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from logosphere.data.gaps import prompt
+from logosphere.data.prompting import encode_prompt
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
@@ -110,7 +110,7 @@ def fixed(wish: Wish, model: Model, tokenizer: Tokenizer) -> Fixed | None:
         raise UserError(f"The studio shows at most {MOST_SHOWN} tokens over all steps; ask for fewer texts or steps.")
     known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
     if wish.prompt:
-        given = prompt(wish.prompt, tokenizer, model.length)
+        given = encode_prompt(wish.prompt, tokenizer, model.length)
         known, tokens = given.known, given.tokens
     for lock in wish.locks:
         ids = [lock.token] if lock.token is not None else tokenizer.encode(lock.text or "").tolist()

@@ -8,7 +8,7 @@ import torch
 
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.integrand import Slice, integrand
+from logosphere.evaluation.elbo_over_time import TimeBin, elbo_over_time
 from logosphere.sampling.generate import filters, generate
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Moment, Recorder
@@ -99,13 +99,13 @@ def spending(book: Book) -> Work:
                 raise UserError("This model has an exact likelihood; there is no bound that time could be spent on.")
             held_out = book.held_out(SLICE_SEQUENCES)
 
-            def told(slice: Slice) -> None:
+            def told(slice: TimeBin) -> None:
                 job.tell("slice", asdict(slice))
 
             def batches() -> Sequence[Batch]:
                 return [held_out]
 
-            found = integrand(model, batches, slices=SLICES, watch=told)
+            found = elbo_over_time(model, batches, bins=SLICES, watch=told)
             bits = sum(slice.bits for slice in found) / len(found)
             job.tell("done", {"bits": bits, "kind": model.process.kind, "sequences": len(held_out)})
 

@@ -1,1 +1,1 @@
-"""Measures of samples: each a definition, a value and its error; real text is measured beside them."""
+"""Metrics of samples, each with its definition and standard error."""

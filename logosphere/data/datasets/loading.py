@@ -1,0 +1,177 @@
+"""Datasets by name or from files, as a corpus of three splits."""
+
+import csv
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
+from logosphere.data.datasets.images import load_cifar10, load_digits, load_mnist_binary
+from logosphere.data.datasets.named import PITCHES, RECORD_DATASETS, Records, load_chorales, load_sudoku
+from logosphere.data.datasets.promoters import BASES, load_signal_promoters
+from logosphere.data.datasets.records import FORMATS, Record
+from logosphere.data.datasets.synthetic_promoters import load_synthetic_promoters
+from logosphere.data.sources import ReportProgress
+from logosphere.data.tokenizer_registry import TokenizerChoice, choose_tokenizer, load_tokenizer, save_tokenizer
+from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, Tokenizer, WithEOS, merge_alphabet
+from logosphere.errors import UserError
+
+Loaded = TypeVar("Loaded")
+
+INTEGER_DATASETS: dict[str, tuple[int, Callable[[Path, ReportProgress], dict[str, Examples]]]] = {
+    "cifar10": (256, load_cifar10),
+    "digits": (17, load_digits),
+    "mnist-binary": (2, load_mnist_binary),
+    "sudoku": (9, load_sudoku),
+    "chorales": (PITCHES, load_chorales),
+}
+"""Datasets of integers: the size of their vocabulary, and the function that loads them."""
+
+SYNTHETIC, PROMOTERS = "synthetic-promoters", "promoters"
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source names separate examples rather than a running text."""
+    kind, separator, _ = source.partition(":")
+    named = source in (*RECORD_DATASETS, *INTEGER_DATASETS, SYNTHETIC)
+    return named or (bool(separator) and kind in (*FORMATS, PROMOTERS))
+
+
+def open_dataset(source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress) -> Corpus:
+    """A dataset by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE."""
+    report("reading", 0, 0)
+    kind, _, name = source.partition(":")
+    if source == SYNTHETIC:
+        return _make_corpus(source, CharacterTokenizer(BASES), load_synthetic_promoters())
+    if source in INTEGER_DATASETS:
+        return _open_integers(source, cache, report)
+    if source in RECORD_DATASETS:
+        return _encode_records(
+            source, _load_published(source, RECORD_DATASETS[source], cache, report), tokenizer, cache
+        )
+    if not name:
+        raise UserError(f"Say which file after {kind}: — for example {kind}:FILE.")
+    if kind == PROMOTERS:
+        return _make_corpus(source, CharacterTokenizer(BASES), load_signal_promoters(Path(name).expanduser()))
+    return _encode_records(Path(name).stem, _split_file(kind, name), tokenizer, cache)
+
+
+def _open_integers(source: str, cache: Path, report: ReportProgress) -> Corpus:
+    size, load = INTEGER_DATASETS[source]
+    splits = _load_published(source, load, cache, report)
+    labels = tuple(map(str, range(splits["train"].label_count)))
+    integers = IntegerTokenizer(size)
+    return _make_corpus(source, integers if splits["train"].eos is None else WithEOS(integers), splits, labels)
+
+
+def _load_published(
+    source: str, load: Callable[[Path, ReportProgress], Loaded], cache: Path, report: ReportProgress
+) -> Loaded:
+    """A published dataset; raises UserError if the files have another content than published."""
+    try:
+        return load(cache, report)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as problem:
+        raise UserError(f"The files of {source} are not as published ({problem!r}); fetch them again.") from None
+
+
+def _split_file(kind: str, name: str) -> Records:
+    """The records of a file: of every twenty rows the first for validation, the second for the test."""
+    records = FORMATS[kind](Path(name).expanduser())
+    if len(records) < 3:
+        raise UserError(f"{name} has {len(records)} rows; three splits need more.")
+    splits: Records = {"train": [], "valid": [], "test": []}
+    for i, record in enumerate(records):
+        splits[{0: "valid", 1: "test"}.get(i % 20, "train")].append(record)
+    return splits
+
+
+def _encode_records(name: str, records: Records, tokenizer: str | Tokenizer, cache: Path) -> Corpus:
+    """Records as token ids, by a tokenizer made for all texts and sources of the training split."""
+    texts = {split: [part for row in rows for part in (row.text, row.source or "")] for split, rows in records.items()}
+    alphabet = ""
+    for split in texts.values():
+        alphabet = merge_alphabet("".join(split), alphabet)
+    if isinstance(tokenizer, WithEOS):
+        inner = tokenizer.inner
+    else:
+        inner = _make_tokenizer(choose_tokenizer(tokenizer, alphabet), texts["train"], cache)
+    lengths = {len(inner.encode(row.text)) for rows in records.values() for row in rows}
+    needs_eos = isinstance(tokenizer, WithEOS) or len(lengths) > 1  # sequences of one length need no EOS
+    made = WithEOS(inner) if needs_eos else inner
+    labels = sorted({row.label for row in records["train"] if row.label is not None})
+    splits = {split: _encode_split(rows, made, labels, f"{name} {split}") for split, rows in records.items()}
+    characters = {split: sum(len(row.text) for row in rows) for split, rows in records.items()}
+    sizes = {split: sum(len(row.text.encode()) for row in rows) for split, rows in records.items()}
+    return _make_corpus(name, made, splits, tuple(labels), characters, sizes)
+
+
+def _make_tokenizer(choice: TokenizerChoice, texts: list[str], cache: Path) -> Tokenizer:
+    """A tokenizer for some texts, cached once trained: training WordPiece again gives another vocabulary."""
+    if ":" not in choice.key:
+        return choice.make(texts)
+    digest = hashlib.sha256("\0".join([choice.key, *texts]).encode())
+    path = cache / "tokenizers" / f"{digest.hexdigest()[:24]}.json"
+    try:
+        return load_tokenizer(path)
+    except UserError:  # not made yet, or damaged
+        save_tokenizer(choice.make(texts), path)
+        return load_tokenizer(path)
+
+
+def _encode_split(rows: list[Record], tokenizer: Tokenizer, labels: list[str], place: str) -> Examples:
+    label_ids = sources = None
+    if labels:
+        number = {label: i for i, label in enumerate(labels)}
+        if unknown := {row.label for row in rows} - number.keys():
+            raise UserError(f"{place} has the label '{min(map(str, unknown))}', which is not in the training split.")
+        label_ids = np.array([number[str(row.label)] for row in rows], dtype=np.int64)
+    if rows[0].source is not None:
+        sources = [tokenizer.encode(row.source or "") for row in rows]
+    return Examples(
+        [tokenizer.encode(row.text) for row in rows],
+        eos=tokenizer.eos if isinstance(tokenizer, WithEOS) else None,
+        labels=label_ids,
+        label_count=len(labels),
+        sources=sources,
+        source_size=tokenizer.size if sources is not None else 0,
+    )
+
+
+def _make_corpus(
+    name: str,
+    tokenizer: Tokenizer,
+    splits: dict[str, Examples],
+    labels: tuple[str, ...] = (),
+    characters: dict[str, int] | None = None,
+    sizes: dict[str, int] | None = None,
+) -> Corpus:
+    """A corpus of examples; a token counts as one character and one byte unless these are given."""
+    tokens = {split: part.token_count for split, part in splits.items()}
+    return Corpus(
+        name=name,
+        tokenizer=tokenizer,
+        train=splits["train"],
+        valid=splits["valid"],
+        test=splits["test"],
+        sha256=_hash_splits(splits),
+        characters=characters or tokens,
+        bytes=sizes or tokens,
+        folder=None,
+        labels=labels,
+    )
+
+
+def _hash_splits(splits: dict[str, Examples]) -> str:
+    """The hash of all token ids and signals, so that a changed dataset is noticed."""
+    digest = hashlib.sha256()
+    for split in sorted(splits):
+        for part in (splits[split].sequences, splits[split].sources or ()):
+            for row in part:
+                digest.update(np.asarray(row, dtype=np.int64).tobytes() + b"/")
+        if (signals := splits[split].signals) is not None:
+            digest.update(signals.tobytes())
+    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""Examples: data that come as separate sequences, with labels, sources or signals, rather than as one long text."""

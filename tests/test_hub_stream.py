@@ -1,0 +1,130 @@
+"""Streamed datasets from the command line: trained on while they are read, held out, stopped and taken up again."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from teams import in_team
+from test_runs import RECIPE, after, bits, timeless
+
+from logosphere.cli import main
+from logosphere.data import hub_stream
+from logosphere.data.batches import train_batches
+from logosphere.data.corpora import open_corpus
+from logosphere.data.splits import count_tokens, describe_size
+from logosphere.data.streaming import StreamBatches
+from logosphere.errors import UserError
+from logosphere.parallel.process_group import ProcessGroup
+from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.run import Run
+
+WORDS = "the cat sat on a mat and the dog lay by the log".split()
+
+
+def row(number: int) -> str:
+    return " ".join(WORDS[(number * k) % len(WORDS)] for k in range(1, 2 + number % 9))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A dataset of two files in a folder, read by the library itself."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(hub_stream, "HELD_OUT_CHARACTERS", 200)
+    folder = tmp_path / "rows" / "data"
+    folder.mkdir(parents=True)
+    for part in range(2):
+        lines = [json.dumps({"text": row(number)}) for number in range(150 * part, 150 * part + 150)]
+        (folder / f"train-{part:05d}-of-00002.jsonl").write_text("\n".join(lines) + "\n")
+    yield f"stream:{folder.parent}"
+
+
+def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
+    corpus = open_corpus(dataset)
+    held_out = [corpus.tokenizer.decode(part) for part in (corpus.valid, corpus.test)]
+    train = "".join(text["text"] + "\n\n" for text in corpus.train.open())
+    rows = [row(number) for number in range(300)]
+    assert "\n\n".join(rows) + "\n\n" == "\n\n".join([*held_out, train])
+    assert all(200 <= len(text) < 300 for text in held_out) and corpus.characters["valid"] == len(held_out[0])
+    assert (
+        describe_size(corpus.train) == "streamed" and count_tokens(corpus.train) == 0 and corpus.valid.dtype == np.uint8
+    )
+    assert open_corpus(dataset).sha256 == corpus.sha256
+    batches = train_batches(corpus.train, 16, 4, seed=0)
+    assert isinstance(batches, StreamBatches)
+    whole = train.encode()
+    read = b"".join(bytes(batches.at(step).tokens.flatten().tolist()) for step in range(2 * len(whole) // 64))
+    assert read == (whole + whole)[: len(read)], "after the end it begins anew"
+    with pytest.raises(UserError, match="stands before step"):
+        batches.at(1)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path: Path) -> None:
+    """To the last bit, beyond the end of the stream, by another number of processes too."""
+    recipe = replace(RECIPE, data=dataset, steps=90, batch=8, length=12, validations=3)
+    corpus = open_corpus(dataset, "byte")
+    alone, broken, shared = (create_run(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared"))
+    list(run_training(alone, corpus))
+    for steps in (7, 75, 200):
+        list(run_training(Run(broken.path), open_corpus(dataset, "byte"), after(steps)))
+    assert timeless(alone) == timeless(broken) and bits(alone.path / "ema.safetensors") == bits(
+        broken.path / "ema.safetensors"
+    )
+    saved = json.loads(next(broken.state.glob("step-*/state.json")).read_bytes())
+    assert saved["position"]["samples"] == 90 * 8 and len(saved["position"]["waiting"]) < 8 * 12 + 100
+
+    def work(group: ProcessGroup) -> int:
+        stop = after(5) if group.rank == 1 else (lambda: False)
+        return len(list(run_training(Run(shared.path), open_corpus(dataset, "byte"), stop, group)))
+
+    in_team(2, work, tmp_path / "team")
+    list(run_training(Run(shared.path), corpus, after(10)))
+    losses = [[line["train/loss"] for line in run.metrics() if "train/loss" in line] for run in (alone, shared)]
+    assert len(losses[1]) > 10 and losses[1] == pytest.approx(losses[0][: len(losses[1])], rel=1e-5)
+
+
+def test_the_batch_that_broke_a_training_is_given_out_again(dataset: str) -> None:
+    corpus = open_corpus(dataset, "byte")
+    batches, again = train_batches(corpus.train, 16, 4, seed=0), train_batches(corpus.train, 16, 4, seed=0)
+    taken = [batches.at(step).tokens.tolist() for step in range(4)]
+    again.seek(json.loads(json.dumps(batches.position(3))))
+    assert again.at(3).tokens.tolist() == taken[3] and again.at(4).tokens.tolist() == batches.at(4).tokens.tolist()
+    with pytest.raises(UserError, match="does not say where the stream"):
+        again.seek(None)
+
+
+def test_streams_on_the_command_line(dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--length", "12", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+    words = ["train", "--data", dataset, "--tokenizer", "bpe:300", "--steps", "3", "--validations", "1", *size]
+    run = str(tmp_path / "run")
+    assert main([*words, "--out", run, "--json"]) == 0
+    assert "streamed" in capsys.readouterr().err
+    assert main(["train", "--out", run, "--resume"]) == 0
+    assert main(["evaluate", run, "--sequences", "2"]) == 0
+    capsys.readouterr()
+    for said, command in {
+        "is a stream; use valid or test": ["evaluate", run, "--split", "train"],
+        "names no dataset": ["train", "--data", "stream:"],
+        "cannot be streamed": ["train", "--data", f"stream:{tmp_path / 'nowhere'}"],
+        "less text than one batch": [*words, "--batch", "4096", "--out", f"{run}-2"],
+    }.items():
+        assert main(command) == 1
+        assert said in (error := capsys.readouterr().err) and "Traceback" not in error, error
+
+
+def test_what_a_dataset_must_have(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(dataset.removeprefix("stream:")) / "data"
+    (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"text": "its own"}) + "\n")
+    corpus = open_corpus(dataset)
+    assert corpus.tokenizer.decode(corpus.valid) == "its own"
+    monkeypatch.setattr(hub_stream, "HELD_OUT_CHARACTERS", 1 << 20)
+    with pytest.raises(UserError, match="less text than one batch"):
+        train_batches(open_corpus(dataset).train, 16, 4, seed=0).at(0)
+    (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"words": "no text"}) + "\n")
+    with pytest.raises(UserError, match="broke off .*go on with --resume"):
+        open_corpus(dataset)
