@@ -1,4 +1,4 @@
-"""How the models in the box read: python benchmarks/box_reading.py [box:NAME]
+"""Samples of the bundled checkpoints: python benchmarks/box_reading.py [pretrained:NAME]
 
 1. Samplers, temperature and steps: the share of words that the training split knows, of words that differ, of runs of
    six words that stand in the training split as they are, and the entropy of letters, beside held-out text.
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 
 import logosphere as ls
-from logosphere.box import reading
 from logosphere.data.batches import first_tokens, sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.text8 import text8_filter
+from logosphere.pretrained import sampling_defaults
 from logosphere.runs.folder import RunFolder
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Recorder
@@ -48,7 +48,7 @@ def row(name: str, texts: Sequence[str], known: set[str], seen: set[tuple[str, .
 
 
 def main() -> None:
-    run = RunFolder(sys.argv[1] if len(sys.argv) > 1 else "box:rdlm")
+    run = RunFolder(sys.argv[1] if len(sys.argv) > 1 else "pretrained:rdlm")
     texts_drawn = int(sys.argv[2]) if len(sys.argv) > 2 else TEXTS
     model, corpus, decode = run.model(), open_corpus(run.recipe.data, run.tokenizer), run.tokenizer.decode
     words = text8_filter(decode(first_tokens(corpus.train, TOKENS))).split()
@@ -66,7 +66,13 @@ def main() -> None:
     recorder, rng = Recorder(model), torch.Generator().manual_seed(0)
     way = sampler("bridge", model)
     ls.generate(
-        model, n=1, steps=64, rng=rng, sampler=way, temperature=reading(run.path.name).temperature, watch=recorder.see
+        model,
+        n=1,
+        steps=64,
+        rng=rng,
+        sampler=way,
+        temperature=sampling_defaults(run.path.name).temperature,
+        watch=recorder.see,
     )
     for moment in recorder.moments[::4] + recorder.moments[-1:]:
         spelt, guessed = (sum(token >= 0 for token in rows[0]) for rows in (moment.tokens, moment.guessed or [[]]))

@@ -1,4 +1,4 @@
-"""Figures of the studio and the command line: python benchmarks/studio.py [RUN or box:NAME]
+"""Figures of the studio and the command line: python benchmarks/studio.py [RUN or pretrained:NAME]
 
 1. `logosphere --help`, from the shell's word to the end (limit 0.5 s).
 2. Weight of the page: everything the browser loads before a text is written (limit 300 kB).

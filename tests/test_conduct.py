@@ -14,7 +14,7 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types", "cache", "box", "cards", "presets"],
+    ["errors", "shapes", "atomic", "types", "cache", "pretrained", "cards", "presets"],
     ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],

@@ -20,8 +20,8 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import logosphere as ls
-from logosphere.box import FIRST, PREFIX, boxes, located, reading
 from logosphere.cli import main
+from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, resolve_folder, sampling_defaults
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.packing import read_record
 from logosphere.studio.app import static_files, studio
@@ -100,11 +100,11 @@ def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = [book.described() for book in shelf([])]
-    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in boxes()]
-    assert told[0]["name"] == f"{PREFIX}{FIRST[0]}"
+    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in list_pretrained()]
+    assert told[0]["name"] == f"{PREFIX}{DISPLAY_ORDER[0]}"
     for one in told:
-        record = read_record(located(one["name"]))
-        wanted = reading(one["name"].removeprefix(PREFIX)).temperature
+        record = read_record(resolve_folder(one["name"]))
+        wanted = sampling_defaults(one["name"].removeprefix(PREFIX)).temperature
         assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, wanted)
         assert one["unit"] == RunFolder(one["name"]).tokenizer.unit and not one["trained"]
 
@@ -112,10 +112,10 @@ def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
 def test_a_box_writes_by_the_sampler_that_it_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     books = shelf([f"{PREFIX}stories"])
-    assert books[0].ways()["own"] == reading("stories").sampler != books[0].model.sampler
+    assert books[0].ways()["own"] == sampling_defaults("stories").sampler != books[0].model.sampler
     with TestClient(studio(books, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         (_, begun), *_ = auto = events(client, system=0, steps=4)
-        named = events(client, system=0, steps=4, sampler=reading("stories").sampler)
+        named = events(client, system=0, steps=4, sampler=sampling_defaults("stories").sampler)
     assert "--sampler entropy" in begun["command"] and "sampler('entropy', model)" in begun["python"]
     assert auto[-1][1]["texts"] == named[-1][1]["texts"]
 

@@ -22,7 +22,7 @@ class Arguments:
     """Speed and memory of training and sampling, beside the bare network. Seconds are processor seconds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME."""
+    """Folders of runs, or pretrained:NAME."""
     systems: str = ""
     """Systems to build afresh, separated by commas; 'all' for all."""
     vocabulary: int = 27

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Generate text with a trained model; without RUN, with the one trained last, or else with the one in the box."""
+    """Generate text with a trained model; without RUN, with the one trained last, or else with a bundled checkpoint."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of the run, or box:NAME for a model that came with the package."""
+    """Folder of the run, or pretrained:NAME for a bundled checkpoint."""
     n: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
     """How many texts."""
     steps: int = 64
@@ -64,7 +64,7 @@ class Arguments:
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is uniform, and on the sphere equal shares of what there is to know."""
     temperature: float | None = None
-    """Below 1: likelier, less varied. 1 unless set; where the model in the box is taken for want of a run, what reads
+    """Below 1: likelier, less varied. 1 unless set; where a bundled checkpoint is taken for want of a run, what reads
     well."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens with this much probability together."""
@@ -109,18 +109,18 @@ def run(words: list[str]) -> int:
 
 
 def _carried_out(arguments: Arguments, team: "Team") -> int:
-    from logosphere.box import PREFIX, first_box, reading
+    from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
     from logosphere.runs.folder import RunFolder, newest_or_box
     from logosphere.runs.train import device_of
 
     folder = RunFolder(arguments.run or newest_or_box())
     if arguments.temperature is None:
         arguments = replace(arguments, temperature=1.0)
-        if arguments.run is None and folder.path == first_box():
-            best = reading(folder.path.name)
+        if arguments.run is None and folder.path == default_pretrained():
+            best = sampling_defaults(folder.path.name)
             name = best.sampler if arguments.sampler == "auto" else arguments.sampler
             arguments = replace(arguments, temperature=best.temperature, sampler=name)
-            whose = f"the small model that comes along ({PREFIX}{folder.path.name})"
+            whose = f"the bundled checkpoint ({PREFIX}{folder.path.name})"
             way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
             say(f"There is no run here, so {whose} writes, {way}; --temperature 1 is what it has learnt.")
     tokenizer = folder.tokenizer

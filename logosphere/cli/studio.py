@@ -21,7 +21,7 @@ class Arguments:
     """Open models in the browser: watch them write, lock and edit tokens, compare two on the same seed."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME; without any, all of runs/ and the models in the box."""
+    """Folders of runs, or pretrained:NAME; without any, all of runs/ and the bundled checkpoints."""
     report: tuple[str, ...] = ()
     """Comparison reports to open beside them; without any, those of `logosphere compare` here and in runs/."""
     port: int = 0

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from logosphere.box import located
 from logosphere.errors import UserError
+from logosphere.pretrained import resolve_folder
 from logosphere.runs.folder import RunFolder
 from logosphere.weights import RECIPE, WEIGHTS
 
 
 def opened(folder: Path) -> RunFolder:
     """A run that can be compared: there, saved, and not being written."""
-    name, folder = folder, located(folder)
+    name, folder = folder, resolve_folder(folder)
     if folder.is_dir() and not any(folder.iterdir()):
         raise UserError(
             f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import sync, write_json, write_whole
-from logosphere.box import first_box, located, packaged
 from logosphere.cache import cache_folder
 from logosphere.data.corpora import Corpus
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from logosphere.errors import UserError
 from logosphere.loading import load_weights, spec_of
 from logosphere.model import Model, Spec
+from logosphere.pretrained import default_pretrained, is_bundled, resolve_folder
 from logosphere.recipes.recipe import Recipe, recipe_from
 from logosphere.runs.history import Beginning, Trained, trainings_from
 from logosphere.training.checkpoint import latest
@@ -49,7 +49,7 @@ class RunFolder:
     """A folder that holds a run."""
 
     def __init__(self, path: str | Path):
-        self.path, self.name = located(path), str(path)
+        self.path, self.name = resolve_folder(path), str(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
@@ -140,8 +140,8 @@ class RunFolder:
 
     @property
     def results(self) -> Path:
-        """Where measurements are kept: with the run; for a model in the box, which belongs to the package, apart."""
-        return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
+        """Where measurements are kept: with the run; for a bundled checkpoint, in the cache."""
+        return cache_folder() / "box" / self.path.name if is_bundled(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
@@ -268,9 +268,9 @@ def newest(parent: Path = Path("runs")) -> Path:
 
 
 def newest_or_box(parent: Path = Path("runs")) -> Path:
-    """The run that was trained last, or else the model in the box."""
-    box = first_box()
-    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else newest(parent)
+    """The run that was trained last, or else the default bundled checkpoint."""
+    bundled = default_pretrained()
+    return bundled if bundled is not None and not any(parent.glob(f"*/{WEIGHTS}")) else newest(parent)
 
 
 def free_name(system: str, data: str, parent: Path = Path("runs")) -> Path:

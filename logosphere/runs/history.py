@@ -19,7 +19,7 @@ class Trained:
     tokens: int
     cpu_seconds: float
     begin: str | None = None
-    """The run or box it began with; None for random weights."""
+    """The run or bundled checkpoint it began with; None for random weights."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Beginning:
     """The weights that a training begins with, and where they come from."""
 
     name: str
-    """As it was given: a folder or box:NAME."""
+    """As it was given: a folder or pretrained:NAME."""
     weights: Path
     weights_sha256: str
     trainings: tuple[Trained, ...]

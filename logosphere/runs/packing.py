@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from logosphere.atomic import write_json, write_whole
-from logosphere.box import CARD, RECORD
 from logosphere.data.examples.collection import Examples, in_turn
 from logosphere.data.special import Ended
 from logosphere.data.tokenizers import Tokenizer, load_tokenizer
@@ -19,6 +18,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.loading import load
 from logosphere.model import Model
+from logosphere.pretrained import CARD, RECORD
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.history import total
 from logosphere.systems import system

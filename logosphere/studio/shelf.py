@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from logosphere.box import PREFIX, RECORD, boxes, reading
 from logosphere.data.batches import sequences
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.pretrained import PREFIX, RECORD, list_pretrained, sampling_defaults
 from logosphere.runs.folder import RunFolder
 from logosphere.runs.packing import read_record, sequences_of
 from logosphere.runs.train import device_of
@@ -54,7 +54,7 @@ class Book:
     @property
     def own(self) -> str:
         """The sampler by which it writes when nobody says how: its system's, or the one a box reads best with."""
-        best = reading(self.folder.path.name).sampler if self.boxed else "auto"
+        best = sampling_defaults(self.folder.path.name).sampler if self.boxed else "auto"
         return self.model.sampler if best == "auto" else best
 
     def open(self) -> None:
@@ -83,7 +83,7 @@ class Book:
             "bits": bits,
             "kind": kind,
             "unit": self.tokenizer.unit,
-            "temperature": reading(self.folder.path.name).temperature if self.boxed else 1.0,
+            "temperature": sampling_defaults(self.folder.path.name).temperature if self.boxed else 1.0,
             "trained": not self.boxed,
         }
 
@@ -159,7 +159,7 @@ def shelf(runs: Sequence[str]) -> list[Book]:
     if runs:
         return [Book(name, RunFolder(name)) for name in runs]
     found = sorted(Path("runs").glob(f"*/{WEIGHTS}"), key=lambda path: -path.stat().st_mtime)
-    names = [str(path.parent) for path in found] + [f"{PREFIX}{name}" for name in boxes()]
+    names = [str(path.parent) for path in found] + [f"{PREFIX}{name}" for name in list_pretrained()]
     if not names:
         raise UserError("There is nothing to open yet; train a model with: logosphere train")
     return [Book(name, RunFolder(name)) for name in names]
