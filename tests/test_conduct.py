@@ -22,7 +22,7 @@ LAYERS = [
     ["encoders", "autoencoders"],
     ["weights", "model"],
     ["sampling", "likelihood", "continuity"],
-    ["data", "tasks", "training", "evaluation", "reports"],
+    ["data", "tasks", "training", "evaluation", "report"],
     ["systems", "recipes", "loading"],
     ["runs"],
     ["comparison", "studio"],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logosphere.evaluation.judges import Judge
     from logosphere.evaluation.report import Report
     from logosphere.evaluation.samples.texts import Metric, Reference
-    from logosphere.reports.board import Portrait, Value
+    from logosphere.report.comparison import SampleReport, Value
     from logosphere.runs.folder import RunFolder
 
 JUDGE = "judge"
@@ -199,13 +199,13 @@ def _write(
     from logosphere.comparison.assemble import board
     from logosphere.comparison.portrait import Ways, reference, values
     from logosphere.evaluation.samples.catalogue import judged
-    from logosphere.reports.writing import write_board
+    from logosphere.report.write import write_comparison_report
 
     assert arguments.report is not None
     how, measure = arguments.samples, arguments.measure
     length = next(iter(groups.values()))[0].recipe.length
     against = reference(corpus, measure.split, length, max(how.samples, 2))
-    portraits: dict[str, Portrait] = {}
+    portraits: dict[str, SampleReport] = {}
     real: dict[str, Value] = {}
     if how.samples:
         ways = Ways(how.samples, how.sampling_steps, how.temperatures, measure.seed)
@@ -215,7 +215,7 @@ def _write(
             report = next(one.report for one in standing if one.name == name)
             portraits[name] = _portrait(runs[0], corpus, against, chosen, ways, measure, _units(report))
     made = board(standing, groups, portraits, corpus, chosen, against, real)
-    page, *beside = write_board(made, arguments.report)
+    page, *beside = write_comparison_report(made, arguments.report)
     size = page.stat().st_size / 1e6
     say(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in beside)} beside it")
 
@@ -239,10 +239,10 @@ def _portrait(
     ways: "Ways",
     measure: Measure,
     units_per_token: float,
-) -> "Portrait":
+) -> "SampleReport":
     from logosphere.comparison.memory import digest, remembered
     from logosphere.comparison.portrait import portrait
-    from logosphere.reports.board import read_portrait
+    from logosphere.report.comparison import parse_sample_report
 
     key = [
         digest(run.weights_file(measure.weights)),
@@ -261,7 +261,7 @@ def _portrait(
             model = run.model(measure.weights)
             return asdict(portrait(model, corpus, measure.split, against, chosen, ways, units_per_token, watch))
 
-        return read_portrait(remembered(run.results / "portrait.json", key, made))
+        return parse_sample_report(remembered(run.results / "portrait.json", key, made))
 
 
 def _print(standing: "Sequence[Standing]", as_json: bool) -> None:

@@ -33,19 +33,20 @@ def check_suffix(path: Path) -> None:
 def save(path: Path, trajectory: "Trajectory", tokenizer: "Tokenizer", texts: list[str], about: str) -> None:
     """Write a trajectory in the form that the name of the file asks for."""
     from logosphere.atomic import write_whole
-    from logosphere.reports.condensing import condensing
-    from logosphere.reports.film import film_of
-    from logosphere.reports.gif import gif
-    from logosphere.reports.player import Showing, player_page
+    from logosphere.report.animated_svg import render_animated_svg
+    from logosphere.report.animation import build_animation
+    from logosphere.report.gif import render_gif
+    from logosphere.report.page import Player, render_player_page
 
-    film = film_of(trajectory, tokenizer.symbol)
+    animation = build_animation(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":
-            content = player_page("Text condensing out of noise", about, [Showing(about, film, texts)]).encode()
+            player = Player(about, animation, texts)
+            content = render_player_page("Text condensing out of noise", about, [player]).encode()
         case ".svg":
-            content = condensing(film).encode()
+            content = render_animated_svg(animation).encode()
         case ".gif":
-            content = gif(film)
+            content = render_gif(animation)
         case _:
             told = {"about": about, "texts": texts, **trajectory.as_dict()}
             content = (json.dumps(told, ensure_ascii=False) + "\n").encode()

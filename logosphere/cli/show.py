@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
     if not 2 <= arguments.height <= 200:
         raise UserError(f"The height must be from 2 to 200 lines, not {arguments.height}.")
 
-    from logosphere.reports.terminal import chart
+    from logosphere.report.terminal_chart import draw_chart
     from logosphere.runs.folder import SHORT, RunFolder, newest
 
     folder = RunFolder(arguments.run or newest())
@@ -48,5 +48,5 @@ def run(words: list[str]) -> int:
     for part, title in TITLES.items():
         if curves[part]:
             print(f"bits per {unit} {title}: {curves[part][-1][1]:.4f}")
-            print("\n".join(chart(curves[part], width, arguments.height)) + "\n")
+            print("\n".join(draw_chart(curves[part], width, arguments.height)) + "\n")
     return 0

@@ -1,1 +1,1 @@
-"""Comparisons: the same network, data order and budget for every system, then one board of what came out."""
+"""Comparisons: the same network, data order and budget for every system, then one report."""

@@ -1,4 +1,4 @@
-"""Everything a comparison found, put on one board."""
+"""Assembles the report of a comparison."""
 
 import json
 import sys
@@ -14,8 +14,17 @@ from logosphere.evaluation.costs import step_flops
 from logosphere.evaluation.samples.texts import Metric, Reference
 from logosphere.loading import rebuild
 from logosphere.recipes.recipe import Recipe
-from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
-from logosphere.reports.literature import published
+from logosphere.report.comparison import (
+    ComparisonReport,
+    Costs,
+    CurvePoint,
+    Entry,
+    MetricInfo,
+    SampleReport,
+    SeedResult,
+    Value,
+)
+from logosphere.report.published_results import load_published_results
 from logosphere.runs.folder import SHORT, RunFolder, environment
 from logosphere.runs.history import total
 from logosphere.systems import system
@@ -27,16 +36,16 @@ SHOWN = 3
 def board(
     standing: Sequence[Standing],
     runs: Mapping[str, Sequence[RunFolder]],
-    portraits: Mapping[str, Portrait],
+    portraits: Mapping[str, SampleReport],
     corpus: Corpus,
     chosen: Sequence[Metric],
     against: Reference,
     real: dict[str, Value],
-) -> Board:
-    """The board of a comparison; the first seed of each system stands for its curves, samples and costs."""
+) -> ComparisonReport:
+    """The report of a comparison; the first seed of each system stands for its curves, samples and costs."""
     first = standing[0].report
     recipes = [run.recipe for one in standing for run in runs[one.name]]
-    return Board(
+    return ComparisonReport(
         title=f"{len(standing)} system{'s' if len(standing) > 1 else ''} on {corpus.name}",
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=["logosphere", *sys.argv[1:]],
@@ -51,10 +60,10 @@ def board(
         budget=shared_budget(recipes),
         own_rates=len({recipe.optim.lr for recipe in recipes}) > 1,
         entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
-        measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
+        measures=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
-        literature=published(corpus.name, first.unit),
+        literature=load_published_results(corpus.name, first.unit),
         environment=environment(),
     )
 
@@ -80,13 +89,13 @@ def shared_budget(recipes: Sequence[Recipe]) -> str:
     return f"{first.minutes:g} minutes" if first.cpu_minutes is None else f"{first.cpu_minutes:g} CPU minutes"
 
 
-def _entry(one: Standing, runs: Sequence[RunFolder], portrait: Portrait | None) -> Entry:
+def _entry(one: Standing, runs: Sequence[RunFolder], portrait: SampleReport | None) -> Entry:
     run, report = runs[0], one.report
     card = system(run.recipe.system)
     seeds = []
     for trained, seed in zip(runs, one.seeds, strict=True):
         weights, step = digest(trained.weights_file()), total(trained.trainings).steps
-        seeds.append(Seed(trained.recipe.seed, trained.name, seed.bits, seed.error, weights, step))
+        seeds.append(SeedResult(trained.recipe.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.recipe.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
@@ -104,15 +113,15 @@ def _last(run: RunFolder) -> dict[str, Any]:
     return steps[-1] if steps else {}
 
 
-def _curve(run: RunFolder) -> list[Point]:
+def _curve(run: RunFolder) -> list[CurvePoint]:
     """Validations, each with the tokens and CPU seconds of the step they followed."""
-    points: list[Point] = []
+    points: list[CurvePoint] = []
     at: dict[str, Any] = {}
     for line in run.metrics():
         at = line if "tokens" in line else at
         for short in SHORT.values():
             if f"val/{short}" in line and at:
-                points.append(Point(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
+                points.append(CurvePoint(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
     return points
 
 
@@ -125,7 +134,7 @@ def _costs(run: RunFolder, evaluation: float) -> Costs:
         step_flops=step_flops(model, recipe.batch),
         steps=seen.steps,
         tokens=seen.tokens,
-        seconds=last.get("seconds"),  # a box does not know, and nobody knows of all trainings together
+        seconds=last.get("seconds"),  # not recorded by bundled checkpoints, nor for several trainings
         cpu_seconds=seen.cpu_seconds,
         peak_bytes=json.loads(noted.read_bytes())["peak_bytes"] if noted.exists() else None,
         evaluation_seconds=evaluation,

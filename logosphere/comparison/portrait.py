@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -13,8 +13,8 @@ from logosphere.evaluation.integrand import integrand
 from logosphere.evaluation.samples.catalogue import measured
 from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.model import Model
-from logosphere.reports.board import Film, Portrait, Sampling, Share, Value
-from logosphere.reports.film import film_of
+from logosphere.report.animation import Animation, build_animation
+from logosphere.report.comparison import SampleReport, SamplingResult, Value
 from logosphere.sampling.generate import filters, generate, model_plan
 from logosphere.sampling.trajectory import Recorder
 from logosphere.types import Batch, Condition
@@ -67,7 +67,7 @@ def portrait(
     ways: Ways,
     units_per_token: float,
     watch: Callable[[str], None],
-) -> Portrait:
+) -> SampleReport:
     """Draw samples in every way and measure them; `watch` is told what is being done."""
     row = part_of(corpus, split)
     condition = next(iter(sequences(row, model.length, ways.samples, ways.samples))).condition
@@ -92,7 +92,7 @@ def portrait(
         texts = drawn if temperature == 1 else texts
     watch("filming")
     film = filmed(model, against, ways.seed, condition)
-    return Portrait([Share(**asdict(part)) for part in slices], samplings, list(texts.strings[:SHOWN]), film)
+    return SampleReport(slices, samplings, list(texts.strings[:SHOWN]), film)
 
 
 def _sampled(
@@ -103,7 +103,7 @@ def _sampled(
     steps: int,
     temperature: float,
     condition: Condition | None,
-) -> tuple[Sampling, Texts]:
+) -> tuple[SamplingResult, Texts]:
     rng = torch.Generator(model.device).manual_seed(ways.seed)
     parts, nfe, seconds, started = [], 0.0, 0.0, time.process_time()
     for first in range(0, ways.samples, LARGEST_BATCH):
@@ -115,11 +115,11 @@ def _sampled(
     cpu_seconds = time.process_time() - started
     texts = Texts.spelt(torch.cat(parts), against.tokenizer)
     figures = values(texts, against, chosen)
-    return Sampling(steps, temperature, ways.samples, nfe, seconds, cpu_seconds, figures), texts
+    return SamplingResult(steps, temperature, ways.samples, nfe, seconds, cpu_seconds, figures), texts
 
 
 def values(texts: Texts, against: Reference, chosen: Sequence[Metric]) -> dict[str, Value]:
-    """The figures of some texts, as the board holds them."""
+    """The figures of some texts, as a report holds them."""
     figures = measured(texts, against, chosen)
     return {
         name: Value(figure.value, figure.error if figure.error == figure.error else None)
@@ -131,10 +131,10 @@ def _part(condition: Condition | None, first: int, n: int) -> Condition | None:
     return None if condition is None else condition.each(lambda field: field[first : first + n])
 
 
-def filmed(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Film:
+def filmed(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Animation:
     """Two samples while they condense: the changes from frame to frame."""
     recorder = Recorder(model)
     rng = torch.Generator(model.device).manual_seed(seed)
     steps = min(FILM_STEPS, 2 * model.length)
     generate(model, n=FILMED, steps=steps, rng=rng, condition=_part(condition, 0, FILMED), watch=recorder.see)
-    return film_of(recorder.trajectory, against.tokenizer.symbol, MOST_FRAMES)
+    return build_animation(recorder.trajectory, against.tokenizer.symbol, MOST_FRAMES)

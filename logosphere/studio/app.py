@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from logosphere.errors import UserError
-from logosphere.reports.page import POLICY, part
+from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.studio.guard import Guard
 from logosphere.studio.jobs import Busy, Desk, Event, Job, Work
@@ -26,7 +26,7 @@ from logosphere.studio.work import spending, writing
 MOST_BYTES = 1 << 20
 """A request may not be longer."""
 
-FRAMED = {"content-security-policy": f"{POLICY}; sandbox allow-scripts; frame-ancestors 'self'"}
+FRAMED = {"content-security-policy": f"{CONTENT_SECURITY_POLICY}; sandbox allow-scripts; frame-ancestors 'self'"}
 """A report is shown in a frame of the page. It may run its player and has no origin: nothing here listens to it."""
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -36,7 +36,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
     """Everything the page is made of, by name: nothing else can be asked for."""
     here = files("logosphere.studio").joinpath("static")
     found = {item.name: item.read_bytes() for item in here.iterdir() if item.name.split(".")[-1] in KINDS}
-    found |= {name: part(name).encode() for name in ("style.css", "theme.js")}
+    found |= {name: read_asset(name).encode() for name in ("style.css", "theme.js")}
     return {name: (content, KINDS[name.split(".")[-1]]) for name, content in found.items()}
 
 

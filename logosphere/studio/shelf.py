@@ -142,7 +142,7 @@ def leaflets(named: Sequence[str]) -> list[Leaflet]:
 
 
 def _is_report(page: Path) -> bool:
-    """Was it written by reports/writing.py, which puts the same as Markdown and JSON beside it?"""
+    """Was it written by report/write.py, which puts the same as Markdown and JSON beside it?"""
     return page.suffix == ".html" and all(page.with_suffix(end).is_file() for end in (".html", ".md", ".json"))
 
 
