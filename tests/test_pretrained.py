@@ -166,12 +166,12 @@ def test_the_bench_measures_systems_and_runs(exported: Path, capsys: pytest.Capt
 
 def test_the_studio_opens_a_bundled_checkpoint_and_measures_it_on_its_own_text(exported: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
-    from logosphere.studio.app import studio
-    from logosphere.studio.shelf import shelf
+    from logosphere.studio.app import create_app
+    from logosphere.studio.models import list_models
 
-    books = shelf([])  # no run in runs/
-    assert [book.name for book in books] == ["pretrained:rdlm"]
-    with testclient.TestClient(studio(books, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
+    models = list_models([])  # no run in runs/
+    assert [model.name for model in models] == ["pretrained:rdlm"]
+    with testclient.TestClient(create_app(models, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
         written = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
         assert "event: done" in written and "logosphere sample pretrained:rdlm" in written
         assert '"sequences":16' in client.post("/secret/time/0").text

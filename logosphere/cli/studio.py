@@ -39,16 +39,17 @@ def run(words: list[str]) -> int:
 
     import uvicorn
 
-    from logosphere.studio.app import studio
-    from logosphere.studio.shelf import leaflets, shelf
+    from logosphere.studio.app import create_app
+    from logosphere.studio.models import list_models
+    from logosphere.studio.report_files import find_reports
 
-    books, reports, token = shelf(arguments.runs), leaflets(arguments.report), secrets.token_urlsafe(18)
+    models, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
 
-    def open_first() -> None:
-        with suppress(UserError):  # whoever asks for it is told
-            books[0].open()
+    def load_first() -> None:
+        with suppress(UserError):  # the first request reports it
+            models[0].load()
 
-    threading.Thread(target=open_first, daemon=True).start()
+    threading.Thread(target=load_first, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
         port = listener.getsockname()[1]
         address = f"http://{LOOPBACK}:{port}/{token}/"
@@ -58,7 +59,7 @@ def run(words: list[str]) -> int:
 
             webbrowser.open(address)
         settings = uvicorn.Config(
-            studio(books, token, port, reports=reports),
+            create_app(models, token, port, reports=reports),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,
