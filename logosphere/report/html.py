@@ -116,8 +116,8 @@ def _render_training(report: ComparisonReport) -> str:
 def _render_time(report: ComparisonReport) -> str:
     plot = figures.plot_over_time(report)
     remark = (
-        "The bound is an average over the quantiles of the law of time each system draws from. The height of a step is "
-        "what a stretch of time costs; the area under a line is the bound. An even line means that times are drawn "
+        "The bound is an average over the quantiles of the distribution of times of each system. The height of a step "
+        "is the cost of a bin of time; the area under a line is the bound. A flat line means that times are drawn "
         "where they matter."
     )
     spent = _render_plots(_render_figure("Bits over time", "level steps are averages over a slice", plot))
