@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 
 import logosphere as ls
-from logosphere.box import reading
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.splits import take_first_tokens
 from logosphere.data.text8 import text8_filter
+from logosphere.pretrained import sampling_defaults
 from logosphere.runs.run import Run
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Recorder
@@ -67,7 +67,13 @@ def main() -> None:
     recorder, rng = Recorder(model), torch.Generator().manual_seed(0)
     way = sampler("bridge", model)
     ls.generate(
-        model, n=1, steps=64, rng=rng, sampler=way, temperature=reading(run.path.name).temperature, watch=recorder.see
+        model,
+        n=1,
+        steps=64,
+        rng=rng,
+        sampler=way,
+        temperature=sampling_defaults(run.path.name).temperature,
+        watch=recorder.see,
     )
     for moment in recorder.moments[::4] + recorder.moments[-1:]:
         spelt, guessed = (sum(token >= 0 for token in rows[0]) for rows in (moment.tokens, moment.guessed or [[]]))

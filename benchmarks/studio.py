@@ -1,4 +1,4 @@
-"""Figures of the studio and the command line: python benchmarks/studio.py [RUN or box:NAME]
+"""Figures of the studio and the command line: python benchmarks/studio.py [RUN or pretrained:NAME]
 
 1. `logosphere --help`, from the shell's word to the end (limit 0.5 s).
 2. Weight of the page: everything the browser loads before a text is written (limit 300 kB).
@@ -22,13 +22,13 @@ from importlib.util import find_spec
 import httpx
 import uvicorn
 
-from logosphere.studio.app import static_files, studio
-from logosphere.studio.shelf import shelf
+from logosphere.studio.app import create_app, load_static_files
+from logosphere.studio.models import list_models
 
 VIEWERS, STEPS, TOKEN = 50, 128, "benchmark"
 CLICK = """
-const told = arguments[arguments.length - 1], clicked = performance.now();
-new MutationObserver((changes, me) => { me.disconnect(); told(performance.now() - clicked); })
+const done = arguments[arguments.length - 1], clicked = performance.now();
+new MutationObserver((changes, me) => { me.disconnect(); done(performance.now() - clicked); })
   .observe(document.querySelector(".texts"), { subtree: true, childList: true, characterData: true });
 document.getElementById("write").click();
 """
@@ -84,9 +84,9 @@ async def crowd(address: str) -> tuple[int, list[int], float]:
 
         async def viewer(first: bool) -> tuple[int, float]:
             request = ("POST", f"{address}generate") if first else ("GET", f"{address}watch/{await begun}")
-            wish = {"system": 0, "steps": STEPS} if first else None
+            content = {"system": 0, "steps": STEPS} if first else None
             moments = 0
-            async with client.stream(*request, json=wish) as answer:
+            async with client.stream(*request, json=content) as answer:
                 async for line in answer.aiter_lines():
                     if first and not begun.done() and line.startswith("data: "):
                         begun.set_result(json.loads(line.removeprefix("data: "))["job"])
@@ -102,13 +102,13 @@ def main() -> None:
     print(f"load                   {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     wall, processor = help_seconds()
     print(f"logosphere --help      {wall:.2f} s, {processor:.2f} s of a processor (limit 0.5)")
-    weight = sum(len(content) for content, _ in static_files().values())
+    weight = sum(len(content) for content, _ in load_static_files().values())
     print(f"page weight            {weight / 1000:.1f} kB, uncompressed (limit 300)")
-    books = shelf(sys.argv[1:])[:1]
-    books[0].open()
+    models = list_models(sys.argv[1:])[:1]
+    models[0].load()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(studio(books, TOKEN, port), log_level="error", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(create_app(models, TOKEN, port), log_level="error", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/"
@@ -119,7 +119,7 @@ def main() -> None:
         written, got, behind = asyncio.run(crowd(address))
         lost = sum(written - one for one in got)
         print(f"{VIEWERS} viewers             {written} frames each, {lost} lost (limit 0), ends {behind:.2f} s apart")
-        print(f"model                  {books[0].described()['system']}, {books[0].model.length} tokens")
+        print(f"model                  {models[0].describe()['system']}, {models[0].model.length} tokens")
         server.should_exit = True
         thread.join(20)
 

@@ -3,20 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from logosphere.box import located
 from logosphere.errors import UserError
 from logosphere.model import Model, Spec
+from logosphere.pretrained import resolve_folder
 from logosphere.systems import build
 from logosphere.weights import AVERAGED, RECIPE, REMASKER, WEIGHTS, fill, read_recipe, read_tensors
 
 
 def load(path: str | Path, options: dict[str, Any] | None = None) -> Model:
-    """The model in a folder, with averaged weights where there are any; box:NAME is one that came with the package.
+    """The model in a folder, with averaged weights where there are any; pretrained:NAME is a bundled one.
 
     With `options` it is built with other options of its system than it was trained with, where its weights allow it:
     {"path": "together"}.
     """
-    folder = located(path)
+    folder = resolve_folder(path)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     averaged = folder / AVERAGED

@@ -14,7 +14,7 @@ from logosphere.errors import UserError
 
 RECIPE, WEIGHTS, AVERAGED = "recipe.json", "model.safetensors", "ema.safetensors"
 REMASKER = "remasker.safetensors"
-"""TrainingRecord after the model, on it, and therefore kept in a file of its own."""
+"""Trained after the model, on it, and therefore kept in a file of its own."""
 WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"

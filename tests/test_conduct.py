@@ -14,15 +14,15 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types", "cache", "box", "cards", "presets"],
+    ["errors", "shapes", "atomic", "types", "cache", "pretrained", "cards", "presets"],
     ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
     ["denoisers"],
     ["encoders", "autoencoders"],
     ["weights", "model"],
-    ["sampling"],
-    ["data", "training", "evaluation", "reports"],
+    ["sampling", "likelihood", "continuity"],
+    ["data", "tasks", "training", "evaluation", "report"],
     ["systems", "recipes", "loading"],
     ["runs"],
     ["comparison", "studio"],

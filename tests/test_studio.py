@@ -20,15 +20,16 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import logosphere as ls
-from logosphere.box import FIRST, PREFIX, boxes, located, reading
 from logosphere.cli import main
+from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, resolve_folder, sampling_defaults
 from logosphere.runs.export import read_record
 from logosphere.runs.run import Run
-from logosphere.studio.app import static_files, studio
-from logosphere.studio.jobs import KEPT, MOST_VIEWERS, Busy, Desk, Job
-from logosphere.studio.shelf import Book, leaflets, shelf, thinned
-from logosphere.studio.wishes import Wish, fixed
-from logosphere.studio.work import writing
+from logosphere.studio.app import create_app, load_static_files
+from logosphere.studio.job_functions import make_generate_job
+from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached
+from logosphere.studio.models import StudioModel, downsample, list_models
+from logosphere.studio.report_files import find_reports
+from logosphere.studio.requests import GenerateRequest, resolve_pins
 
 TOKEN, HOST = "secret", "127.0.0.1:8000"
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
@@ -36,24 +37,24 @@ SMALL += ["--validation-sequences", "8", "--validations", "2", "--steps", "4"]
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Book]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[StudioModel]]:
     place = tmp_path_factory.mktemp("studio")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setenv("LOGOSPHERE_CACHE", str(place / "cache"))
         for system in ("mdlm", "rdlm", "ar"):
             assert main(["train", "--system", system, "--out", str(place / "runs" / system), *SMALL]) == 0
-        yield shelf([str(place / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
+        yield list_models([str(place / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
 
 
 @pytest.fixture
-def client(books: list[Book]) -> Iterator[TestClient]:
-    with TestClient(studio(books, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+def client(models: list[StudioModel]) -> Iterator[TestClient]:
+    with TestClient(create_app(models, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         yield client
 
 
-def events(client: TestClient, **wish: Any) -> list[tuple[str, Any]]:
-    answer = client.post(f"/{TOKEN}/generate", json=wish)
+def events(client: TestClient, **content: Any) -> list[tuple[str, Any]]:
+    answer = client.post(f"/{TOKEN}/generate", json=content)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     return read(answer.text)
@@ -68,10 +69,10 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client: TestClie
     page = client.get(f"/{TOKEN}/")
     assert page.status_code == 200 and "Logosphere studio" in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    for name in static_files():
+    for name in load_static_files():
         assert client.get(f"/{TOKEN}/static/{name}").status_code == 200
-    assert sum(len(content) for content, _ in static_files().values()) < 300_000
-    for name, (content, _) in static_files().items():
+    assert sum(len(content) for content, _ in load_static_files().values()) < 300_000
+    for name, (content, _) in load_static_files().items():
         assert b"https:" not in content and content.count(b"http:") == (name == "pictures.js")  # the name space of SVG
 
 
@@ -83,8 +84,8 @@ def test_models_and_curves_are_listed(client: TestClient) -> None:
     curves = client.get(f"/{TOKEN}/curves/0").json()
     assert [step for step, _ in curves["train"]] == [1, 2, 3, 4] and len(curves["val"]) == 2
     assert client.get(f"/{TOKEN}/curves/7").status_code == 404
-    assert thinned([[float(i), 2.0 * i] for i in range(6)], 3) == [[0.5, 1.0], [2.5, 5.0], [4.5, 9.0]]
-    assert thinned([[1.0, 2.0]], 3) == [[1.0, 2.0]] and len(thinned([[float(i)] for i in range(1000)], 7)) == 7
+    assert downsample([[float(i), 2.0 * i] for i in range(6)], 3) == [[0.5, 1.0], [2.5, 5.0], [4.5, 9.0]]
+    assert downsample([[1.0, 2.0]], 3) == [[1.0, 2.0]] and len(downsample([[float(i)] for i in range(1000)], 7)) == 7
 
 
 def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:
@@ -95,41 +96,41 @@ def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:
     assert client.get(f"/{TOKEN}/ways/7").status_code == 404
 
 
-def test_models_in_the_box_come_in_order_with_their_record_and_a_temperature(
+def test_bundled_checkpoints_come_in_order_with_their_record_and_a_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = [book.described() for book in shelf([])]
-    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in boxes()]
-    assert told[0]["name"] == f"{PREFIX}{FIRST[0]}"
+    told = [model.describe() for model in list_models([])]
+    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in list_pretrained()]
+    assert told[0]["name"] == f"{PREFIX}{DISPLAY_ORDER[0]}"
     for one in told:
-        record = read_record(located(one["name"]))
-        wanted = reading(one["name"].removeprefix(PREFIX)).temperature
+        record = read_record(resolve_folder(one["name"]))
+        wanted = sampling_defaults(one["name"].removeprefix(PREFIX)).temperature
         assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, wanted)
         assert one["unit"] == Run(one["name"]).tokenizer.unit and not one["trained"]
 
 
-def test_a_box_writes_by_the_sampler_that_it_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_checkpoint_writes_by_its_default_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    books = shelf([f"{PREFIX}stories"])
-    assert books[0].ways()["own"] == reading("stories").sampler != books[0].model.sampler
-    with TestClient(studio(books, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+    models = list_models([f"{PREFIX}stories"])
+    assert models[0].list_samplers()["own"] == sampling_defaults("stories").sampler != models[0].model.sampler
+    with TestClient(create_app(models, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         (_, begun), *_ = auto = events(client, system=0, steps=4)
-        named = events(client, system=0, steps=4, sampler=reading("stories").sampler)
+        named = events(client, system=0, steps=4, sampler=sampling_defaults("stories").sampler)
     assert "--sampler entropy" in begun["command"] and "sampler('entropy', model)" in begun["python"]
     assert auto[-1][1]["texts"] == named[-1][1]["texts"]
 
 
 @pytest.mark.parametrize("system", [0, 1, 2])
-def test_a_text_comes_moment_by_moment(client: TestClient, system: int, books: list[Book]) -> None:
+def test_a_text_comes_moment_by_moment(client: TestClient, system: int, models: list[StudioModel]) -> None:
     told = events(client, system=system, n=2, steps=5, seed=3)
     names = [name for name, _ in told]
     moments = [content for name, content in told if name == "moment"]
     assert names == ["begun", *["moment"] * len(moments), "done"]
     symbols = {int(token): symbol for moment in moments for token, symbol in moment["symbols"].items()}
     last = ["".join(symbols[token] for token in row) for row in moments[-1]["tokens"]]
-    assert last == ["".join(books[system].tokenizer.symbol(t) for t in row) for row in moments[-1]["tokens"]]
-    assert told[-1][1]["texts"] == [books[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
+    assert last == ["".join(models[system].tokenizer.symbol(t) for t in row) for row in moments[-1]["tokens"]]
+    assert told[-1][1]["texts"] == [models[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
     assert (moments[0]["places"] is not None) == (system == 1)
     assert told[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
 
@@ -144,10 +145,10 @@ def test_locked_and_edited_positions_stay_and_the_rest_is_written_around_them(cl
             assert len(text) == 16
 
 
-@pytest.mark.parametrize("wish", [{}, {"prompt": "a cat "}, {"locks": [{"at": 3, "text": "of"}], "sampler": "star"}])
-def test_what_is_done_by_mouse_can_be_copied(client: TestClient, wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize("content", [{}, {"prompt": "a cat "}, {"locks": [{"at": 3, "text": "of"}], "sampler": "star"}])
+def test_what_is_done_by_mouse_can_be_copied(client: TestClient, content: dict[str, Any]) -> None:
     """The command and the Python write the very same texts."""
-    told = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **wish)
+    told = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **content)
     words = shlex.split(told[0][1]["command"])
     for copied in ("command", "python"):
         with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -158,7 +159,7 @@ def test_what_is_done_by_mouse_can_be_copied(client: TestClient, wish: dict[str,
 
 
 @pytest.mark.parametrize(
-    "wish, says",
+    "content, says",
     [
         ({"system": 3}, "system"),
         ({"system": "../../etc"}, "system"),
@@ -177,13 +178,13 @@ def test_what_is_done_by_mouse_can_be_copied(client: TestClient, wish: dict[str,
         ([1], "object"),
     ],
 )
-def test_wishes_beyond_the_limits_are_refused_in_a_sentence(client: TestClient, wish: Any, says: str) -> None:
-    answer = client.post(f"/{TOKEN}/generate", json=wish)
+def test_requests_beyond_the_limits_are_refused_in_a_sentence(client: TestClient, content: Any, says: str) -> None:
+    answer = client.post(f"/{TOKEN}/generate", json=content)
     assert answer.status_code == 400 and says in answer.json()["sentence"]
 
 
 @pytest.mark.parametrize(
-    "wish, says",
+    "content, says",
     [
         ({"locks": [{"at": 15, "text": "cat"}]}, "beyond"),
         ({"locks": [{"at": 1, "token": 99}]}, "from 0 to"),
@@ -192,16 +193,16 @@ def test_wishes_beyond_the_limits_are_refused_in_a_sentence(client: TestClient, 
         ({"sampler": "ddim"}, "Gaussian"),
     ],
 )
-def test_what_a_model_cannot_do_is_said_in_the_stream(client: TestClient, wish: Any, says: str) -> None:
-    (name, content), *_ = events(client, system=0, steps=2, **wish)[-1:]
-    assert name == "failed" and says in content["sentence"]
+def test_what_a_model_cannot_do_is_said_in_the_stream(client: TestClient, content: Any, says: str) -> None:
+    (name, answer), *_ = events(client, system=0, steps=2, **content)[-1:]
+    assert name == "failed" and says in answer["sentence"]
 
 
-def test_a_job_keeps_only_so_much(books: list[Book], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.studio.wishes.MOST_SHOWN", 100)
+def test_a_job_keeps_only_so_much(models: list[StudioModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logosphere.studio.requests.MAX_TOKEN_STEPS", 100)
     with pytest.raises(ls.UserError, match="fewer texts or steps"):
-        fixed(Wish(system=0, steps=7), books[0].model, books[0].tokenizer)
-    assert fixed(Wish(system=0, steps=6), books[0].model, books[0].tokenizer) is None
+        resolve_pins(GenerateRequest(system=0, steps=7), models[0].model, models[0].tokenizer)
+    assert resolve_pins(GenerateRequest(system=0, steps=6), models[0].model, models[0].tokenizer) is None
 
 
 @pytest.mark.parametrize(
@@ -235,77 +236,77 @@ def test_only_short_json_is_read(client: TestClient) -> None:
     assert client.get(f"/{TOKEN}/generate").status_code == 405
 
 
-def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(books: list[Book]) -> None:
+def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(models: list[StudioModel]) -> None:
     async def left_early() -> None:
-        desk = Desk(most=1)
-        job = desk.take(writing(books[0], Wish(system=0, steps=1024)))
-        async for event in job.listen():
+        pool = JobPool(max_jobs=1)
+        job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=1024)))
+        async for event in job.stream():
             if event.name == "moment":
                 break
-        with pytest.raises(Busy, match="being written"):
-            desk.take(writing(books[0], Wish(system=0)))
-        desk.leave(job)
+        with pytest.raises(LimitReached, match="being written"):
+            pool.submit(make_generate_job(models[0], GenerateRequest(system=0)))
+        pool.remove_viewer(job)
         started = time.monotonic()
         await asyncio.to_thread(job.join, 20)
         assert not job.is_alive() and time.monotonic() - started < 10
         await asyncio.sleep(0)
         assert not any(event.name == "done" for event in job.events)
         with pytest.raises(ls.UserError, match="no longer there"):
-            desk.join(job.number)
-        again = desk.take(writing(books[0], Wish(system=0, steps=2)))
-        assert [event.name async for event in again.listen()][-1] == "done"
-        desk.leave(again)
-        assert desk.running == 0
+            pool.add_viewer(job.number)
+        again = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=2)))
+        assert [event.name async for event in again.stream()][-1] == "done"
+        pool.remove_viewer(again)
+        assert pool.running == 0
 
     asyncio.run(left_early())
 
 
-def test_fifty_viewers_hear_every_moment_of_one_text(books: list[Book]) -> None:
+def test_fifty_viewers_hear_every_moment_of_one_text(models: list[StudioModel]) -> None:
     """Some from the beginning, some later, some slowly; one that leaves takes nothing from the others."""
 
     async def watched() -> None:
-        desk = Desk()
-        job = desk.take(writing(books[0], Wish(system=0, steps=40, n=2)))
+        pool = JobPool()
+        job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=40, n=2)))
 
         async def viewer(number: int) -> list[bytes]:
             await asyncio.sleep(0.002 * number)
             heard = []
-            async for event in desk.join(job.number).listen():
+            async for event in pool.add_viewer(job.number).stream():
                 heard.append(event.line)
                 if number % 10 == 0:
                     await asyncio.sleep(0.001)  # a slow reader
                 if number == 7 and event.name == "moment":
                     break
-            desk.leave(job)
+            pool.remove_viewer(job)
             return heard
 
         everything = await asyncio.gather(*(viewer(number) for number in range(50)))
         said = [event.line for event in job.events]
         assert len(said) == 42 and all(heard == said for i, heard in enumerate(everything) if i != 7)
         assert said[: len(everything[7])] == everything[7] and len(everything[7]) < 42
-        desk.leave(job)
+        pool.remove_viewer(job)
         assert (
-            desk.running == 0 and job.viewers == 0 and desk.join(job.number) is job
+            pool.running == 0 and job.viewers == 0 and pool.add_viewer(job.number) is job
         )  # finished texts can be seen again
-        desk.leave(job)
-        for _ in range(KEPT):
-            later = desk.take(lambda job: None)
+        pool.remove_viewer(job)
+        for _ in range(KEPT_JOBS):
+            later = pool.submit(lambda job: None)
             await asyncio.to_thread(later.join)
             await asyncio.sleep(0)
-            desk.leave(later)
+            pool.remove_viewer(later)
         with pytest.raises(ls.UserError, match="no longer there"):
-            desk.join(job.number)
+            pool.add_viewer(job.number)
 
     asyncio.run(watched())
 
 
-def test_there_are_only_so_many_viewers(books: list[Book]) -> None:
+def test_there_are_only_so_many_viewers(models: list[StudioModel]) -> None:
     async def crowded() -> None:
-        desk = Desk()
-        job = desk.take(writing(books[0], Wish(system=0, steps=2)))
-        job.viewers = MOST_VIEWERS
-        with pytest.raises(Busy, match="watching"):
-            desk.join(job.number)
+        pool = JobPool()
+        job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=2)))
+        job.viewers = MAX_VIEWERS
+        with pytest.raises(LimitReached, match="watching"):
+            pool.add_viewer(job.number)
 
     asyncio.run(crowded())
 
@@ -328,18 +329,18 @@ def test_the_bound_is_followed_over_time(client: TestClient) -> None:
 
 
 def test_reports_are_framed_without_an_origin(
-    books: list[Book], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert leaflets([]) == []
+    assert find_reports([]) == []
     for end in ("html", "md", "json"):
         (tmp_path / f"out.{end}").write_text("<!doctype html>a report")
     (tmp_path / "diary.html").write_text("not a report")
-    reports = leaflets([])
-    assert [report.name for report in reports] == ["out.html"] and leaflets(["out.html"]) == reports
+    reports = find_reports([])
+    assert [report.name for report in reports] == ["out.html"] and find_reports(["out.html"]) == reports
     with pytest.raises(ls.UserError, match="no report"):
-        leaflets(["diary.html"])
-    with TestClient(studio(books, TOKEN, 8000, reports=reports), base_url=f"http://{HOST}") as client:
+        find_reports(["diary.html"])
+    with TestClient(create_app(models, TOKEN, 8000, reports=reports), base_url=f"http://{HOST}") as client:
         assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
         answer = client.get(f"/{TOKEN}/reports/0")
         policy = answer.headers["content-security-policy"]
@@ -348,13 +349,13 @@ def test_reports_are_framed_without_an_origin(
         assert client.get(f"/{TOKEN}/reports/1").status_code == 404
 
 
-def test_too_many_jobs_are_told_to_wait(books: list[Book]) -> None:
-    with TestClient(studio(books, TOKEN, 8000, Desk(most=0)), base_url=f"http://{HOST}") as client:
+def test_too_many_jobs_are_told_to_wait(models: list[StudioModel]) -> None:
+    with TestClient(create_app(models, TOKEN, 8000, JobPool(max_jobs=0)), base_url=f"http://{HOST}") as client:
         answer = client.post(f"/{TOKEN}/generate", json={"system": 0})
         assert answer.status_code == 429 and "wait" in answer.json()["sentence"]
 
 
-def test_an_empty_shelf_and_a_bad_port_are_explained(
+def test_a_missing_run_and_a_bad_port_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -362,28 +363,32 @@ def test_an_empty_shelf_and_a_bad_port_are_explained(
     assert main(["studio", "--port", "70000"]) == 1 and "65535" in capsys.readouterr().err
 
 
-def test_curves_are_drawn_in_the_terminal(books: list[Book], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plot", books[0].name, "--height", "4"]) == 0
+def test_curves_are_drawn_in_the_terminal(models: list[StudioModel], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", models[0].name, "--height", "4"]) == 0
     shown = capsys.readouterr().out
     assert (
         "bits per character on held-out text" in shown
         and "step 4" in shown
         and any(0x2800 < ord(c) <= 0x28FF for c in shown)
     )
-    assert main(["plot", books[0].name, "--json"]) == 0
+    assert main(["plot", models[0].name, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["train/bpc"]) == 4
-    assert main(["plot", books[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
+    assert main(["plot", models[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
 
 
 def test_curves_of_pieces_of_words_are_drawn_too(
-    books: list[Book], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--tokenizer", "byte", "--out", "run", *SMALL]) == 0
     capsys.readouterr()
     assert main(["plot", "run", "--height", "4"]) == 0 and "bits per byte on held-out text" in capsys.readouterr().out
-    book = shelf(["run"])[0]
-    assert len(book.curves()["train"]) == 4 and book.described()["unit"] == "byte" and book.described()["bits"] > 0
+    model = list_models(["run"])[0]
+    assert (
+        len(model.training_curves()["train"]) == 4
+        and model.describe()["unit"] == "byte"
+        and model.describe()["bits"] > 0
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -403,28 +408,28 @@ def test_fish_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.stdout.split("\t")[0] == "studio" and not said.stderr
 
 
-def test_a_page_that_is_closed_stops_its_job(books: list[Book]) -> None:
+def test_a_page_that_is_closed_stops_its_job(models: list[StudioModel]) -> None:
     """Over a real connection: the server notices that the listener has gone and leaves the job."""
     import httpx
     import uvicorn
 
-    desk = Desk()
-    taken: list[Job] = []
-    take = desk.take
-    desk.take = lambda work: taken.append(take(work)) or taken[-1]
+    pool = JobPool()
+    submitted: list[Job] = []
+    submit = pool.submit
+    pool.submit = lambda function: submitted.append(submit(function)) or submitted[-1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(studio(books, TOKEN, port, desk), log_level="error", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(create_app(models, TOKEN, port, pool), log_level="error", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/generate"
         with httpx.Client(trust_env=False, timeout=60) as client:
             with client.stream("POST", address, json={"system": 0, "steps": 1024, "n": 8}) as answer:
                 assert any("moment" in line for line in answer.iter_lines())
-        taken[0].join(20)
+        submitted[0].join(20)
         end = time.monotonic() + 20
-        while desk.running and time.monotonic() < end:
+        while pool.running and time.monotonic() < end:
             time.sleep(0.02)
-        assert taken[0].stopping and not taken[0].is_alive() and desk.running == 0
+        assert submitted[0].is_stopping and not submitted[0].is_alive() and pool.running == 0
         server.should_exit = True
         thread.join(20)

@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from laws import generator
+from logosphere.cli.condensing import Condensing, check_suffix, save
 
 import logosphere as ls
-from logosphere.cli.arguments import Sample
-from logosphere.cli.live_view import LiveView
 from logosphere.data.tokenizers import text8_tokenizer
-from logosphere.reports.condensing import condensing
-from logosphere.reports.film import film_of
-from logosphere.reports.gif import gif
+from logosphere.report.animated_svg import render_animated_svg
+from logosphere.report.animation import build_animation
+from logosphere.report.gif import render_gif
 from logosphere.sampling.generate import generate
 from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
 from logosphere.sampling.walk import Frame
@@ -74,15 +73,15 @@ def test_what_is_known_is_guessed_before_states_spell_it() -> None:
     assert recorder.moments[-1].tokens[0] == tokens and recorder.moments[-1].guessed[0] == [-1] * 12
 
 
-def test_films_show_guesses_and_end_as_the_text_does() -> None:
+def test_animations_show_guesses_and_end_as_the_text_does() -> None:
     """Position 0 is guessed as b, written as a; position 1 is guessed rightly and written at last."""
     rows = [([-1, -1], [1, -1]), ([0, -1], [-1, 2]), ([0, -1], [-1, 2]), ([0, 2], [-1, -1])]
     moments = [
         Moment(k + 1, 4, 1 - k / 3, [tokens], [[]], ["00"], [guess], None) for k, (tokens, guess) in enumerate(rows)
     ]
-    film = film_of(Trajectory(2, moments), "abc".__getitem__)
-    assert film.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
-    drawing = condensing(film)
+    animation = build_animation(Trajectory(2, moments), "abc".__getitem__)
+    assert animation.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
+    drawing = render_animated_svg(animation)
     assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong guess is no dawn
     assert '<g class="a2"><text x="27" y="35" class="c c4">c</text>' in drawing
 
@@ -114,25 +113,25 @@ def test_states_on_the_sphere_go_from_the_middle_to_the_rim() -> None:
     assert last.shape == (2, 12, 2) and torch.allclose(last.norm(dim=-1), torch.ones(2, 12), atol=1e-2)
 
 
-def test_films_keep_their_end_however_few_frames_they_have() -> None:
+def test_animations_keep_their_end_however_few_frames_they_have() -> None:
     trajectory, drawn = recorded("mdlm")
     for most in (2, 3, 100):
-        film = film_of(trajectory, text8_tokenizer().symbol, most)
+        animation = build_animation(trajectory, text8_tokenizer().symbol, most)
         rows = [[-1] * 12 for _ in range(2)]
-        for frame in film.frames:
+        for frame in animation.frames:
             for row, changes in zip(rows, frame, strict=True):
                 for place, symbol in zip(changes[::2], changes[1::2], strict=True):
                     row[place] = symbol
-        written = ["".join(film.symbols[symbol] for symbol in row) for row in rows]
+        written = ["".join(animation.symbols[symbol] for symbol in row) for row in rows]
         assert written == ["".join(text8_tokenizer().symbol(token) for token in row) for row in drawn.tolist()]
-        assert len(film.frames) == len(film.sure) <= most
+        assert len(animation.frames) == len(animation.sure) <= most
 
 
-def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
+def test_animations_are_saved_in_three_forms(tmp_path: Path) -> None:
     trajectory, drawn = recorded("rdlm")
     texts = [text8_tokenizer().decode(row.numpy()) for row in drawn]
     for name in ("film.html", "film.svg", "film.json"):
-        save_trajectory(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
+        save(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
     films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
@@ -142,30 +141,30 @@ def test_films_are_saved_in_three_forms(tmp_path: Path) -> None:
     assert "".join(letters) == condensed(texts[0])
     assert json.loads((tmp_path / "new" / "film.json").read_text())["texts"] == texts
     assert (
-        condensing(film_of(trajectory, text8_tokenizer().symbol), sample=1)
+        render_animated_svg(build_animation(trajectory, text8_tokenizer().symbol), sample=1)
         != (tmp_path / "new" / "film.svg").read_text()
     )
     with pytest.raises(ls.UserError, match="none of them"):
-        Sample(save=Path("film.mov")).check()
+        check_suffix(Path("film.mov"))
 
 
 def test_a_gif_has_a_frame_for_each_moment_and_ends_as_the_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     trajectory, _ = recorded("mdlm")
-    film = film_of(trajectory, text8_tokenizer().symbol)
-    made = gif(film)
+    animation = build_animation(trajectory, text8_tokenizer().symbol)
+    made = render_gif(animation)
     with image.open(io.BytesIO(made)) as opened:
-        assert opened.format == "GIF" and opened.n_frames == len(film.frames) and opened.info["loop"] == 0
+        assert opened.format == "GIF" and opened.n_frames == len(animation.frames) and opened.info["loop"] == 0
         ends = []
         for number in (0, opened.n_frames - 1):
             opened.seek(number)
             ends.append(opened.convert("RGB"))
     bright = [(255, 209, 102) in {colour for _, colour in end.getcolors()} for end in ends]
     assert bright == [True, False]  # what has just been written, and nothing in the end
-    assert gif(film, sample=1) != made and gif(film) == made
+    assert render_gif(animation, sample=1) != made and render_gif(animation) == made
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ls.UserError, match="extra 'plot'"):
-        gif(film)
+        render_gif(animation)
 
 
 def condensed(text: str) -> str:
@@ -176,7 +175,7 @@ def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
     from logosphere.data.prompting import Prompt
 
     trajectory, _ = recorded("mdlm")
-    shown = LiveView(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
+    shown = Condensing(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
     shown.close()
     line = shown.line(trajectory.moments[-1], 0)
     styles = {str(span.style) for span in line.spans}

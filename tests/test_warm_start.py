@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from teams import in_team
-from test_box import PACK
 from test_cli import SMALL, cache, workplace  # noqa: F401
 from test_cli import train as trained
 from test_cli_mistakes import sentence
+from test_pretrained import PACK
 from test_runs import RECIPE, after, bits, carried_out, corpus, timeless  # noqa: F401
 
-from logosphere import box
+from logosphere import pretrained
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
@@ -136,7 +136,7 @@ def test_the_command_takes_everything_else_from_the_parent(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(box, "__file__", str(workplace / "shelf" / "__init__.py"))
+    monkeypatch.setattr(pretrained, "__file__", str(workplace / "shelf" / "__init__.py"))
     assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
     assert main(["export", "parent", "--out", "shelf/small", *PACK]) == 0
     assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0

@@ -14,10 +14,10 @@ from logosphere.cli.console import messages
 from logosphere.data.prompting import Prompt
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.reports.condensing import condensing
-from logosphere.reports.film import film_of
-from logosphere.reports.gif import gif
-from logosphere.reports.player import Showing, player_page
+from logosphere.report.animated_svg import render_animated_svg
+from logosphere.report.animation import build_animation
+from logosphere.report.gif import render_gif
+from logosphere.report.page import Player, render_player_page
 from logosphere.sampling.trajectory import Moment, Trajectory
 
 FRAMES_PER_SECOND = 30
@@ -33,14 +33,14 @@ def check_installed(path: Path) -> None:
 
 def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, texts: list[str], about: str) -> None:
     """Write a trajectory in the form that the name of the file asks for."""
-    film = film_of(trajectory, tokenizer.symbol)
+    film = build_animation(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":
-            content = player_page("Text condensing out of noise", about, [Showing(about, film, texts)]).encode()
+            content = render_player_page("Text condensing out of noise", about, [Player(about, film, texts)]).encode()
         case ".svg":
-            content = condensing(film).encode()
+            content = render_animated_svg(film).encode()
         case ".gif":
-            content = gif(film)
+            content = render_gif(film)
         case _:
             record = {"about": about, "texts": texts, **trajectory.as_dict()}
             content = (json.dumps(record, ensure_ascii=False) + "\n").encode()

@@ -5,7 +5,7 @@ import shutil
 from logosphere.cli.arguments import Plot
 from logosphere.cli.console import format_time, print_json
 from logosphere.errors import UserError
-from logosphere.reports.terminal import chart
+from logosphere.report.terminal_chart import draw_chart
 from logosphere.runs.run import SHORT, Run, latest_run
 
 TITLES = {"val": "on held-out text", "train": "in training"}
@@ -26,5 +26,5 @@ def run(arguments: Plot, argv: list[str]) -> int:
     for part, title in TITLES.items():
         if curves[part]:
             print(f"bits per {unit} {title}: {curves[part][-1][1]:.4f}")
-            print("\n".join(chart(curves[part], width, arguments.height)) + "\n")
+            print("\n".join(draw_chart(curves[part], width, arguments.height)) + "\n")
     return 0

@@ -18,14 +18,15 @@ def run(arguments: Studio, argv: list[str]) -> int:
 
     import uvicorn
 
-    from logosphere.studio.app import studio
-    from logosphere.studio.shelf import leaflets, shelf
+    from logosphere.studio.app import create_app
+    from logosphere.studio.models import list_models
+    from logosphere.studio.report_files import find_reports
 
-    books, reports, token = shelf(arguments.runs), leaflets(arguments.report), secrets.token_urlsafe(18)
+    books, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
 
     def open_first() -> None:
         with suppress(UserError):  # whoever asks for it is told
-            books[0].open()
+            books[0].load()
 
     threading.Thread(target=open_first, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
@@ -37,7 +38,7 @@ def run(arguments: Studio, argv: list[str]) -> int:
 
             webbrowser.open(address)
         settings = uvicorn.Config(
-            studio(books, token, port, reports=reports),
+            create_app(books, token, port, reports=reports),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,

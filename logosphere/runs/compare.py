@@ -15,8 +15,8 @@ from logosphere.evaluation.report import Report
 from logosphere.evaluation.samples.registry import find_metrics, scorer_metric
 from logosphere.evaluation.samples.texts import Metric, Reference
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
-from logosphere.reports.board import Portrait, Value, read_portrait
-from logosphere.reports.writing import write_board
+from logosphere.report.comparison import SampleReport, Value, parse_sample_report
+from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, board
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.evaluate import evaluate_run
@@ -33,7 +33,8 @@ from logosphere.runs.planned_runs import (
 )
 from logosphere.runs.progress import SILENT, Display
 from logosphere.runs.run import Run
-from logosphere.runs.sample_report import SamplingGrid, portrait, reference, values
+from logosphere.runs.sample_report import SamplingGrid, make_reference, report_samples
+from logosphere.runs.sample_report import measure as measure_texts
 from logosphere.runs.settings import Budget, EvaluateConfig, SampleMetrics
 from logosphere.runs.train import open_with_display, run_to_end
 
@@ -192,18 +193,18 @@ def _write_report(
     assert config.report is not None
     settings, measure = config.samples, config.measure
     length = next(iter(groups.values()))[0].config.length
-    against = reference(corpus, measure.split, length, max(settings.samples, 2))
-    portraits: dict[str, Portrait] = {}
+    against = make_reference(corpus, measure.split, length, max(settings.samples, 2))
+    sample_reports: dict[str, SampleReport] = {}
     real: dict[str, Value] = {}
     if settings.samples:
         grid = SamplingGrid(settings.samples, settings.sampling_steps, settings.temperatures, measure.seed)
         chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in settings.judge] + chosen
-        real = values(against.real, against, chosen)
+        real = measure_texts(against.real, against, chosen)
         for name, runs in groups.items():
             report = next(row.report for row in rows if row.name == name)
-            portraits[name] = _sample(runs[0], corpus, against, chosen, grid, measure, _units(report), display)
-    made = board(rows, groups, portraits, corpus, chosen, against, real)
-    return write_board(made, config.report)
+            sample_reports[name] = _sample(runs[0], corpus, against, chosen, grid, measure, _units(report), display)
+    made = board(rows, groups, sample_reports, corpus, chosen, against, real)
+    return write_comparison_report(made, config.report)
 
 
 def _units(report: Report) -> float:
@@ -220,7 +221,7 @@ def _sample(
     measure: EvaluateConfig,
     units_per_token: float,
     display: Display,
-) -> Portrait:
+) -> SampleReport:
     """Samples of a run with their metrics, made once for the same weights and settings."""
     key = [
         file_sha256(run.weights_file(measure.weights)),
@@ -235,10 +236,10 @@ def _sample(
         def make() -> object:
             model = run.model(measure.weights)
             return asdict(
-                portrait(
+                report_samples(
                     model, corpus, measure.split, against, chosen, grid, units_per_token,
                     lambda what: bar.update(0.0, what),
                 )
             )  # fmt: skip
 
-        return read_portrait(cached(run.results / "portrait.json", key, make))
+        return parse_sample_report(cached(run.results / "portrait.json", key, make))

@@ -13,8 +13,17 @@ from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
 from logosphere.evaluation.samples.texts import Metric, Reference
 from logosphere.loading import rebuild
-from logosphere.reports.board import Board, Costs, Entry, Measure, Point, Portrait, Seed, Value
-from logosphere.reports.literature import published
+from logosphere.report.comparison import (
+    ComparisonReport,
+    Costs,
+    CurvePoint,
+    Entry,
+    MetricInfo,
+    SampleReport,
+    SeedResult,
+    Value,
+)
+from logosphere.report.published_results import load_published_results
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import SHORT, Run, environment
 from logosphere.runs.training_record import sum_records
@@ -27,16 +36,16 @@ SHOWN = 3
 def board(
     standing: Sequence[LeaderboardRow],
     runs: Mapping[str, Sequence[Run]],
-    portraits: Mapping[str, Portrait],
+    portraits: Mapping[str, SampleReport],
     corpus: Corpus,
     chosen: Sequence[Metric],
     against: Reference,
     real: dict[str, Value],
-) -> Board:
+) -> ComparisonReport:
     """The board of a comparison; the first seed of each system stands for its curves, samples and costs."""
     first = standing[0].report
     recipes = [run.config for one in standing for run in runs[one.name]]
-    return Board(
+    return ComparisonReport(
         title=f"{len(standing)} system{'s' if len(standing) > 1 else ''} on {corpus.name}",
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=["logosphere", *sys.argv[1:]],
@@ -51,10 +60,10 @@ def board(
         budget=shared_budget(recipes),
         own_rates=len({recipe.optim.lr for recipe in recipes}) > 1,
         entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
-        measures=[Measure(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
+        measures=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
-        literature=published(corpus.name, first.unit),
+        literature=load_published_results(corpus.name, first.unit),
         environment=environment(),
     )
 
@@ -80,13 +89,13 @@ def shared_budget(recipes: Sequence[TrainConfig]) -> str:
     return f"{first.minutes:g} minutes" if first.cpu_minutes is None else f"{first.cpu_minutes:g} CPU minutes"
 
 
-def _entry(one: LeaderboardRow, runs: Sequence[Run], portrait: Portrait | None) -> Entry:
+def _entry(one: LeaderboardRow, runs: Sequence[Run], portrait: SampleReport | None) -> Entry:
     run, report = runs[0], one.report
     card = system(run.config.system)
     seeds = []
     for trained, seed in zip(runs, one.seeds, strict=True):
         weights, step = file_sha256(trained.weights_file()), sum_records(trained.trainings).steps
-        seeds.append(Seed(trained.config.seed, trained.name, seed.bits, seed.error, weights, step))
+        seeds.append(SeedResult(trained.config.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
@@ -104,15 +113,15 @@ def _last(run: Run) -> dict[str, Any]:
     return steps[-1] if steps else {}
 
 
-def _curve(run: Run) -> list[Point]:
+def _curve(run: Run) -> list[CurvePoint]:
     """Validations, each with the tokens and CPU seconds of the step they followed."""
-    points: list[Point] = []
+    points: list[CurvePoint] = []
     at: dict[str, Any] = {}
     for line in run.metrics():
         at = line if "tokens" in line else at
         for short in SHORT.values():
             if f"val/{short}" in line and at:
-                points.append(Point(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
+                points.append(CurvePoint(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
     return points
 
 

@@ -73,8 +73,8 @@ class TrainConfig:
     seed: int = 0
     """Fixes weights, data order and noise."""
     begin: str | None = None
-    """A run or box:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own recipe
-    is the default."""
+    """A run or pretrained:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own
+    recipe is the default."""
     network: Network = field(default_factory=Network)
     optim: OptimizerConfig = field(default_factory=OptimizerConfig)
 

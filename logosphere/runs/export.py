@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from logosphere.atomic import write_json, write_whole
-from logosphere.box import CARD, RECORD
 from logosphere.data.batches import eval_batches
 from logosphere.data.datasets.examples import Examples, sequential_batches
 from logosphere.data.tokenizer_registry import load_tokenizer
@@ -20,6 +19,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.loading import load
 from logosphere.model import Model
+from logosphere.pretrained import CARD, RECORD
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.progress import SILENT, Display
 from logosphere.runs.run import Run

@@ -5,12 +5,12 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from logosphere.box import located
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
+from logosphere.pretrained import resolve_folder
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Elapsed, build_model
 from logosphere.runs.run import Run
@@ -134,7 +134,7 @@ def is_finished(run: Run) -> bool:
 
 def open_saved(path: Path) -> Run:
     """A run that can be compared: it exists, has weights, and is not being trained."""
-    folder = located(path)
+    folder = resolve_folder(path)
     if folder.is_dir() and not any(folder.iterdir()):
         raise UserError(
             f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"

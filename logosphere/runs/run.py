@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from logosphere.atomic import sync, write_json, write_whole
-from logosphere.box import first_box, located, packaged
 from logosphere.cache import cache_folder
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
@@ -32,6 +31,7 @@ from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.loading import load_weights, spec_of
 from logosphere.model import Model, Spec
+from logosphere.pretrained import default_pretrained, is_bundled, resolve_folder
 from logosphere.runs.config import TrainConfig, config_from_dict
 from logosphere.runs.training_record import ParentCheckpoint, TrainingRecord, read_records
 from logosphere.training.checkpoint import latest
@@ -50,7 +50,7 @@ class Run:
     """The folder of a training run: its configuration, weights, metrics, samples and reports."""
 
     def __init__(self, path: str | Path):
-        self.path, self.name = located(path), str(path)
+        self.path, self.name = resolve_folder(path), str(path)
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
         self.content = read_recipe(self.path / RECIPE)
@@ -142,7 +142,7 @@ class Run:
     @property
     def results(self) -> Path:
         """Where measurements are kept: in the run; for a bundled checkpoint in the cache."""
-        return cache_folder() / "box" / self.path.name if packaged(self.path) else self.path / "eval"
+        return cache_folder() / "box" / self.path.name if is_bundled(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""
@@ -269,7 +269,7 @@ def latest_run(parent: Path = Path("runs")) -> Path:
 
 def latest_or_pretrained(parent: Path = Path("runs")) -> Path:
     """The run that was trained last, or else the model in the box."""
-    box = first_box()
+    box = default_pretrained()
     return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else latest_run(parent)
 
 

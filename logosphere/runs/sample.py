@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.box import PREFIX, first_box, reading
 from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
 from logosphere.data.tokenizers import WithEOS
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
 from logosphere.runs.conditions import classifier_guide, find_condition
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import SampleConfig
@@ -85,9 +85,9 @@ def _choose(
     chosen = run if isinstance(run, Run) else Run(run or latest_or_pretrained())
     if config.temperature is not None:
         return chosen, config
-    if run is not None or chosen.path != first_box():
+    if run is not None or chosen.path != default_pretrained():
         return chosen, replace(config, temperature=1.0)
-    best = reading(chosen.path.name)
+    best = sampling_defaults(chosen.path.name)
     name = best.sampler if config.sampler == "auto" else config.sampler
     way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
     notify(

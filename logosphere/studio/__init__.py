@@ -1,1 +1,1 @@
-"""The studio: a page on your own machine on which models can be watched, steered and compared."""
+"""The studio: a local web page that samples models step by step, pins tokens and compares models side by side."""

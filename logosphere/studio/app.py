@@ -1,4 +1,4 @@
-"""The web application: a page, the list of models, their curves, reports, and jobs as streams of events."""
+"""The web application: the page, the list of models, training curves, reports, and jobs as server-sent events."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,141 +15,152 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from logosphere.errors import UserError
-from logosphere.reports.page import POLICY, part
+from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.catalogue import LISTINGS
-from logosphere.studio.guard import Guard
-from logosphere.studio.jobs import Busy, Desk, Event, Job, Work
-from logosphere.studio.shelf import Book, Leaflet
-from logosphere.studio.wishes import MOST_STEPS, MOST_TEXTS, Wish
-from logosphere.studio.work import spending, writing
+from logosphere.studio.job_functions import make_elbo_job, make_generate_job
+from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached
+from logosphere.studio.models import StudioModel
+from logosphere.studio.report_files import ReportFile
+from logosphere.studio.requests import MAX_STEPS, MAX_TEXTS, GenerateRequest
+from logosphere.studio.security import SecurityMiddleware
 
-MOST_BYTES = 1 << 20
-"""A request may not be longer."""
+MAX_BYTES = 1 << 20
+"""The largest size of a request."""
 
-FRAMED = {"content-security-policy": f"{POLICY}; sandbox allow-scripts; frame-ancestors 'self'"}
-"""A report is shown in a frame of the page. It may run its player and has no origin: nothing here listens to it."""
+REPORT_HEADERS = {
+    "content-security-policy": f"{CONTENT_SECURITY_POLICY}; sandbox allow-scripts; frame-ancestors 'self'"
+}
+"""A report is shown in a frame of the page. It may run its player, and has no origin to send requests from."""
 
-KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-
-
-def static_files() -> dict[str, tuple[bytes, str]]:
-    """Everything the page is made of, by name: nothing else can be asked for."""
-    here = files("logosphere.studio").joinpath("static")
-    found = {item.name: item.read_bytes() for item in here.iterdir() if item.name.split(".")[-1] in KINDS}
-    found |= {name: part(name).encode() for name in ("style.css", "theme.js")}
-    return {name: (content, KINDS[name.split(".")[-1]]) for name, content in found.items()}
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-def studio(
-    books: Sequence[Book], token: str, port: int, desk: Desk | None = None, reports: Sequence[Leaflet] = ()
+def load_static_files() -> dict[str, tuple[bytes, str]]:
+    """Return content and media type of every file of the page by name; no other file is served."""
+    folder = files("logosphere.studio").joinpath("static")
+    found = {item.name: item.read_bytes() for item in folder.iterdir() if item.name.split(".")[-1] in MEDIA_TYPES}
+    found |= {name: read_asset(name).encode() for name in ("style.css", "theme.js")}
+    return {name: (content, MEDIA_TYPES[name.split(".")[-1]]) for name, content in found.items()}
+
+
+def create_app(
+    models: Sequence[StudioModel],
+    token: str,
+    port: int,
+    pool: JobPool | None = None,
+    reports: Sequence[ReportFile] = (),
 ) -> Starlette:
-    """The application, for models on a shelf and reports beside them, behind its guard."""
-    parts, desk = static_files(), desk or Desk()
+    """Create the application for these models and reports; only requests with the token are answered."""
+    static, pool = load_static_files(), pool or JobPool()
 
-    async def piece(request: Request) -> Response:
-        found = parts.get(request.path_params.get("name", "index.html"))
+    async def get_file(request: Request) -> Response:
+        found = static.get(request.path_params.get("name", "index.html"))
         if found is None:
-            return _sorry("There is no such page.", 404)
+            return _respond_error("There is no such page.", 404)
         return Response(found[0], media_type=found[1])
 
-    async def systems(request: Request) -> Response:
+    async def get_models(request: Request) -> Response:
         return JSONResponse(
             {
-                "systems": [book.described() for book in books],
+                "systems": [model.describe() for model in models],
                 "samplers": [asdict(listing) for listing in LISTINGS],
                 "reports": [report.name for report in reports],
-                "limits": {"steps": MOST_STEPS, "n": MOST_TEXTS},
+                "limits": {"steps": MAX_STEPS, "n": MAX_TEXTS},
             }
         )
 
-    async def curves(request: Request) -> Response:
+    async def get_curves(request: Request) -> Response:
         number = request.path_params["number"]
-        return JSONResponse(books[number].curves()) if number < len(books) else _sorry("There is no such model.", 404)
+        return JSONResponse(models[number].training_curves()) if number < len(models) else _respond_no_model()
 
-    async def ways(request: Request) -> Response:
+    async def get_samplers(request: Request) -> Response:
         number = request.path_params["number"]
-        if number >= len(books):
-            return _sorry("There is no such model.", 404)
-        return JSONResponse(await run_in_threadpool(books[number].ways))
+        if number >= len(models):
+            return _respond_no_model()
+        return JSONResponse(await run_in_threadpool(models[number].list_samplers))
 
-    async def report(request: Request) -> Response:
+    async def get_report(request: Request) -> Response:
         number = request.path_params["number"]
         if number >= len(reports):
-            return _sorry("There is no such report.", 404)
-        return Response(reports[number].read(), media_type="text/html", headers=FRAMED)
+            return _respond_error("There is no such report.", 404)
+        return Response(reports[number].read(), media_type="text/html", headers=REPORT_HEADERS)
 
-    def begun(take: Callable[[], Job]) -> Response:
+    def respond(get_job: Callable[[], Job]) -> Response:
         try:
-            return Written(desk, take())
+            return JobResponse(pool, get_job())
         except UserError as problem:
-            return _sorry(str(problem), 400)
-        except Busy as problem:
-            return _sorry(str(problem), 429)
+            return _respond_error(str(problem), 400)
+        except LimitReached as problem:
+            return _respond_error(str(problem), 429)
 
-    def taken(work: Work) -> Response:
-        return begun(lambda: desk.take(work))
+    def submit(function: JobFunction) -> Response:
+        return respond(lambda: pool.submit(function))
 
-    async def write(request: Request) -> Response:
+    async def generate(request: Request) -> Response:
         try:
-            wish = Wish.read(await _content(request), len(books))
+            parsed = GenerateRequest.parse(await _read_json(request), len(models))
         except UserError as problem:
-            return _sorry(str(problem), 400)
-        return taken(writing(books[wish.system], wish))
+            return _respond_error(str(problem), 400)
+        return submit(make_generate_job(models[parsed.system], parsed))
 
-    async def spend(request: Request) -> Response:
+    async def measure_elbo(request: Request) -> Response:
         number = request.path_params["number"]
-        return taken(spending(books[number])) if number < len(books) else _sorry("There is no such model.", 404)
+        return submit(make_elbo_job(models[number])) if number < len(models) else _respond_no_model()
 
     async def watch(request: Request) -> Response:
-        return begun(lambda: desk.join(request.path_params["number"]))
+        return respond(lambda: pool.add_viewer(request.path_params["number"]))
 
     routes = [
-        Route(f"/{token}/", piece),
-        Route(f"/{token}/static/{{name}}", piece),
-        Route(f"/{token}/systems", systems),
-        Route(f"/{token}/curves/{{number:int}}", curves),
-        Route(f"/{token}/ways/{{number:int}}", ways),
-        Route(f"/{token}/reports/{{number:int}}", report),
-        Route(f"/{token}/time/{{number:int}}", spend, methods=["POST"]),
-        Route(f"/{token}/generate", write, methods=["POST"]),
+        Route(f"/{token}/", get_file),
+        Route(f"/{token}/static/{{name}}", get_file),
+        Route(f"/{token}/systems", get_models),
+        Route(f"/{token}/curves/{{number:int}}", get_curves),
+        Route(f"/{token}/ways/{{number:int}}", get_samplers),
+        Route(f"/{token}/reports/{{number:int}}", get_report),
+        Route(f"/{token}/time/{{number:int}}", measure_elbo, methods=["POST"]),
+        Route(f"/{token}/generate", generate, methods=["POST"]),
         Route(f"/{token}/watch/{{number:int}}", watch),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token, port=port)])
+    return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware, token=token, port=port)])
 
 
-class Written(StreamingResponse):
-    """A job as server-sent events; when the listener goes, the job is left."""
+class JobResponse(StreamingResponse):
+    """The events of a job; when the connection ends, the viewer is removed."""
 
-    def __init__(self, desk: Desk, job: Job):
-        super().__init__(_stream(job.listen()), media_type="text/event-stream")
-        self.desk, self.job = desk, job
+    def __init__(self, pool: JobPool, job: Job):
+        super().__init__(_encode(job.stream()), media_type="text/event-stream")
+        self.pool, self.job = pool, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.desk.leave(self.job)
+            self.pool.remove_viewer(self.job)
 
 
-async def _content(request: Request) -> Any:
-    """The JSON of a request, if it is short enough and says that it is JSON."""
+async def _read_json(request: Request) -> Any:
+    """Return the JSON of a request; refuse other media types and more than MAX_BYTES."""
     if request.headers.get("content-type", "").split(";")[0] != "application/json":
-        raise UserError("A wish is sent as application/json.")
+        raise UserError("A request must be sent as application/json.")
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BYTES:
-            raise UserError(f"A wish has at most {MOST_BYTES} bytes.")
+        if len(body) > MAX_BYTES:
+            raise UserError(f"A request has at most {MAX_BYTES} bytes.")
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise UserError("This wish is no JSON.") from None
+        raise UserError("The request is not valid JSON.") from None
 
 
-async def _stream(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+async def _encode(events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
     async for event in events:
         yield event.line
 
 
-def _sorry(sentence: str, status: int) -> Response:
+def _respond_error(sentence: str, status: int) -> Response:
     return JSONResponse({"sentence": sentence}, status)
+
+
+def _respond_no_model() -> Response:
+    return _respond_error("There is no such model.", 404)

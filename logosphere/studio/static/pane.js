@@ -1,7 +1,7 @@
-import { asked, spent, watched, wished } from "./stream.js";
-import { curves, disc, overTime, signed, wander } from "./pictures.js";
+import { fetchJson, generate, measureElbo, watchJob } from "./stream.js";
+import { drawCurves, drawElbo, drawSphere, formatBits, hasInnerStates } from "./pictures.js";
 
-// One model: what was chosen for it, what it has written so far, and which of its positions are held.
+// One model: its settings, the moments received so far, and its pinned positions.
 export class Pane {
   constructor(studio, chosen) {
     this.studio = studio;
@@ -10,7 +10,7 @@ export class Pane {
     const find = name => this.root.querySelector(`.${name}`);
     [this.system, this.sampler, this.texts, this.canvas, this.cost] = ["system", "sampler", "texts", "disc", "cost"].map(find);
     this.system.append(...studio.systems.map((one, i) => new Option(`${one.name} (${one.system})`, i)));
-    this.sampler.addEventListener("change", () => this.explain());
+    this.sampler.addEventListener("change", () => this.describeSampler());
     this.system.value = Math.min(chosen, studio.systems.length - 1);
     this.system.addEventListener("change", () => { studio.stop(); this.choose(); });
     this.texts.addEventListener("click", event => event.target.matches(".token") && this.toggle(event.target));
@@ -21,9 +21,9 @@ export class Pane {
     this.copies = [find("command"), find("python"), find("link")];
     this.details = find("training");
     this.bound = find("bound");
-    this.bound.addEventListener("toggle", () => this.bound.open ? this.follow() : this.following?.abort());
-    this.details.addEventListener("toggle", () => this.details.open && this.draw());
-    this.drawing = setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.draw(), 5000);
+    this.bound.addEventListener("toggle", () => this.bound.open ? this.showElbo() : this.following?.abort());
+    this.details.addEventListener("toggle", () => this.details.open && this.showCurves());
+    this.drawing = setInterval(() => this.details.open && this.root.isConnected && !document.hidden && this.showCurves(), 5000);
     this.choose();
   }
 
@@ -34,36 +34,36 @@ export class Pane {
 
   choose() {
     const { length, vocabulary, bits, kind, unit, trained } = this.about;
-    const figure = bits == null ? "" : `; ${signed(bits, kind)} bits per ${unit} on held-out text`;
+    const figure = bits == null ? "" : `; ${formatBits(bits, kind)} bits per ${unit} on held-out text`;
     this.root.querySelector(".facts").textContent = `Writes ${length} tokens from a vocabulary of ${vocabulary.toLocaleString()}${figure}.`;
     this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.parentElement.hidden = true;
     this.details.hidden = !trained;
-    this.offer();
+    this.loadSamplers();
     this.studio.chosen();
     this.copies.forEach(button => { button.disabled = true; });
-    this.lay(1, Math.min(length, 256));
+    this.layOut(1, Math.min(length, 256));
     this.following?.abort(); this.bound.open = false;
-    if (this.details.open) this.draw();
+    if (this.details.open) this.showCurves();
   }
 
-  // The samplers that fit the model; the system's own at once, the others as soon as the model has been opened.
-  async offer() {
+  // Offer the default sampler at once, and the others that support the model as soon as it has been loaded.
+  async loadSamplers() {
     const number = this.system.value;
     this.own = this.fit = undefined;
     this.sampler.replaceChildren(new Option("its own", "auto"));
-    this.explain();
+    this.describeSampler();
     try {
-      const { own, fit } = await asked(`ways/${number}`);
+      const { own, fit } = await fetchJson(`ways/${number}`);
       if (this.system.value !== number) return;
       this.fit = new Set(fit);
       this.sampler.options[0].text = `its own: ${own}`;
       this.sampler.append(...fit.filter(name => name !== own).map(name => new Option(name, name)));
       this.own = own;
-      this.explain();
+      this.describeSampler();
     } catch (problem) { this.studio.say(problem.message, true); }
   }
 
-  explain() {
+  describeSampler() {
     const name = this.sampler.value === "auto" ? this.own : this.sampler.value;
     const about = this.studio.samplers.find(one => one.name === name)?.about;
     this.root.querySelector(".way").textContent = about ? `Sampler ${name}: ${about}.` : "";
@@ -78,25 +78,25 @@ export class Pane {
     }, () => this.studio.say("The browser did not allow this page to copy.", true));
   }
 
-  // The bound over time, slice by slice as it is measured.
-  async follow() {
+  // Draw the bound over time, bin by bin as it is measured.
+  async showElbo() {
     const control = this.following = new AbortController(), place = this.root.querySelector(".spent"), slices = [];
     place.textContent = "Measuring …";
     try {
-      for await (const [name, content] of spent(+this.system.value, control.signal)) {
+      for await (const [name, content] of measureElbo(+this.system.value, control.signal)) {
         if (name === "slice") slices.push(content);
         else if (name === "failed") throw new Error(content.sentence);
-        overTime(place, slices, name === "done" ? content : null);
+        drawElbo(place, slices, name === "done" ? content : null);
       }
     } catch (problem) { if (problem.name !== "AbortError") place.textContent = problem.message; }
   }
 
-  async draw() {
-    try { curves(this.root.querySelector(".curves"), await asked(`curves/${this.system.value}`), this.about); }
+  async showCurves() {
+    try { drawCurves(this.root.querySelector(".curves"), await fetchJson(`curves/${this.system.value}`), this.about); }
     catch (problem) { this.studio.say(problem.message, true); }
   }
 
-  lay(n, length) {
+  layOut(n, length) {
     this.rows = Array.from({ length: n }, () => {
       const row = document.createElement("div");
       row.className = "text";
@@ -111,20 +111,20 @@ export class Pane {
     this.texts.replaceChildren(...this.rows);
   }
 
-  async write(wish, signal) {
+  async write(request, signal) {
     const locks = [...this.locks].map(([at, lock]) => lock.token === undefined ? { at, text: lock.text } : { at, token: lock.token });
-    const whole = { ...wish, system: +this.system.value, sampler: this.sampler.value, locks };
-    await this.hear(wished(whole, signal));
+    const content = { ...request, system: +this.system.value, sampler: this.sampler.value, locks };
+    await this.consume(generate(content, signal));
   }
 
-  watch(job, signal) { return this.hear(watched(job, signal)); }
+  watch(job, signal) { return this.consume(watchJob(job, signal)); }
 
-  async hear(events) {
+  async consume(events) {
     for await (const [name, content] of events) {
       if (name === "begun") {
         if (+this.system.value !== content.system) { this.system.value = content.system; this.choose(); }
         this.begun = content; this.moments = []; this.shown = -1; this.known = new Set(content.known);
-        if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.lay(content.n, content.length);
+        if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.layOut(content.n, content.length);
         this.copies.forEach(button => { button.disabled = false; });
         if (!content.filtered) this.studio.say("This model predicts states and not tokens: it has no temperature and no top-p.");
         if (content.approximate) this.studio.say("This model was trained without known positions: the text around them is approximate.");
@@ -140,21 +140,21 @@ export class Pane {
   }
 
   caption() {
-    const still = this.moments[0]?.places && !wander(this.moments) && this.fit?.has("bridge");
+    const still = this.moments[0]?.places && !hasInnerStates(this.moments) && this.fit?.has("bridge");
     this.root.querySelector(".still").textContent = still ? "Here each position goes straight from the mask to its token when its turn comes; with the sampler bridge all of them move together." : "";
   }
 
-  // Show the moment at this share of the way; what has not changed is left alone.
-  show(share) {
+  // Show the moment at this fraction of the steps; update only what has changed.
+  show(fraction) {
     if (!this.moments.length) return;
-    const at = Math.round(share * (this.moments.length - 1)), moment = this.moments[at];
+    const at = Math.round(fraction * (this.moments.length - 1)), moment = this.moments[at];
     const finished = moment.step === moment.steps;
     this.shown = at;
     this.rows.forEach((row, k) => {
       const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k], guess = moment.guessed?.[k];
       moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i], guess ? guess[i] : -1));
     });
-    disc(this.canvas, this.moments, at, 0, this.about.alphabet);
+    drawSphere(this.canvas, this.moments, at, 0, this.about.alphabet);
   }
 
   mark(place, token, i, fresh, sure, guess) {

@@ -1,7 +1,7 @@
 const SPACE = "http://www.w3.org/2000/svg";
 const LEFT = 64;  // room for numbers of six figures in the larger letters of a phone
 
-function drawn(name, attributes, text) {
+function createSvg(name, attributes, text) {
   const part = document.createElementNS(SPACE, name);
   for (const [key, value] of Object.entries(attributes)) part.setAttribute(key, value);
   if (text !== undefined) part.textContent = text;
@@ -10,69 +10,69 @@ function drawn(name, attributes, text) {
 
 const WIDTH = 560, HEIGHT = 260, HEAD = 40, FOOT = HEIGHT - 44;
 
-// A frame with round numbers at the left: what is measured above it, both ends of the other axis and a remark below.
-function framed(label, title, low, high, ends, remark) {
-  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
+// A plot with round numbers at the left, its title above, and both ends of the x axis and a remark below.
+function createFrame(label, title, low, high, ends, remark) {
+  const svg = createSvg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
   const y = v => FOOT - (Math.min(Math.max(v, low), high) - low) / (high - low || 1) * (FOOT - HEAD);
   const rough = (high - low || 1) / 4, size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map(k => k * size).find(s => s >= rough), places = Math.max(0, -Math.floor(Math.log10(step)));
   for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + 1e-9; v += step) {
-    svg.append(drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - 10, y1: y(v), y2: y(v) }));
-    svg.append(drawn("text", { x: LEFT - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(places)));
+    svg.append(createSvg("line", { class: "grid", x1: LEFT, x2: WIDTH - 10, y1: y(v), y2: y(v) }));
+    svg.append(createSvg("text", { x: LEFT - 7, y: y(v) + 4, "text-anchor": "end" }, v.toFixed(places)));
   }
-  svg.append(drawn("text", { x: 10, y: 20 }, title));
-  svg.append(drawn("text", { x: LEFT, y: FOOT + 18 }, ends[0]), drawn("text", { x: WIDTH - 10, y: FOOT + 18, "text-anchor": "end" }, ends[1]));
-  svg.append(drawn("text", { x: WIDTH - 10, y: HEIGHT - 6, "text-anchor": "end" }, remark));
+  svg.append(createSvg("text", { x: 10, y: 20 }, title));
+  svg.append(createSvg("text", { x: LEFT, y: FOOT + 18 }, ends[0]), createSvg("text", { x: WIDTH - 10, y: FOOT + 18, "text-anchor": "end" }, ends[1]));
+  svg.append(createSvg("text", { x: WIDTH - 10, y: HEIGHT - 6, "text-anchor": "end" }, remark));
   return { svg, y };
 }
 
 const SIGN = { exact: "=", bound: "≤", surrogate: "~" };
-export const signed = (bits, kind) => `${SIGN[kind] ?? ""} ${bits.toFixed(3)}`.trim();
+export const formatBits = (bits, kind) => `${SIGN[kind] ?? ""} ${bits.toFixed(3)}`.trim();
 
 // Bits against steps: training thin, held-out text strong.
-export function curves(place, content, { unit, kind }) {
+export function drawCurves(place, content, { unit, kind }) {
   const points = [...content.val, ...content.train];
   if (points.length < 2) { place.textContent = "There is no curve yet."; return; }
   const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
   const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0];
-  const high = Math.max(ys[Math.floor((ys.length < 50 ? 1 : 0.9) * (ys.length - 1))], ...content.val.map(p => p[1]));  // trainings begin high
+  const high = Math.max(ys[Math.floor((ys.length < 50 ? 1 : 0.9) * (ys.length - 1))], ...content.val.map(p => p[1]));  // the loss is high at the start
   const x = v => LEFT + (v - first) / (last - first || 1) * (WIDTH - LEFT - 10);
-  const end = content.val.at(-1), remark = end ? `${signed(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
+  const end = content.val.at(-1), remark = end ? `${formatBits(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
   const ends = [Math.round(first).toLocaleString(), `${Math.round(last).toLocaleString()} steps`];
-  const { svg, y } = framed("training curves", `bits per ${unit}`, low, high, ends, remark);
+  const { svg, y } = createFrame("training curves", `bits per ${unit}`, low, high, ends, remark);
   ["train", "val"].forEach((name, k) => {
     const from = WIDTH - 230 + 120 * k;
-    svg.append(drawn("line", { class: name, x1: from, x2: from + 18, y1: 15, y2: 15 }), drawn("text", { x: from + 24, y: 20 }, { train: "training", val: "held-out" }[name]));
+    svg.append(createSvg("line", { class: name, x1: from, x2: from + 18, y1: 15, y2: 15 }), createSvg("text", { x: from + 24, y: 20 }, { train: "training", val: "held-out" }[name]));
     const path = content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
-    svg.append(drawn("polyline", { class: name, points: path.join(" ") }));
-    if (name === "val") for (const point of path) svg.append(drawn("circle", { class: "dot", cx: point.split(",")[0], cy: point.split(",")[1], r: 3 }));
+    svg.append(createSvg("polyline", { class: name, points: path.join(" ") }));
+    if (name === "val") for (const point of path) svg.append(createSvg("circle", { class: "dot", cx: point.split(",")[0], cy: point.split(",")[1], r: 3 }));
   });
   place.replaceChildren(svg);
 }
 
-// Bits in each stretch of time: level steps with error bars, whose mean is the bound.
-export function overTime(place, slices, done) {
+// Bits in each bin of time, as horizontal steps with error bars; their mean is the bound.
+export function drawElbo(place, slices, done) {
   if (!slices.length) return;
   const high = 1.05 * Math.max(...slices.map(s => s.bits + s.error)), x = v => LEFT + v * (WIDTH - LEFT - 10);
-  const remark = done ? `mean ${signed(done.bits, done.kind)} bits per token on ${done.sequences} held-out texts` : "measuring …";
-  const { svg, y } = framed("the bound over time", "bits per token in each twelfth of time, ± 1 s.e.", 0, high, ["data", "noise"], remark);
-  svg.append(drawn("polyline", { class: "val", points: slices.map(s => `${x(s.low)},${y(s.bits)} ${x(s.high)},${y(s.bits)}`).join(" ") }));
+  const remark = done ? `mean ${formatBits(done.bits, done.kind)} bits per token on ${done.sequences} held-out texts` : "measuring …";
+  const { svg, y } = createFrame("the bound over time", "bits per token in each twelfth of time, ± 1 s.e.", 0, high, ["data", "noise"], remark);
+  svg.append(createSvg("polyline", { class: "val", points: slices.map(s => `${x(s.low)},${y(s.bits)} ${x(s.high)},${y(s.bits)}`).join(" ") }));
   for (const s of slices) {
     const middle = x((s.low + s.high) / 2);
-    svg.append(drawn("line", { class: "error", x1: middle, x2: middle, y1: y(s.bits - s.error), y2: y(s.bits + s.error) }));
+    svg.append(createSvg("line", { class: "error", x1: middle, x2: middle, y1: y(s.bits - s.error), y2: y(s.bits + s.error) }));
   }
   place.replaceChildren(svg);
 }
 
-// States on the sphere: the mask in the middle, the tokens around the rim, each state drawn with the path it has come.
-export function disc(canvas, moments, at, text, alphabet) {
+// States on the sphere: the mask in the middle, the tokens around the rim, each state with its last steps.
+export function drawSphere(canvas, moments, at, text, alphabet) {
   const places = moments[at]?.places;
   canvas.parentElement.hidden = !places;
   if (!places) return;
   const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
   const size = canvas.width, scale = 0.43 * size, middle = size / 2;
   const colour = name => style.getPropertyValue(name).trim();
-  // Under much noise the share of any one token is small, and states would crowd in the middle until the last steps.
+  // Cube roots of distances: under much noise states are close to the middle.
   const spot = ([x, y]) => { const stretch = scale * Math.hypot(x, y) ** (1 / 3 - 1); return [middle + (x && x * stretch), middle + (y && y * stretch)]; };
   pen.clearRect(0, 0, size, size);
   pen.lineWidth = 2;
@@ -98,5 +98,5 @@ export function disc(canvas, moments, at, text, alphabet) {
   pen.globalAlpha = 1;
 }
 
-// Does any state ever stand between the mask and a token?
-export const wander = moments => moments.some(moment => moment.places?.some(row => row.some(([x, y]) => { const r = Math.hypot(x, y); return r > 0.02 && r < 0.98; })));
+// Whether any state lies between the mask and a token.
+export const hasInnerStates = moments => moments.some(moment => moment.places?.some(row => row.some(([x, y]) => { const r = Math.hypot(x, y); return r > 0.02 && r < 0.98; })));

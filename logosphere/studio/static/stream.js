@@ -1,14 +1,14 @@
-// A job is asked for or joined once; what comes back are server-sent events, until it is done or the signal stops it.
-export const wished = (wish, signal) => told("generate", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(wish), signal });
-export const watched = (job, signal) => told(`watch/${job}`, { signal });
-export const spent = (system, signal) => told(`time/${system}`, { method: "POST", signal });
+// Requests to the studio. Jobs are streams of server-sent events, until they are done or the signal aborts them.
+export const generate = (request, signal) => streamEvents("generate", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(request), signal });
+export const watchJob = (job, signal) => streamEvents(`watch/${job}`, { signal });
+export const measureElbo = (system, signal) => streamEvents(`time/${system}`, { method: "POST", signal });
 
-async function* told(path, request) {
-  const answer = await reached(path, request);
+async function* streamEvents(path, options) {
+  const answer = await send(path, options);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read().catch(gone);
+    const { value, done } = await reader.read().catch(failConnection);
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -19,21 +19,21 @@ async function* told(path, request) {
   }
 }
 
-export async function asked(path) {
-  return (await reached(path)).json();
+export async function fetchJson(path) {
+  return (await send(path)).json();
 }
 
-async function reached(path, request) {
-  const answer = await fetch(path, request).catch(gone);
-  if (!answer.ok) throw new Error(await sentence(answer));
+async function send(path, options) {
+  const answer = await fetch(path, options).catch(failConnection);
+  if (!answer.ok) throw new Error(await readError(answer));
   return answer;
 }
 
-function gone(problem) {
+function failConnection(problem) {
   throw problem.name === "AbortError" ? problem : new Error("The studio no longer answers. Start it again with: logosphere studio");
 }
 
-async function sentence(answer) {
+async function readError(answer) {
   const text = await answer.text();
   try { return JSON.parse(text).sentence; } catch { return text || `The studio answered ${answer.status}.`; }
 }

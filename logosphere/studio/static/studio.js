@@ -1,5 +1,5 @@
 import { Pane } from "./pane.js";
-import { asked } from "./stream.js";
+import { fetchJson } from "./stream.js";
 
 const $ = id => document.getElementById(id);
 const FIELDS = ["steps", "temperature", "top_p", "n", "seed"];
@@ -9,7 +9,7 @@ const studio = {
 
   say(sentence, bad = false) { $("word").textContent = sentence; $("word").classList.toggle("bad", bad); },
 
-  // Models that read the same tokens share what is held.
+  // Models with the same tokenizer and length share pinned positions.
   locksOf({ tokenizer, length }) {
     const key = `${tokenizer} ${length}`;
     if (!this.held.has(key)) this.held.set(key, new Map());
@@ -23,7 +23,7 @@ const studio = {
     this.show();
   },
 
-  // A model that is best read at another temperature than 1 brings it along, until somebody sets one.
+  // Use the default temperature of the model until the user sets one.
   chosen() { if (!this.warmed && this.panes.length) $("temperature").value = this.panes[0].about.temperature; },
 
   add() {
@@ -40,13 +40,13 @@ const studio = {
   },
 
   write() {
-    const wish = { prompt: $("prompt").value };
-    for (const name of FIELDS) wish[name] = $(name).valueAsNumber;
+    const request = { prompt: $("prompt").value };
+    for (const name of FIELDS) request[name] = $(name).valueAsNumber;
     this.panes[0].texts.scrollIntoView({ block: "nearest" });
-    return this.run("Writing …", signal => this.panes.map(pane => pane.write(wish, signal)));
+    return this.run("Writing …", signal => this.panes.map(pane => pane.write(request, signal)));
   },
 
-  // Follow a text that is being written elsewhere.
+  // Watch a text that another page has requested.
   watch(job) { return this.run("Watching …", signal => [this.panes[0].watch(job, signal)]); },
 
   async run(sentence, begin) {
@@ -101,7 +101,7 @@ const studio = {
   },
 };
 
-$("wish").addEventListener("submit", event => { event.preventDefault(); studio.write(); });
+$("request").addEventListener("submit", event => { event.preventDefault(); studio.write(); });
 $("stop").addEventListener("click", () => { studio.stop(); studio.say("Stopped."); });
 $("pair").addEventListener("click", () => studio.pair());
 $("free").addEventListener("click", () => {
@@ -120,7 +120,7 @@ $("report").addEventListener("change", () => { $("sheet").src = `reports/${$("re
 $("reports").addEventListener("toggle", () => { if ($("reports").open && !$("sheet").src) $("sheet").src = `reports/${$("report").value}`; });
 
 try {
-  const { systems, samplers, reports, limits } = await asked("systems");
+  const { systems, samplers, reports, limits } = await fetchJson("systems");
   Object.assign(studio, { systems, samplers });
   $("steps").max = limits.steps; $("n").max = limits.n;
   $("reports").hidden = !reports.length;

@@ -1,7 +1,7 @@
-"""Who may speak to the studio: pages that it has served itself, on this machine, with the token in their address.
+"""Access control: only the studio's own page, on this machine and with the token in its address, is answered.
 
-A page of a stranger that is open in the same browser can send requests to 127.0.0.1. It does not know the token, its
-Origin is another, and after DNS rebinding its Host is another.
+Another page in the same browser can send requests to 127.0.0.1. It does not know the token, its Origin differs, and
+after DNS rebinding its Host differs.
 """
 
 import secrets
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NAMES = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 HEADERS = {
     "content-security-policy": (
@@ -24,26 +24,26 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""The page may load from the studio and from nowhere else, and nobody may frame it."""
+"""Headers of every response: the page may load from the studio only and may not be framed."""
 
 
-class Guard:
-    """Lets through what comes from the studio's own page."""
+class SecurityMiddleware:
+    """Refuses requests that do not come from the studio's own page."""
 
     def __init__(self, app: ASGIApp, token: str, port: int):
         self.app, self.token = app, token
-        self.hosts = {f"{name}:{port}" for name in NAMES}
+        self.hosts = {f"{name}:{port}" for name in LOOPBACK_NAMES}
         self.origins = {f"http://{host}" for host in self.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
-                return  # there are none here
+                return  # the studio has no websockets
             await self.app(scope, receive, send)
             return
-        problem = self.problem(scope)
-        if problem is not None:
-            await PlainTextResponse(problem, 403, headers=HEADERS)(scope, receive, send)
+        refusal = self.find_refusal(scope)
+        if refusal is not None:
+            await PlainTextResponse(refusal, 403, headers=HEADERS)(scope, receive, send)
             return
 
         async def with_headers(message: Message) -> None:
@@ -55,8 +55,8 @@ class Guard:
 
         await self.app(scope, receive, with_headers)
 
-    def problem(self, scope: Scope) -> str | None:
-        """Why a request is refused."""
+    def find_refusal(self, scope: Scope) -> str | None:
+        """Return the reason to refuse a request, or None."""
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self.hosts:
             return "This studio answers only on this machine."

@@ -2,8 +2,8 @@
 (() => {
   const films = JSON.parse(document.getElementById("films").textContent);
   const slider = document.getElementById("time"), button = document.getElementById("play"), label = document.getElementById("when");
-  // Every film is unrolled once: frame f of sample k is a row of symbol numbers, -1 while nothing is there.
-  const unrolled = (film, changed) => {
+  // Every animation is unrolled once: frame f of sample k is a row of symbol numbers, -1 at hidden positions.
+  const unroll = (film, changed) => {
     let rows = film.frames[0].map(() => new Array(film.length).fill(-1));
     const frames = [rows];
     for (const frame of changed) {
@@ -16,10 +16,10 @@
     }
     return frames;
   };
-  const rolls = films.map(film => unrolled(film, film.frames)), guesses = films.map(film => unrolled(film, film.guesses));
+  const rolls = films.map(film => unroll(film, film.frames)), guesses = films.map(film => unroll(film, film.guesses));
   const places = films.map((film, n) => [...document.querySelectorAll(`[data-film="${n}"] pre`)]);
   const span = (name, text) => { const part = document.createElement(name); part.textContent = text; return part; };
-  // A part of a text is an element: i not there yet, s guessed, b just changed, u5 … u9 written by a doubtful network.
+  // A part of a text is an element: i hidden, s predicted, b just changed, u5 … u9 written with low confidence.
   const doubt = digit => digit === undefined || digit >= 5 ? "plain" : `u${9 - digit}`;
   function write(place, row, before, symbols, sure, guess) {
     const parts = [];

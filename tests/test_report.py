@@ -10,14 +10,24 @@ from xml.etree import ElementTree
 
 import pytest
 
-from logosphere.reports import figures, tables
-from logosphere.reports.board import Board, Costs, Entry, Film, Measure, Point, Sampling, Seed, Share, Value
-from logosphere.reports.html import html
-from logosphere.reports.literature import published
-from logosphere.reports.markdown import markdown
-from logosphere.reports.plots import Dot, Series, plot
-from logosphere.reports.svg import SHAPES, Axis, linear_ticks, log_ticks, marker, number
-from logosphere.reports.writing import write_board
+from logosphere.evaluation.elbo_over_time import TimeBin
+from logosphere.report import figures, tables
+from logosphere.report.animation import Animation
+from logosphere.report.comparison import (
+    ComparisonReport,
+    Costs,
+    CurvePoint,
+    Entry,
+    MetricInfo,
+    SamplingResult,
+    SeedResult,
+    Value,
+)
+from logosphere.report.html import render_html
+from logosphere.report.plots import Dot, Series, plot
+from logosphere.report.published_results import load_published_results
+from logosphere.report.svg import SHAPES, Axis, draw_marker, format_number, linear_ticks, log_ticks
+from logosphere.report.write import render_markdown, write_comparison_report
 from logosphere.systems import systems
 
 HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
@@ -26,32 +36,32 @@ HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
 def entry(name: str, kind: str, bits: float, above: float = 0.0) -> Entry:
     figures = {"entropy": Value(4.0, 0.1), "spelling": Value(0.5, 0.02)}
     samplings = [
-        Sampling(steps, temperature, 8, float(steps), 1.0, 0.8, figures)
+        SamplingResult(steps, temperature, 8, float(steps), 1.0, 0.8, figures)
         for steps, temperature in ((4, 1.0), (16, 1.0), (16, 0.7))
     ]
     return Entry(
         name=name, system=name, title=name, kind=kind, options=[], bits=bits, error=0.01, spread=None, above=above,
         above_error=0.005, recon=0.0, diffusion=bits, prior=0.0,
-        seeds=[Seed(0, f"runs/{name}", bits, 0.01, "ab" * 32, 20)],
-        curve=[Point(10, 640, 1.0, bits + 1), Point(20, 1280, 2.0, bits)],
-        shares=[Share(0.0, 0.5, 1.0, 0.1), Share(0.5, 1.0, 2.0, 0.1)],
+        seeds=[SeedResult(0, f"runs/{name}", bits, 0.01, "ab" * 32, 20)],
+        curve=[CurvePoint(10, 640, 1.0, bits + 1), CurvePoint(20, 1280, 2.0, bits)],
+        shares=[TimeBin(0.0, 0.5, 1.0, 0.1), TimeBin(0.5, 1.0, 2.0, 0.1)],
         samplings=samplings, texts=["some text", HOSTILE],
-        film=Film(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
+        film=Animation(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
         costs=Costs(1000, 1e9, 20, 1280, 2.0, 1.9, None, 3.0),
     )  # fmt: skip
 
 
-def a_board(*entries: Entry) -> Board:
-    measures = [Measure(name, name, "share", "higher", "def") for name in ("entropy", "spelling")]
-    return Board(
+def make_report(*entries: Entry) -> ComparisonReport:
+    measures = [MetricInfo(name, name, "share", "higher", "def") for name in ("entropy", "spelling")]
+    return ComparisonReport(
         title=f"two on {HOSTILE}", created="now", command=["logosphere", "compare"], data="text8 test", length=3,
         data_sha256="00", corpus_sha256="11", tokenizer="t", unit="character", sequences=8, draws=2, budget="20 steps",
         entries=list(entries), measures=measures, real={"entropy": Value(4.1, 0.1), "spelling": Value(0.9, None)},
-        real_texts=["real"], literature=published("text8", "character"), environment={"python": "3"},
+        real_texts=["real"], literature=load_published_results("text8", "character"), environment={"python": "3"},
     )  # fmt: skip
 
 
-BOARD = a_board(entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7, 0.2), entry("rdlm", "surrogate", 1.4))
+REPORT = make_report(entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7, 0.2), entry("rdlm", "surrogate", 1.4))
 
 
 class Reader(HTMLParser):
@@ -77,7 +87,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_is_whole_and_fetches_nothing() -> None:
-    page = html(BOARD)
+    page = render_html(REPORT)
     reader = Reader()
     reader.feed(page)
     assert reader.open == [] and reader.fetched == [] and reader.scripts == 3
@@ -86,44 +96,44 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 
 
 def test_a_strangers_text_stays_text() -> None:
-    page = html(BOARD)
+    page = render_html(REPORT)
     assert "alert('x')" not in page.replace("alert(&#x27;x&#x27;)", "") and "\\u003c" in page
     films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["symbols"] == ["a", "<"]
-    assert "\\| piped" in markdown(replace(BOARD, entries=[replace(BOARD.entries[0], name=HOSTILE)]))
+    assert "\\| piped" in render_markdown(replace(REPORT, entries=[replace(REPORT.entries[0], name=HOSTILE)]))
 
 
 def test_kinds_never_share_a_column() -> None:
-    table = tables.likelihood(BOARD)
+    table = tables.tabulate_likelihood(REPORT)
     heads = [head for head, _ in table.heads]
     columns = {kind: heads.index(kind) for kind in ("exact", "bound", "surrogate")}
     for row, kind in zip(table.rows, columns, strict=True):
         assert [name for name, i in columns.items() if row.cells[i]] == [kind]
-    assert [row.look for row in table.rows] == ["best", "", "best parting"]
-    quoted = [heads[i] for i in sorted(table.quoted)]
+    assert [row.css_class for row in table.rows] == ["best", "", "best parting"]
+    quoted = [heads[i] for i in sorted(table.quoted_columns)]
     assert quoted == ["paper, exact", "paper, bound", "paper, surrogate"]
-    assert "rdlm" not in figures.standing(BOARD) and "rdlm" in figures.surrogates(BOARD)
-    assert "rdlm" not in figures.over_time(BOARD) and "mdlm" in figures.over_time(BOARD).replace("rdlm", "")
-    signs = [[cell for cell in row.cells if "±" in cell] for row in tables.trainings(BOARD).rows]
+    assert "rdlm" not in figures.plot_likelihood(REPORT) and "rdlm" in figures.plot_surrogates(REPORT)
+    assert "rdlm" not in figures.plot_over_time(REPORT) and "mdlm" in figures.plot_over_time(REPORT).replace("rdlm", "")
+    signs = [[cell for cell in row.cells if "±" in cell] for row in tables.tabulate_seeds(REPORT).rows]
     assert signs == [["= 1.5000 ± 0.0100"], ["≤ 1.7000 ± 0.0100"], ["~ 1.4000 ± 0.0100"]]
 
 
 def test_every_published_figure_says_how_it_was_got() -> None:
-    for paper in published("text8", "character"):
+    for paper in load_published_results("text8", "character"):
         assert (
             paper.value > 1
             and paper.protocol
             and "20" in paper.source
             and paper.kind in ("exact", "bound", "surrogate")
         )
-    assert published("text8", "byte") == [] and len(published("text8", "character")) >= 8
+    assert load_published_results("text8", "byte") == [] and len(load_published_results("text8", "character")) >= 8
 
 
 def test_plots_are_well_formed_and_hold_every_point() -> None:
     drawn = [
-        figures.standing(BOARD), figures.training(BOARD, "tokens"), figures.over_time(BOARD),
-        figures.frontier(BOARD, BOARD.measures[1]),
-        figures.against_cost(BOARD, BOARD.measures[1], lambda s: s.nfe, "NFE"),
+        figures.plot_likelihood(REPORT), figures.plot_training(REPORT, "tokens"), figures.plot_over_time(REPORT),
+        figures.plot_metric_against_entropy(REPORT, REPORT.measures[1]),
+        figures.plot_metric_against_cost(REPORT, REPORT.measures[1], lambda s: s.nfe, "NFE"),
     ]  # fmt: skip
     for svg in drawn:
         assert ElementTree.fromstring(svg).tag == "svg"
@@ -142,12 +152,12 @@ def test_points_stand_where_they_should() -> None:
 
 
 def test_one_far_value_does_not_flatten_the_others() -> None:
-    far = a_board(
+    far = make_report(
         entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7), entry("plaid", "bound", 1.8), entry("x", "bound", 700.0)
     )
-    drawn = figures.standing(far)
+    drawn = figures.plot_likelihood(far)
     assert "700 →" in drawn
-    svg = ElementTree.fromstring(figures.training(far, "tokens"))
+    svg = ElementTree.fromstring(figures.plot_training(far, "tokens"))
     ticks = [
         float(text.text)
         for text in svg.iter("text")
@@ -162,29 +172,29 @@ def test_one_far_value_does_not_flatten_the_others() -> None:
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     ticks = linear_ticks(low, high)
     assert 2 <= len(ticks) <= 8 and all(low - 1e-6 <= tick <= high + 1e-6 for tick in ticks)
-    assert len(log_ticks(3.0, 70.0)) >= 3 and number(2e6) == "2M" and number(0.0) == "0"
+    assert len(log_ticks(3.0, 70.0)) >= 3 and format_number(2e6) == "2M" and format_number(0.0) == "0"
 
 
 def test_sixteen_entries_look_different() -> None:
-    looks = {(n % 8, marker(n, 0.0, 0.0)) for n in range(16)}
+    looks = {(n % 8, draw_marker(n, 0.0, 0.0)) for n in range(16)}
     assert len(looks) == 16 and len(SHAPES) == 4
 
 
 def test_three_files_side_by_side(tmp_path: Path) -> None:
-    broken = replace(BOARD, real={"entropy": Value(math.nan, math.inf)})
-    written = write_board(broken, tmp_path / "out.html")
+    broken = replace(REPORT, real={"entropy": Value(math.nan, math.inf)})
+    written = write_comparison_report(broken, tmp_path / "out.html")
     assert [path.name for path in written] == ["out.html", "out.md", "out.json"]
     content = json.loads(written[2].read_text(), parse_constant=lambda name: pytest.fail(name))
     assert content["entries"][0]["bits"] == 1.5 and content["real"]["entropy"]["value"] is None
-    assert content["entries"][1]["samplings"] == asdict(BOARD)["entries"][1]["samplings"]
+    assert content["entries"][1]["samplings"] == asdict(REPORT)["entries"][1]["samplings"]
     assert written[1].read_text().startswith("# two on") and "≤ 1.7000 ± 0.0100" in written[1].read_text()
 
 
 def test_figures_of_papers_name_systems_that_are_here_and_their_kind() -> None:
     for data, unit in (("text8", "character"), ("cifar10", "dimension")):
-        rows = published(data, unit)
+        rows = load_published_results(data, unit)
         assert {row.system for row in rows} >= {"ar", "md4", "rdlm"} and all(row.source for row in rows)
         kinds = {row.system: row.kind for row in rows}
         assert (kinds["ar"], kinds["md4"], kinds["rdlm"]) == ("exact", "bound", "surrogate")
         assert {row.system for row in rows if row.system in systems()} >= {"md4", "rdlm", "d3pm-uniform"}
-    assert published("cifar10", "character") == []
+    assert load_published_results("cifar10", "character") == []

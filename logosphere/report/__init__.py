@@ -1,0 +1,1 @@
+"""Comparison reports: plain data rendered as HTML, Markdown and JSON, with plots and animations."""

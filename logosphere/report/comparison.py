@@ -1,0 +1,158 @@
+"""The data of a comparison report, from which all pages are rendered. The fields are the keys of its JSON file."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from logosphere.evaluation.elbo_over_time import TimeBin
+from logosphere.report.animation import Animation
+from logosphere.report.published_results import PublishedResult
+from logosphere.types import Kind
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with its standard error; None if there is no error."""
+
+    value: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """Name and meaning of a sample metric."""
+
+    name: str
+    title: str
+    unit: str
+    better: str
+    definition: str
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One training of an entry."""
+
+    seed: int
+    folder: str
+    bits: float
+    error: float
+    weights_sha256: str
+    step: int
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The bound on the validation split at one step of training."""
+
+    step: int
+    tokens: int
+    cpu_seconds: float
+    bits: float
+
+
+@dataclass(frozen=True)
+class SamplingResult:
+    """Cost and metrics of samples drawn with one number of steps and temperature."""
+
+    steps: int
+    temperature: float
+    samples: int
+    nfe: float
+    seconds: float
+    """Wall-clock seconds for all samples."""
+    cpu_seconds: float
+    figures: dict[str, Value]
+    """Sample metrics by name."""
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """The bound over time, the samples and an animation of one model."""
+
+    shares: list[TimeBin]
+    samplings: list[SamplingResult]
+    texts: list[str]
+    film: Animation
+
+
+def parse_sample_report(content: dict[str, Any]) -> SampleReport:
+    """Read a sample report from JSON content."""
+    samplings = [
+        SamplingResult(**one | {"figures": {name: Value(**value) for name, value in one["figures"].items()}})
+        for one in content["samplings"]
+    ]
+    shares = [TimeBin(**share) for share in content["shares"]]
+    return SampleReport(shares, samplings, content["texts"], Animation(**content["film"]))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of training and evaluation; None where they were not measured."""
+
+    parameters: int
+    step_flops: float
+    steps: int
+    tokens: int
+    seconds: float | None
+    cpu_seconds: float
+    peak_bytes: int | None
+    evaluation_seconds: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The results of one system over all its seeds."""
+
+    name: str
+    system: str
+    title: str
+    kind: Kind
+    options: list[str]
+    bits: float
+    error: float
+    """Standard error over sequences, of the mean over seeds."""
+    spread: float | None
+    """Standard deviation over seeds; None with one seed."""
+    above: float
+    """Paired difference to the best entry of its ranking."""
+    above_error: float
+    recon: float
+    diffusion: float
+    prior: float
+    seeds: list[SeedResult]
+    curve: list[CurvePoint]
+    shares: list[TimeBin]
+    """Bits per unit in equal bins of the quantile of time; their mean is the bound."""
+    samplings: list[SamplingResult]
+    texts: list[str]
+    film: Animation | None
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    """All results of a comparison."""
+
+    title: str
+    created: str
+    command: list[str]
+    data: str
+    data_sha256: str
+    corpus_sha256: str
+    tokenizer: str
+    unit: str
+    length: int
+    sequences: int
+    draws: int
+    budget: str
+    """Budget of every training; empty if trainings differ in more than system, options, seed and learning rate."""
+    entries: list[Entry]
+    """Ranked: exact values and bounds first, then surrogates."""
+    measures: list[MetricInfo]
+    real: dict[str, Value]
+    """Sample metrics of held-out text."""
+    real_texts: list[str]
+    own_rates: bool = False
+    """Whether systems were trained with different learning rates."""
+    literature: list[PublishedResult] = field(default_factory=list)
+    environment: dict[str, object] = field(default_factory=dict)

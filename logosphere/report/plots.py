@@ -1,0 +1,195 @@
+"""Plots: lines and points over two axes, and dot plots of values with error bars."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logosphere.report.svg import (
+    Axis,
+    draw_group,
+    draw_line,
+    draw_marker,
+    draw_polyline,
+    draw_svg,
+    draw_text,
+    format_number,
+)  # fmt: skip
+
+WIDTH, HEIGHT = 560.0, 330.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 14.0, 44.0
+ROW, NAMES = 26.0, 190.0
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point with its error bar and tooltip."""
+
+    x: float
+    y: float
+    error: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one entry, which has the same colour and marker on every plot of a page."""
+
+    entry: int
+    name: str
+    dots: Sequence[Dot]
+    line: bool = True
+    steps: bool = False
+    """Whether to draw horizontal steps from each point to the next."""
+
+
+def _find_range(values: Sequence[float], logarithmic: bool = False) -> tuple[float, float]:
+    """Return the range of values with some padding."""
+    low, high = min(values), max(values)
+    if logarithmic:
+        return (low / 1.15, high * 1.15) if high > low else (low / 2, high * 2)
+    pad = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - pad, high + pad
+
+
+OUTLIER_FACTOR = 3.0
+"""Values above this multiple of the median are drawn at the edge, so that the others stay legible."""
+
+
+def _without_outliers(values: Sequence[float]) -> list[float]:
+    """Return the values that determine the scale of a plot."""
+    limit = OUTLIER_FACTOR * statistics.median(values)
+    return [value for value in values if value <= limit] if limit > 0 else list(values)
+
+
+def plot(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    level: tuple[float, str] | None = None,
+    bounds_x: tuple[float, float] | None = None,
+    floor: float | None = None,
+    named: bool = False,
+) -> str:
+    """Draw lines and points over two axes; return "" if there are none.
+
+    `level` is a horizontal line and its label. With `named` the plot has its own legend; pages have one for all plots.
+    """
+    series = [one for one in (_keep_drawable(one, log_x) for one in series) if one.dots]
+    if not series:
+        return ""
+    heights = [dot.y + sign * dot.error for one in series for dot in one.dots for sign in (-1, 1)]
+    low, high = _find_range([*_without_outliers(heights), *([] if level is None else [level[0]])])
+    spread = bounds_x or _find_range([dot.x for one in series for dot in one.dots], log_x)
+    x_axis = Axis(*spread, LEFT, WIDTH - RIGHT, log_x)
+    y_axis = Axis(low if floor is None else floor, high, HEIGHT - BOTTOM, TOP)
+    body = [*_draw_axes(x_axis, y_axis, x, y)]
+    if level is not None:
+        at = y_axis(level[0])
+        body += [
+            draw_line("level", LEFT, at, WIDTH - RIGHT, at),
+            draw_text("note", WIDTH - RIGHT - 4, at - 5, level[1], "end"),
+        ]
+    body += [_draw_series(one, x_axis, y_axis) for one in series]
+    if named:
+        body += _draw_legend(series, x_axis, y_axis)
+    return draw_svg(WIDTH, HEIGHT, title, body)
+
+
+def _draw_legend(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> list[str]:
+    """Draw markers and names at the upper right, or at the lower right where lines end high."""
+    edge, parts = WIDTH - RIGHT - 12, list[str]()
+    ends = [y_axis(dot.y) for one in series for dot in one.dots if x_axis(dot.x) > 0.7 * WIDTH]
+    first = HEIGHT - BOTTOM - 18 * len(series) if ends and min(ends) < TOP + 18 * len(series) + 12 else TOP + 12
+    for row, one in enumerate(series):
+        y = first + 18 * row
+        parts += [
+            draw_group(one.entry, [draw_marker(one.entry, edge, y - 4)]),
+            draw_text("name", edge - 12, y, one.name, "end"),
+        ]
+    return parts
+
+
+def _keep_drawable(series: Series, log_x: bool) -> Series:
+    dots = [d for d in series.dots if math.isfinite(d.x) and math.isfinite(d.y) and (d.x > 0 or not log_x)]
+    return Series(series.entry, series.name, dots, series.line, series.steps)
+
+
+def _draw_axes(x_axis: Axis, y_axis: Axis, x: str, y: str) -> list[str]:
+    foot, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for tick in y_axis.ticks():
+        at = y_axis(tick)
+        parts += [
+            draw_line("grid", LEFT, at, right, at),
+            draw_text("tick", LEFT - 7, at + 4, format_number(tick), "end"),
+        ]
+    for tick in x_axis.ticks():
+        at = x_axis(tick)
+        parts += [draw_line("mark", at, foot, at, foot + 4), draw_text("tick", at, foot + 17, format_number(tick))]
+    parts += [draw_line("axis", LEFT, foot, right, foot), draw_text("label", (LEFT + right) / 2, HEIGHT - 6, x)]
+    return [*parts, draw_text("label", 14.0, (TOP + foot) / 2, y, vertical=True)]
+
+
+def _draw_series(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+    coordinates = [(x_axis(dot.x), y_axis(min(dot.y, y_axis.high))) for dot in series.dots]
+    parts = []
+    if series.line and len(coordinates) > 1:
+        parts.append(draw_polyline(_make_steps(coordinates) if series.steps else coordinates, series.entry))
+    for dot, (px, py) in zip(series.dots, coordinates, strict=True):
+        if dot.error > 0:
+            middle = px if not series.steps else px + _half_step_width(coordinates)
+            top, bottom = (y_axis(min(dot.y + sign * dot.error, y_axis.high)) for sign in (1, -1))
+            parts.append(draw_line("error", middle, top, middle, bottom))
+        if dot.note:
+            shift = _half_step_width(coordinates) if series.steps else 0.0
+            parts.append(draw_marker(series.entry, px + shift, py, 3.2 if series.steps else 4.2, dot.note))
+    return draw_group(series.entry, parts)
+
+
+def _make_steps(coordinates: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [corner for a, b in zip(coordinates, coordinates[1:], strict=False) for corner in (a, (b[0], a[1]), b)]
+
+
+def _half_step_width(coordinates: Sequence[tuple[float, float]]) -> float:
+    return (coordinates[1][0] - coordinates[0][0]) / 2 if len(coordinates) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class DotPlotRow:
+    """A row of a dot plot: a value with its error bar."""
+
+    entry: int
+    name: str
+    value: float
+    error: float
+    hollow: bool
+    """Whether the value is a bound; markers of exact values are filled."""
+    note: str
+
+
+def dot_plot(rows: Sequence[DotPlotRow], *, title: str, x: str) -> str:
+    """Draw one value per row with its error bar."""
+    height = TOP + ROW * len(rows) + BOTTOM
+    foot, right = height - BOTTOM, WIDTH - RIGHT - 6
+    ends = [row.value + sign * row.error for row in rows for sign in (-1, 1)]
+    x_axis = Axis(*_find_range(_without_outliers(ends)), NAMES, right)
+    parts = []
+    for tick in x_axis.ticks():
+        at = x_axis(tick)
+        parts += [draw_line("grid", at, TOP, at, foot), draw_text("tick", at, foot + 17, format_number(tick))]
+    parts.append(draw_text("label", (NAMES + right) / 2, height - 6, x))
+    for i, row in enumerate(rows):
+        y = TOP + ROW * (i + 0.5)
+        if row.value > x_axis.high:
+            parts.append(draw_text("name", NAMES - 12, y + 4, row.name, "end"))
+            parts.append(draw_text("note", right, y + 4, f"{format_number(row.value)} →", "end"))
+            continue
+        bar = draw_line("error", x_axis(row.value - row.error), y, x_axis(min(row.value + row.error, x_axis.high)), y)
+        point = draw_marker(row.entry, x_axis(row.value), y, 5.0, row.note)
+        parts.append(draw_text("name", NAMES - 12, y + 4, row.name, "end"))
+        parts.append(draw_group(row.entry, [bar, point], " hollow" if row.hollow else ""))
+    return draw_svg(WIDTH, height, title, parts)

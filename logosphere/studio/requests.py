@@ -1,0 +1,129 @@
+"""Requests of the page to generate texts: every field is checked and every size is limited."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from logosphere.data.prompting import encode_prompt
+from logosphere.data.tokenizers import Tokenizer
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.sampling.catalogue import listing
+from logosphere.types import Positions, Tokens
+
+MAX_STEPS, MAX_TEXTS, MAX_PROMPT, MAX_TOKENS = 1024, 8, 4000, 16384
+MAX_TOKEN_STEPS = 1 << 22
+"""Tokens over all steps, which a job keeps for its viewers."""
+SEEDS = 2**31
+FIELDS = {"system", "n", "steps", "prompt", "locks", "sampler", "temperature", "top_p", "seed"}
+
+
+@dataclass(frozen=True)
+class PinnedToken:
+    """A pinned position: a token, or a text that begins there."""
+
+    at: int
+    token: int | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """A request to generate texts."""
+
+    system: int
+    """The number of the model."""
+    n: int = 1
+    steps: int = 64
+    prompt: str = ""
+    pins: tuple[PinnedToken, ...] = ()
+    sampler: str = "auto"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @staticmethod
+    def parse(content: Any, systems: int) -> "GenerateRequest":
+        """Check the JSON content of a request to a studio with so many models."""
+        if not isinstance(content, dict) or not content.keys() <= FIELDS:
+            raise UserError(f"A request is an object with some of the fields {', '.join(sorted(FIELDS))}.")
+        name = _parse_text(content.get("sampler", "auto"), "sampler", 40)
+        if name != "auto":
+            listing(name)
+        locks = content.get("locks", [])
+        if not isinstance(locks, list) or len(locks) > MAX_TOKENS:
+            raise UserError(f"Locks are a list of at most {MAX_TOKENS} positions.")
+        return GenerateRequest(
+            system=_parse_int(content.get("system"), "system", 0, systems - 1),
+            n=_parse_int(content.get("n", 1), "n", 1, MAX_TEXTS),
+            steps=_parse_int(content.get("steps", 64), "steps", 1, MAX_STEPS),
+            prompt=_parse_text(content.get("prompt", ""), "prompt", MAX_PROMPT),
+            pins=tuple(_parse_pin(lock) for lock in locks),
+            sampler=name,
+            temperature=_parse_float(content.get("temperature", 1.0), "temperature", 0.01, 10.0),
+            top_p=_parse_float(content.get("top_p", 1.0), "top_p", 0.01, 1.0),
+            seed=_parse_int(content.get("seed", 0), "seed", 0, SEEDS - 1),
+        )
+
+
+def _parse_int(value: Any, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f"The field {name} must be a whole number from {low} to {high}.")
+    return value
+
+
+def _parse_float(value: Any, name: str, low: float, high: float) -> float:
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise UserError(f"The field {name} must be a number from {low:g} to {high:g}.")
+    return float(value)
+
+
+def _parse_text(value: Any, name: str, limit: int) -> str:
+    if not isinstance(value, str) or len(value) > limit:
+        raise UserError(f"The field {name} must be a text of at most {limit} characters.")
+    return value
+
+
+def _parse_pin(value: Any) -> PinnedToken:
+    if not isinstance(value, dict) or value.keys() not in ({"at", "token"}, {"at", "text"}):
+        raise UserError("A lock has a position (at) and either a token or a text.")
+    at = _parse_int(value["at"], "at", 0, MAX_TOKENS)
+    if "token" in value:
+        return PinnedToken(at, token=_parse_int(value["token"], "token", 0, 2**31))
+    return PinnedToken(at, text=_parse_text(value["text"], "text", MAX_PROMPT))
+
+
+@dataclass(frozen=True)
+class PinnedPositions:
+    """The known positions of a request and their tokens, each [1, L]."""
+
+    known: Positions
+    tokens: Tokens
+
+
+def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -> PinnedPositions | None:
+    """Combine the prompt and the pinned tokens of a request; return None if there are none."""
+    if request.n * model.length > MAX_TOKENS:
+        raise UserError(f"The studio writes at most {MAX_TOKENS} tokens at once; ask for fewer texts.")
+    if request.n * model.length * request.steps > MAX_TOKEN_STEPS:
+        limit = f"at most {MAX_TOKEN_STEPS} tokens over all steps"
+        raise UserError(f"The studio shows {limit}; ask for fewer texts or steps.")
+    known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
+    if request.prompt:
+        given = encode_prompt(request.prompt, tokenizer, model.length)
+        known, tokens = given.known, given.tokens
+    for pin in request.pins:
+        ids = [pin.token] if pin.token is not None else tokenizer.encode(pin.text or "").tolist()
+        if pin.at + len(ids) > model.length:
+            raise UserError(f"This model writes {model.length} tokens; a lock reaches beyond them.")
+        if max(ids, default=0) >= model.vocab_size:
+            raise UserError(f"Tokens must be numbers from 0 to {model.vocab_size - 1}.")
+        known[pin.at : pin.at + len(ids)] = True
+        tokens[pin.at : pin.at + len(ids)] = torch.tensor(ids, dtype=torch.long)
+    if not known.any():
+        return None
+    if known.all():
+        raise UserError("Every position is locked, so there is nothing to write; unlock some.")
+    model.check_known(known)
+    return PinnedPositions(known[None], tokens[None])

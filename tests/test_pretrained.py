@@ -1,0 +1,177 @@
+"""Bundled checkpoints: each measures what its record says, loads in float32, and is found by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_cli import cache, said, train, workplace  # noqa: F401
+from test_cli_mistakes import sentence
+
+import logosphere as ls
+from logosphere import pretrained
+from logosphere.cli import main
+from logosphere.runs.export import read_record, recorded
+from logosphere.runs.run import Run
+
+PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
+
+
+@pytest.mark.parametrize(
+    "name", pretrained.list_pretrained() or [pytest.param("", marks=pytest.mark.skip("no checkpoint is bundled"))]
+)
+def test_a_bundled_checkpoint_measures_what_its_record_says(name: str) -> None:
+    folder = pretrained.resolve_folder(f"pretrained:{name}")
+    record = read_record(folder)
+    measured = recorded(folder, record.text)
+    assert measured.bits == pytest.approx(record.bits, rel=1e-4) and measured.kind == record.kind
+    assert measured.weights_sha256 == record.weights_sha256
+    assert (folder / "model.safetensors").stat().st_size <= 12_000_000 and (folder / "card.md").exists()
+
+
+def test_the_prefix_box_is_the_same_as_pretrained() -> None:
+    for name in pretrained.list_pretrained():
+        assert pretrained.resolve_folder(f"box:{name}") == pretrained.resolve_folder(f"pretrained:{name}")
+    assert pretrained.resolve_folder("runs/box") == Path("runs/box")
+
+
+def test_nothing_is_written_into_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pretrained.resolve_folder(f"pretrained:{pretrained.list_pretrained()[0]}")
+    before = sorted(folder.rglob("*"))
+    Path("text.txt").write_text(read_record(folder).text * 4)
+    assert (
+        main(
+            [
+                "evaluate",
+                f"pretrained:{pretrained.list_pretrained()[0]}",
+                "--data",
+                "text.txt",
+                "--sequences",
+                "4",
+                "--draws",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert sorted(folder.rglob("*")) == before and list(Run(folder).results.glob("*.json"))
+
+
+@pytest.fixture
+def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:  # noqa: F811
+    """A tiny run, exported to where bundled checkpoints are looked for."""
+    package = workplace / "package"
+    package.mkdir()
+    monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
+    assert train("--system", "rdlm", out="trained/run") == 0
+    assert main(["export", "trained/run", "--out", str(package / "rdlm"), *PACK]) == 0
+    capsys.readouterr()
+    return package / "rdlm"
+
+
+def test_a_checkpoint_holds_half_precision_and_is_read_as_float32(exported: Path) -> None:
+    stored = load_file(exported / "model.safetensors")
+    model = ls.load("pretrained:rdlm")
+    for name, weight in model.named_parameters():
+        assert stored[name].dtype == torch.float16 and weight.dtype == torch.float32
+        assert torch.equal(weight, stored[name].float())
+    buffers = {
+        name: tensor for name, tensor in model.state_dict().items() if name not in dict(model.named_parameters())
+    }
+    assert all(stored[name].dtype == tensor.dtype for name, tensor in buffers.items())
+
+
+def test_its_record_is_kept_and_a_changed_weight_is_noticed(exported: Path) -> None:
+    record = read_record(exported)
+    assert recorded(exported, record.text) == record and record.kind == "bound"
+    text = (exported / "card.md").read_text()
+    assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and text.count("\n    ") >= 2
+    with pytest.raises(ls.UserError, match="damaged"):
+        (exported / "record.json").write_text("{}")
+        read_record(exported)
+
+
+def test_sample_uses_a_bundled_checkpoint_when_there_is_no_run(
+    exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = {path.name for path in exported.iterdir()}
+    assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
+    from_bundled = said(capsys)["samples"]
+    assert main(["sample", "pretrained:rdlm", "-n", "1", "--steps", "4", "--temperature", "0.6", "--json"]) == 0
+    assert said(capsys)["samples"] == from_bundled
+    for words, told in ([], True), (["--temperature", "1"], False), (["pretrained:rdlm"], False):
+        assert main(["sample", *words, "-n", "1", "--steps", "4"]) == 0
+        assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == told
+    assert main(["evaluate", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
+    assert said(capsys)["kind"] == "bound"
+    assert main(["compare", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
+    assert {path.name for path in exported.iterdir()} == inside  # a package is read, never written
+    train(out="runs/mine")
+    capsys.readouterr()
+    assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
+    assert said(capsys)["samples"] != from_bundled  # a run of one's own comes first
+
+
+def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
+    workplace: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    package, lines = workplace / "package", [f"a tale of {'so ' * (number % 3)}few words" for number in range(60)]
+    monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
+    Path("tales.txt").write_text("\n".join(lines))
+    assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
+    assert main(["export", "trained/run", "--out", str(package / "stories"), *PACK]) == 0
+    record = read_record(package / "stories")
+    assert set(record.text.splitlines()) <= set(lines) and recorded(package / "stories", record.text) == record
+    capsys.readouterr()
+    assert main(["sample", "-n", "1", "--steps", "4"]) == 0
+    way = pretrained.sampling_defaults("stories")
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"at a temperature of {way.temperature} by the sampler '{way.sampler}'" in told
+
+
+@pytest.mark.slow
+def test_mistakes_with_names(
+    exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "'rdlm'" in sentence(capsys, ["sample", "pretrained:rdml"])
+    assert "exists already" in sentence(capsys, ["export", "trained/run", "--out", str(exported), *PACK])
+    monkeypatch.setattr("logosphere.runs.export.LARGEST", 100)
+    assert "smaller network" in sentence(capsys, ["export", "trained/run", "--out", "other", *PACK])
+    assert not Path("other").exists()
+    monkeypatch.setattr(pretrained, "__file__", str(exported / "nothing.py"))
+    assert "train a model" in sentence(capsys, ["sample", "pretrained:rdlm"])
+    assert "logosphere train" in sentence(capsys, ["sample"])
+
+
+@pytest.mark.slow
+def test_the_bench_measures_systems_and_runs(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--length", "16", "--batch", "2"]
+    assert (
+        main(["bench", "pretrained:rdlm", "--systems", "ar,mdlm", "--steps", "4", "--rounds", "2", *size, "--json"])
+        == 0
+    )
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows.keys() == {"rdlm", "ar", "mdlm"} and rows["ar"]["nfe"] == 16 and rows["mdlm"]["nfe"] == 4
+    for row in rows.values():
+        assert all(value > 0 for key, value in row.items() if key != "name")
+    assert main(["bench", "--systems", "ar", "--steps", "4", "--rounds", "1", *size]) == 0
+    assert "train tok/s" in capsys.readouterr().out
+    assert "'mdlm'" in sentence(capsys, ["bench", "--systems", "mdml"])
+    assert "--systems" in sentence(capsys, ["bench"])
+    assert "at least 1" in sentence(capsys, ["bench", "--systems", "ar", "--rounds", "0"])
+
+
+def test_the_studio_opens_a_bundled_checkpoint_and_measures_it_on_its_own_text(exported: Path) -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    from logosphere.studio.app import create_app
+    from logosphere.studio.models import list_models
+
+    models = list_models([])  # no run in runs/
+    assert [model.name for model in models] == ["pretrained:rdlm"]
+    with testclient.TestClient(create_app(models, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
+        written = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
+        assert "event: done" in written and "logosphere sample pretrained:rdlm" in written
+        assert '"sequences":16' in client.post("/secret/time/0").text
