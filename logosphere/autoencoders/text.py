@@ -84,11 +84,12 @@ class TextAutoencoder(Autoencoder):
         features: int,
         scale: Scale,
         teaching: Teaching,
+        layer_norm: bool = True,
     ):
         super().__init__()
         self.vocab_size, self.length, self.latents, self.features = vocab_size, length, latents, features
         self.reader, self.compressor, self.decoder = reader, compressor, decoder
-        self.scale, self.teaching = scale, teaching
+        self.scale, self.teaching, self.layer_norm = scale, teaching, layer_norm
         variational = teaching.divergence is not None
         self.leave = None
         if compressor is not None:
@@ -109,10 +110,12 @@ class TextAutoencoder(Autoencoder):
         return self.leave(self.compressor(h, shown))
 
     def _centre(self, raw: Float[Tensor, "B N e"]) -> Float[Tensor, "B N d"]:
-        """Latents whose size cannot grow: tanh of a mean, or normalised."""
+        """Latents whose size cannot grow: tanh of a mean, or normalised. States of a frozen encoder cannot anyway."""
         if self.teaching.divergence is not None:
             return raw[..., : self.features].tanh()
-        return self._projected(raw) if self.scale == "sphere" else F.layer_norm(raw, (self.features,))
+        if self.scale == "sphere":
+            return self._projected(raw)
+        return F.layer_norm(raw, (self.features,)) if self.layer_norm else raw
 
     def _projected(self, z: State) -> State:
         """The nearest point of the sphere of radius √d."""

@@ -6,7 +6,7 @@ built from these presets reports is the bound of docs/latents.md on its own like
 
 from logosphere.presets.preset import Aspect, Preset
 
-CHECKED = "tests/parity/test_latent.py"
+CHECKED = "tests/parity/test_latent_paths.py, tests/parity/test_latent_stages.py"
 NO_DOWNLOAD = "no pretrained weights needed"
 CHEAPER = "the bound pays for every number and for every bit of its precision, also for those that no decoder reads"
 STAGES = "both stages share one budget of steps, of which stage_one is the autoencoder's fraction"
@@ -159,9 +159,9 @@ TENCDM = Preset(
             "parameterisation",
             "States of the last layer of a frozen BERT, one for each token, standardised per feature; the network "
             "predicts x0.",
-            "States of an encoder trained here.",
-            NO_DOWNLOAD,
-            FROZEN,
+            "States of an encoder trained here, layer-normalised before they are standardised.",
+            f"{NO_DOWNLOAD}; an encoder that learns must not answer noise by larger states",
+            {"layer_norm": False, **FROZEN},
         ),
         Aspect("weighting", "The mean squared error of x0. The decoder has the cross-entropy."),
         Aspect(

@@ -14,13 +14,13 @@ alone by the optimiser, to the last bit.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from logosphere.codecs.autoencoder import Autoencoder
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Encoded, Noised, Process
 from logosphere.processes.gaussian import FIRST, Gaussian
@@ -64,8 +64,6 @@ class Latent(Process):
         weighting: Weighting = "uniform",
     ):
         super().__init__()
-        if weighting not in get_args(Weighting):
-            raise UserError(f"'{weighting}' is not a choice for weighting.{nearest(weighting, get_args(Weighting))}")
         if not 0 < stage_one < 1:
             raise UserError(f"stage_one is a share of the training between 0 and 1, not {stage_one}.")
         self.path, self.stage_one, self.joint, self.weighting = path, stage_one, joint, weighting

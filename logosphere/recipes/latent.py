@@ -33,6 +33,9 @@ COMPRESSION, NUMBERS = 4, 16
 say ½ · 16 log(1 + e³) = 24 nats, 6 a token. The papers have 64 and more; whatever they do not say is paid for all the
 same, and must be learnt by the path (docs/results.md)."""
 
+SCALES: dict[str, Scale] = {name: name for name in get_args(Scale)}
+WEIGHTINGS: dict[str, Weighting] = {name: name for name in get_args(Weighting)}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -42,12 +45,13 @@ class Settings:
     """Fewer latents than tokens; else every token has its own."""
     from_left: bool
     """The decoder writes token after token; else all at once."""
-    scale: Scale
+    scale: str
     teaching: Teaching
     predicts: str
     latents: int | None = None
     compression: int = COMPRESSION
     latent_width: int | None = None
+    layer_norm: bool = True
     encoder: str | None = None
     layer: int = 6
     pieces: list[int] | None = None
@@ -57,7 +61,7 @@ class Settings:
     last: float = 3.0
     lowest: float | None = None
     blurred: float | None = None
-    weighting: Weighting = "uniform"
+    weighting: str = "uniform"
     self_conditioning: float = 0.5
     learned_null: bool = False
     stage_one: float = 0.4
@@ -66,8 +70,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.predicts not in STATES:
             raise UserError(f"'{self.predicts}' is not a choice for predicts.{nearest(self.predicts, STATES)}")
-        if self.scale not in get_args(Scale):
-            raise UserError(f"'{self.scale}' is not a choice for scale.{nearest(self.scale, get_args(Scale))}")
+        for option, value, choices in (("scale", self.scale, SCALES), ("weighting", self.weighting, WEIGHTINGS)):
+            if value not in choices:
+                raise UserError(f"'{value}' is not a choice for {option}.{nearest(value, choices)}")
         if self.compression < 1:
             raise UserError(f"compression is a number of tokens to a latent, at least 1, not {self.compression}.")
         if self.tan <= 0:
@@ -96,7 +101,8 @@ def _builder(system: Settings) -> Callable[..., Model]:
         latents: int | None = system.latents,
         compression: int = system.compression,
         latent_width: int | None = system.latent_width,
-        scale: Scale = system.scale,
+        scale: str = system.scale,
+        layer_norm: bool = system.layer_norm,
         encoder: str | None = system.encoder,
         layer: int = system.layer,
         pieces: list[int] | None = system.pieces,
@@ -107,7 +113,7 @@ def _builder(system: Settings) -> Callable[..., Model]:
         last: float = system.last,
         lowest: float | None = system.lowest,
         blurred: float | None = system.blurred,
-        weighting: Weighting = system.weighting,
+        weighting: str = system.weighting,
         self_conditioning: float = system.self_conditioning,
         learned_null: bool = system.learned_null,
         stage_one: float = system.stage_one,
@@ -127,6 +133,7 @@ def _builder(system: Settings) -> Callable[..., Model]:
         latents, latent_width   how many and how wide; None: one for `compression` tokens, of the encoder's width
         compression             tokens to a latent where latents is None
         scale                   sphere (length √d), standard (mean 0, variance 1) or none (as the encoder makes them)
+        layer_norm              layer-normalise latents first, so that a learned encoder cannot answer noise by size
         encoder, layer          minilm or hf:OWNER/NAME, and which of its layers (-1: the last); None: trained here
         pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
         predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
@@ -153,10 +160,10 @@ def _builder(system: Settings) -> Callable[..., Model]:
         )  # fmt: skip
         has = replace(
             system, teaching=teaching, latents=latents, compression=compression, latent_width=latent_width,
-            scale=scale, encoder=encoder, layer=layer, pieces=pieces, autoencoder_depth=autoencoder_depth,
-            predicts=predicts, schedule=schedule, tan=tan, last=last, lowest=lowest, blurred=blurred,
-            weighting=weighting, self_conditioning=self_conditioning, learned_null=learned_null,
-            stage_one=stage_one, joint=joint,
+            scale=scale, layer_norm=layer_norm, encoder=encoder, layer=layer, pieces=pieces,
+            autoencoder_depth=autoencoder_depth, predicts=predicts, schedule=schedule, tan=tan, last=last,
+            lowest=lowest, blurred=blurred, weighting=weighting, self_conditioning=self_conditioning,
+            learned_null=learned_null, stage_one=stage_one, joint=joint,
         )  # fmt: skip
         return _model(vocab_size, length, network, has)
 
@@ -218,7 +225,13 @@ def _model(vocab_size: int, length: int, network: Network | None, has: Settings)
         loss="error",
     )
     blurred = has.last if has.blurred is None else has.blurred
-    process = Latent(path, stage_one=has.stage_one, blurred=blurred, joint=has.joint, weighting=has.weighting)
+    process = Latent(
+        path,
+        stage_one=has.stage_one,
+        blurred=blurred,
+        joint=has.joint,
+        weighting=WEIGHTINGS[has.weighting],
+    )
     denoiser = None if network is None else _network(process, codec, network, has)
     return Model(process, denoiser, length=length, block=length)
 
@@ -235,7 +248,8 @@ def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> Tex
         compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
     return TextAutoencoder(
         vocab_size, length, reader, compressor, decoder,
-        latents=latents, features=features, scale=has.scale, teaching=has.teaching,
+        latents=latents, features=features, scale=SCALES[has.scale], teaching=has.teaching,
+        layer_norm=has.layer_norm,
     )  # fmt: skip
 
 
