@@ -191,7 +191,7 @@ tencdm = _builder(
 )  # fmt: skip
 """TEncDM: standardised states of an encoder, one for each token; a decoder that learns to read noisy ones.
 
-blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
+blurred=-1.5 is about where TEncDM's decoder stops, at t = 0.15 of tan-9; the published path begins at a log-SNR of 8.5.
 """
 
 cosmos = _builder(
