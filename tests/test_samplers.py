@@ -18,7 +18,7 @@ from logosphere.sampling.steppers import likelihood_order as by_likelihood
 from logosphere.sampling.walk import Frame
 
 LANGUAGE = skewed(5, 6)
-OTHERS = ("the sphere", "uniform diffusion", "Gaussian diffusion", "Gaussian diffusion and flows")
+OTHERS = ("the sphere", "uniform diffusion", "Gaussian diffusion", "Gaussian diffusion and flows", "latent diffusion")
 MASKED = [one.name for one in LISTINGS if one.fits not in OTHERS]
 N = 4000
 CASES = {"chain": skewed(3, 4), "table": table()}

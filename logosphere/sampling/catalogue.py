@@ -6,6 +6,7 @@ from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
+LATENT = "latent diffusion"
 REMASKED = "masked diffusion with a remasker"
 HIDDEN = "masked diffusion and the sphere in turn"
 
@@ -59,6 +60,10 @@ LISTINGS = [
     Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
     Listing("renormalised", "ddim towards the expected state at the length of embeddings (CDCD)", GAUSSIAN, False),
     Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
+    Listing("euler-tencdm", "Euler steps of the reverse SDE at even times from 1 to 0.01 (TEncDM)", LATENT, True),
+    Listing("euler-cosmos", "Euler steps of the reverse SDE at even times from 1 to 0.05 (COSMOS)", LATENT, True),
+    Listing("ddpm-ld4lg", "ancestral with the variance of the forward step, at even times (LD4LG)", LATENT, True),
+    Listing("ddim-planner", "ddim at even times (PLANNER)", LATENT, True),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

@@ -8,7 +8,7 @@ import torch
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.processes.flow import Flow
-from logosphere.processes.gaussian_moves import ddim, renoised
+from logosphere.processes.gaussian_moves import ddim, enlarged, renoised
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import Grid, Loop, StandingEnd
@@ -41,6 +41,7 @@ from logosphere.sampling.steppers.base import masked
 from logosphere.sampling.steppers.flows import Downstream
 from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
+from logosphere.sampling.steppers.latent import EulerMaruyama, EvenTimes, latent_path
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ def _heun(model: Model) -> Sampler:
     return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
 
 
+def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
+    """A stepper of latents along even times, down to the time `end`."""
+    return lambda model: Sampler(stepper, grid=EvenTimes(latent_path(model.process), end))
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
@@ -143,6 +149,10 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "clamped": _always(Sampler(Directed(aim=rounded))),
     "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
+    "euler-tencdm": _evenly(EulerMaruyama(0.01), 0.01),
+    "euler-cosmos": _evenly(EulerMaruyama(0.05), 0.05),
+    "ddpm-ld4lg": _evenly(Directed(enlarged)),
+    "ddim-planner": _evenly(Directed(ddim)),
 }
 
 
