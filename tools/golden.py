@@ -23,7 +23,7 @@ from logosphere.errors import UserError
 VOCABULARY, LENGTH, BATCH, STEPS, DRAWS, SAMPLES = 11, 16, 8, 5, 4, 8
 SIZE = {"width": 32, "depth": 2, "heads": 2}
 AGREEMENT = 0.95
-"""Fraction of sampled tokens that must agree where numbers may differ by rounding: a draw may fall on the other side."""
+"""Fraction of sampled tokens that must agree where numbers differ by rounding, which may change single draws."""
 
 
 def cases() -> list[str]:
