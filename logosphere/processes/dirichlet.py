@@ -29,11 +29,13 @@ from torch import Tensor
 from logosphere.geometry import simplex
 from logosphere.noise import Noise
 from logosphere.processes.flow import Path, Share
-from logosphere.shapes import Float
+from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, State
 
 LOWEST, ACROSS, ALONG = -20.0, 512, 128
 """The table reaches down to log y = -20 in so many steps, and from α = 1 to the last in so many."""
+PACE = 2.0
+"""The mean of α - 1 in training, in the paper."""
 POINTS = 48
 """Nodes of the quadrature from above."""
 SCALE, CAP = 1.7, 0.2
@@ -48,8 +50,10 @@ class DirichletPath(Path):
     table: Tensor
     noisiness: Tensor
 
-    def __init__(self, choices: int, last: float, *, churn: float = 1.0):
+    def __init__(self, choices: int, last: float, *, churn: float = 1.0, endless: bool = False):
+        """With `endless` training also sees α beyond the last: α - last ~ 2 Exp(1)."""
         super().__init__()
+        self.tail = PACE / (last - 1) if endless else 0.0
         self.width = self.choices = choices
         self.last, self.churn = last, churn
         self.deterministic = churn == 0
@@ -63,14 +67,14 @@ class DirichletPath(Path):
     def start(self, batch: int, length: int, noise: Noise) -> State:
         return simplex.even(batch, length, self.choices, noise)
 
-    def _alpha(self, s: Share) -> Float[Tensor, "..."]:
+    def alpha(self, s: Share) -> Float[Tensor, "..."]:
         return 1 + (self.last - 1) * s
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
-        return simplex.favoured(u, simplex.gamma(self._alpha(s), noise), noise)
+        return simplex.favoured(u, simplex.gamma(self.alpha(s), noise), noise)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
-        return (self._alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
+        return (self.alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
 
     def speed(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         """C(z_k, α), from the table of C / y, linear in log y and α."""
@@ -84,7 +88,7 @@ class DirichletPath(Path):
         return z * torch.lerp(*rows, share[..., None])
 
     def _between(self, s: Share) -> tuple[Tensor, Tensor]:
-        place = s * ALONG
+        place = (s * ALONG).clamp_max(ALONG)
         low = place.long().clamp(0, ALONG - 1)
         return low, place - low
 
@@ -94,7 +98,7 @@ class DirichletPath(Path):
         return torch.lerp(self.noisiness[low], self.noisiness[low + 1], share)
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        gained, p, speed = self._alpha(s) - 1, out.softmax(-1), self.speed(z, s)
+        gained, p, speed = self.alpha(s) - 1, out.softmax(-1), self.speed(z, s)
         width = length * (self.last - 1)
         if self.churn == 0:
             share = (z * u).sum(-1).clamp_min(simplex.TINY)
@@ -109,13 +113,24 @@ class DirichletPath(Path):
         if self.churn == 0:
             return simplex.drifted(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
         h = self.noise((s + then) / 2)
-        pull = self.speed(z, s) + (0.5 * h * (self._alpha(s) - 1))[..., None]
+        pull = self.speed(z, s) + (0.5 * h * (self.alpha(s) - 1))[..., None]
         z = simplex.drifted(z, out.softmax(-1) * pull * step[..., None])
         return simplex.diffused(z, (h * step)[..., None], noise)
 
     def flow(self, out: Logits, z: State, s: Share) -> State:
         weights = (self.last - 1) * out.softmax(-1) * self.speed(z, s)
         return weights - weights.sum(-1, keepdim=True) * z
+
+    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return share
+
+    def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """Euler's step, projected onto the simplex should it leave it."""
+        return simplex.projected(z + (then - s).clamp_min(0)[..., None] * self.flow(out, z, s))
+
+    def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
+        """The likeliest token of the last prediction."""
+        return out.argmax(-1)
 
     def onto(self, z: State) -> State:
         return simplex.onto(z)
@@ -145,7 +160,7 @@ def speeds(choices: int, alphas: Float[Tensor, "A"]) -> Float[Tensor, "A X"]:
 
 
 def _from_below(edges: Tensor, alpha: Tensor, mean: Tensor, b: int) -> Float[Tensor, "A X"]:
-    """By Gauss-Legendre quadrature in log x, 8 points to a step; up to exp(-20) with 1 - (b - 1) x for (1 - x)^(b-1)."""
+    """By Gauss-Legendre quadrature in log x, 8 points to a step; up to exp(-20) (1 - x)^(b-1) is 1 - (b - 1) x."""
     points, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(8))
     half = edges.diff()[:, None] / 2
     log_x = (edges[:-1, None] + half) + half * points

@@ -7,6 +7,8 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.base import uniform_grid
+from logosphere.processes.fields import TangentFlow
 from logosphere.processes.flow import Flow
 from logosphere.processes.gaussian_moves import ddim, renoised
 from logosphere.processes.moves import MOVES
@@ -38,7 +40,7 @@ from logosphere.sampling.steppers import (
     random_order,
 )
 from logosphere.sampling.steppers.base import masked
-from logosphere.sampling.steppers.flows import Downstream
+from logosphere.sampling.steppers.flows import Downstream, Euler, Messages
 from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
 
@@ -101,6 +103,11 @@ def _heun(model: Model) -> Sampler:
     return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
 
 
+def _euler(model: Model) -> Sampler:
+    """A tangent field's own step is Euler's already."""
+    return Sampler(ancestral, grid=uniform_grid) if isinstance(model.process, TangentFlow) else Sampler(Euler())
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
@@ -137,6 +144,8 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),
     "heun": _heun,
+    "euler": _euler,
+    "messages": _always(Sampler(Messages())),
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),
