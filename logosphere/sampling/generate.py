@@ -82,7 +82,7 @@ def generate(
     filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
     _check_move(move, network, filtered)
     if filtered and not filters(model.process):
-        raise UserError("This model does not predict tokens: it has no temperature, top-k, top-p or min-p.")
+        raise UserError("This model predicts states and not tokens: it has no temperature, top-k, top-p or min-p.")
     if guide is not None:
         guide.check(model.process, n)
     if greedy_end and guidance != 1 and model.process.guides_steps:
