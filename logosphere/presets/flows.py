@@ -108,8 +108,8 @@ FISHER = Preset(
         ERROR,
         Aspect(
             "schedule",
-            "geodesics from |N(0, I)|, normalised: uniform on the orthant; mini-batch optimal transport is optional and "
-            "off in the DNA experiments (coupling=optimal)",
+            "geodesics from |N(0, I)|, normalised: uniform on the orthant; mini-batch optimal transport is optional "
+            "and off in the DNA experiments (coupling=optimal)",
         ),
         GEODESIC_TIME,
         NO_ESTIMATE,
@@ -290,8 +290,8 @@ DDSM = Preset(
     ema=0.0,
     sampler="euler",
     missing="sticks begin at 0 or 1 and are seen from t = 0.01 to 4 in the paper; here they begin as Beta(1, b + M) "
-    "and Beta(1 + M, b) (concentration=M), whose densities are finite sums, and go on until they are noise; at most 512 "
-    "tokens; the convolutional network of the DNA experiments (body=convolution is near it)",
+    "and Beta(1 + M, b) (concentration=M), whose densities are finite sums, and go on until they are noise; at most "
+    "512 tokens; the convolutional network of the DNA experiments (body=convolution is near it)",
 )
 
 PRESETS: list[Preset] = [BFN, FISHER, SFM, DIRICHLET, DDSM]
