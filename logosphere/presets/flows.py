@@ -238,7 +238,7 @@ DDSM = Preset(
     system="ddsm",
     name="paper",
     source="Avdeyev et al. 2023, arXiv:2305.10699, and the promoter configuration of the released code",
-    checked=CHECKED,
+    checked="tests/parity/test_flows_diffusion.py",
     aspects=(
         Aspect(
             "parameterisation",

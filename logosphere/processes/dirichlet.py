@@ -82,10 +82,11 @@ class DirichletPath(Path):
         left = place.long().clamp(0, ACROSS - 1)
         low, share = self._between(s)
         at = (low * (ACROSS + 1))[..., None] + left
-        before, after = self.table[at], self.table[at + 1]
+        table, within = self.table.to(z.dtype), place - left
+        earlier = torch.lerp(table[at], table[at + 1], within)
         at = at + ACROSS + 1
-        rows = torch.lerp(before, after, place - left), torch.lerp(self.table[at], self.table[at + 1], place - left)
-        return z * torch.lerp(*rows, share[..., None])
+        later = torch.lerp(table[at], table[at + 1], within)
+        return z * torch.lerp(earlier, later, share[..., None].to(z.dtype))
 
     def _between(self, s: Share) -> tuple[Tensor, Tensor]:
         place = (s * ALONG).clamp_max(ALONG)
@@ -95,7 +96,8 @@ class DirichletPath(Path):
     def noise(self, s: Share) -> Float[Tensor, "..."]:
         """h(α)."""
         low, share = self._between(s)
-        return torch.lerp(self.noisiness[low], self.noisiness[low + 1], share)
+        h = self.noisiness.to(s.dtype)
+        return torch.lerp(h[low], h[low + 1], share)
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
         gained, p, speed = self.alpha(s) - 1, out.softmax(-1), self.speed(z, s)
