@@ -260,7 +260,7 @@ def test_a_published_system_trains_and_samples(name: str, which: str) -> None:
     assert model.sampler == preset(name, which).sampler
     drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
     repeats = float((drawn[:, 1:] == drawn[:, :-1]).float().mean())
-    assert repeats > 0.38, repeats  # 1/3 by chance ± 0.012, 0.95 in the language
+    assert repeats > 0.75, repeats  # 1/3 by chance ± 0.012, 0.95 in the language
 
 
 MISTAKES = [

@@ -10,7 +10,7 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
 from logosphere.processes.base import uniform_grid
-from logosphere.sampling.catalogue import LISTINGS, listing
+from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LISTINGS, listing
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import MAKERS, sampler
 from logosphere.sampling.steppers import Above, GreedyEnd, Ordered, WithinEntropy, ancestral, entropy_order
@@ -18,7 +18,7 @@ from logosphere.sampling.steppers import likelihood_order as by_likelihood
 from logosphere.sampling.walk import Frame
 
 LANGUAGE = skewed(5, 6)
-OTHERS = ("the sphere", "uniform diffusion", "Gaussian diffusion", "Gaussian diffusion and flows")
+OTHERS = ("the sphere", "uniform diffusion", "Gaussian diffusion", "Gaussian diffusion and flows", EULERIAN, BAYESIAN)
 MASKED = [one.name for one in LISTINGS if one.fits not in OTHERS]
 N = 4000
 CASES = {"chain": skewed(3, 4), "table": table()}

@@ -13,8 +13,9 @@ cos φ_k = z_k it is
 
     p_k = (1 - r) v_k / θ_k + λ z_k / θ_k,      λ = (1 - (1 - r) Σ v_k / θ_k) / Σ (z_k / θ_k).
 
-A free field may make some p_k negative; they are cut off at a small positive number. Cells cover r from 0 to 1/2, where
-the token is certain for the exact field, and the reconstruction term is taken there.
+A free field may make some p_k negative; they are cut off at a small positive number. Tokens to which no geodesic can
+lead, z_k < sin(π r / 2), are left out: the state excludes them, and every cell would count them again. Cells cover r
+from 0 to 1/2, where the token is certain for the exact field, and the reconstruction term is taken there.
 """
 
 import torch
@@ -31,6 +32,8 @@ from logosphere.types import Logits, Positions, State, Times
 
 FLOOR = 1e-4
 """The smallest probability a velocity can stand for, over all tokens together."""
+SLACK = 1e-4
+"""Coordinates are rounded, so that a token is excluded only when it falls this far short."""
 LATEST = 1e-4
 """Times closer to the data are taken for this one where the velocity of the geodesic divides by them."""
 
@@ -104,7 +107,8 @@ class TangentFlow(Process):
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if self.training:
             return self.squared_error(out, u, z, t)
-        logits = self.logits(out, z, t)
+        excluded = (z < torch.sin(torch.pi / 2 * (1 - t[..., None])) - SLACK) & (u == 0)
+        logits = self.logits(out, z, t).masked_fill(excluded, -CERTAIN).log_softmax(-1)
         along = self.path.nats(logits, u, z, self._share(t), 1 / self.cells)
         return torch.where(t <= self.first, -(logits * u).sum(-1), along)
 
