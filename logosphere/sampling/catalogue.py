@@ -6,7 +6,12 @@ from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
+<<<<<<< HEAD
 LATENT = "latent diffusion"
+=======
+EULERIAN = "fisher-flow, dirichlet-flow with churn=0, ddsm with predicts=score"
+BAYESIAN = "Bayesian flow networks"
+>>>>>>> flows
 REMASKED = "masked diffusion with a remasker"
 HIDDEN = "masked diffusion and the sphere in turn"
 
@@ -54,6 +59,8 @@ LISTINGS = [
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
     Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
     Listing("heun", "the probability flow, or that of flows, second order with two looks a step", GAUSSIAN, True),
+    Listing("euler", "equal Euler steps, the likeliest token at the end", EULERIAN, False),
+    Listing("messages", "messages at equal times, the likeliest token at the end", BAYESIAN, False),
     Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),

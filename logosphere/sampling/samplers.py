@@ -7,6 +7,8 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.base import uniform_grid
+from logosphere.processes.fields import TangentFlow
 from logosphere.processes.flow import Flow
 from logosphere.processes.gaussian_moves import ddim, enlarged, renoised
 from logosphere.processes.moves import MOVES
@@ -38,7 +40,7 @@ from logosphere.sampling.steppers import (
     random_order,
 )
 from logosphere.sampling.steppers.base import masked
-from logosphere.sampling.steppers.flows import Downstream
+from logosphere.sampling.steppers.flows import Downstream, Euler, Messages
 from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
 from logosphere.sampling.steppers.jumps import jumping
 from logosphere.sampling.steppers.latent import EulerMaruyama, EvenTimes, latent_path
@@ -102,9 +104,15 @@ def _heun(model: Model) -> Sampler:
     return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
 
 
+<<<<<<< HEAD
 def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
     """A stepper of latents along even times, down to the time `end`."""
     return lambda model: Sampler(stepper, grid=EvenTimes(latent_path(model.process), end))
+=======
+def _euler(model: Model) -> Sampler:
+    """A tangent field's own step is Euler's already."""
+    return Sampler(ancestral, grid=uniform_grid) if isinstance(model.process, TangentFlow) else Sampler(Euler())
+>>>>>>> flows
 
 
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
@@ -143,6 +151,8 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),
     "heun": _heun,
+    "euler": _euler,
+    "messages": _always(Sampler(Messages())),
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),
