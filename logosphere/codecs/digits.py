@@ -1,6 +1,7 @@
 """Dimension splitting (Jo and Hwang 2025): a token is written as m digits in base b, each a vertex of a small sphere.
 
-States are [B, m·L, b + 1], the digits of a token side by side, the largest place first.
+States are [B, m·L, b + 1], the digits of a token side by side, the largest place first; or, as published, the
+smallest place first.
 """
 
 import torch
@@ -28,7 +29,7 @@ class DigitCodec(Codec):
     local = True
     powers: Tensor
 
-    def __init__(self, vocab_size: int, base: int):
+    def __init__(self, vocab_size: int, base: int, *, smallest_first: bool = False):
         super().__init__()
         if base < 2:
             raise UserError(f"Digits need a base of at least 2, not {base}.")
@@ -37,8 +38,9 @@ class DigitCodec(Codec):
                 f"Splitting {vocab_size} tokens needs a base below {vocab_size}, not {base}; leave it out for none."
             )
         self.vocab_size, self.base, self.digits = vocab_size, base, digits_needed(vocab_size, base)
-        powers = torch.tensor([base**i for i in reversed(range(self.digits))])
-        self.register_buffer("powers", powers, persistent=False)
+        self.smallest_first = smallest_first
+        powers = torch.tensor([base**i for i in range(self.digits)])
+        self.register_buffer("powers", powers if smallest_first else powers.flip(0), persistent=False)
 
     @property
     def choices(self) -> int:
