@@ -22,8 +22,8 @@ VERSION = 5
 STEPS, PARTICLES = 320, 4096
 NOISE_PER_STEP = 0.016
 """Steps whose noise d V ds is larger are taken in parts."""
-MOST_PARTS = 4
-"""At given times a step has at most so many parts: in very many dimensions noise is then coarse where it is all."""
+NOISE_PER_PART, MOST_PARTS = 0.05, 3
+"""The same at given times, where so many parts at most keep means to 0.003 in any number of dimensions."""
 CERTAINTY = 3.0
 """The path ends when a token stands out from all others by this many nats on average; the rest is read off."""
 
@@ -65,7 +65,7 @@ def laws_at(
     """The laws of bridges at these times, from disk or made now."""
     digest = hashlib.sha256(times.double().numpy().tobytes()).hexdigest()
     settings = json.dumps([VERSION, bridge.name, bridge.total_noise, d, list(start_cosines), digest, particles])
-    noise = d * bridge.total_noise * times.diff() / NOISE_PER_STEP
+    noise = d * bridge.total_noise * times.diff() / NOISE_PER_PART
     parts = [int(count) for count in noise.ceil().clamp(1, MOST_PARTS)]
     return _kept(
         bridge,

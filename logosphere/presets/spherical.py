@@ -138,7 +138,7 @@ PRESETS.append(
         optim=PRESETS[0].optim,
         ema=0.9999,
         sampler="rdlm",
-        missing="A code of no token is decoded as the last token, where the authors' code returns a number outside of "
-        "the vocabulary. " + MISSING.replace("12 blocks", "14 blocks"),
+        missing="A code of no token is decoded as the nearest token, where the authors' code returns a number outside "
+        "of the vocabulary. " + MISSING.replace("12 blocks", "14 blocks"),
     )
 )
