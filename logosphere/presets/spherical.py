@@ -97,7 +97,7 @@ PRESETS: list[Preset] = [
             OPTIMISER,
             NETWORK,
         ),
-        checked="tests/parity/test_spherical.py",
+        checked="tests/parity/test_spherical_parity.py",
         optim={
             "lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "warmup": 2500, "final": 1.0, "clip": 1.0
         },
@@ -134,7 +134,7 @@ PRESETS.append(
             OPTIMISER,
             NETWORK,
         ),
-        checked="tests/parity/test_spherical.py",
+        checked="tests/parity/test_spherical_parity.py",
         optim=PRESETS[0].optim,
         ema=0.9999,
         sampler="rdlm",
