@@ -77,9 +77,9 @@ def _time(left: float, right: float) -> Aspect:
 
 
 MISSING = (
-    "The DiT of 12 blocks of 768 features and bfloat16 are options of the recipe. Moments of the transitions come from "
-    "an exact simulation in the plane of vertex and start at 384 times, where the authors simulate two projections "
-    "with independent noise at 10,001."
+    "The backbone is the transformer of this package, not the authors' DiT of 12 blocks and 768 features. Moments of "
+    "the transitions come from an exact simulation in the plane of vertex and start at 384 times, where the authors "
+    "simulate two projections with independent noise at 10,001."
 )
 
 PRESETS: list[Preset] = [

@@ -81,7 +81,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         total_noise   V; by default chosen for the size of the vocabulary
         posterior_head  what a state says of its own token is added to the logits; by default where the network reads
                       states, for one that reads beliefs learns faster without
-        loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
+        loss          cross-entropy, importance-weighted (even in schedule time), bound-weighted, drift (the bound)
         switch        the share of training after which the loss becomes bound-weighted
         clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments, under which the
