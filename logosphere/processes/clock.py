@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.noise import running_sum
+from logosphere.processes.rates import FIRST_RATE, LAST_RATE, noise_left
 from logosphere.shapes import Float, Int64
 
 BINS = 32
@@ -150,23 +151,17 @@ def even_law(steps: int) -> Float[Tensor, "T"]:
     return torch.full((steps,), 1 / steps, dtype=torch.float64)
 
 
-FIRST_RATE, LAST_RATE = 1e-3, 0.2
-"""β at both ends of RDLM's schedules."""
 PAPER_FLOOR = 1e-4
 """RDLM's weight outside its window."""
 
 
 def paper_time(schedule: str, s: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """RDLM's own time t, at which the share s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (Jo and Hwang 2025).
-
-    geometric: β = β₀^(1-t) β₁^t; linear: β = β₀ + (β₁ - β₀) t; cosine: β = β₀ + (β₁ - β₀)(1 - cos πt)/2.
-    """
-    low, high = FIRST_RATE, LAST_RATE
+    """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (rates.py)."""
     if schedule == "geometric":
+        low, high = FIRST_RATE, LAST_RATE
         return torch.log1p((high / low - 1) * s) / math.log(high / low)
     t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
-    bend = t.square() / 2 if schedule == "linear" else (t - torch.sin(math.pi * t) / math.pi) / 2
-    spent = (low * t + (high - low) * bend) / (low + (high - low) * bend[-1])
+    spent = 1 - noise_left(schedule, 1 - t)
     right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
     share = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
     return torch.lerp(t[right - 1], t[right], share)
