@@ -20,6 +20,8 @@ FLOOR, LAST = 0.08, 0.02
 """These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
 LEAST = 1e-4
 """What states tell is taken for at least this much: a new network may read nothing out of any of them."""
+MEASURED, FEWEST = 1 / 8, 1 / 256
+"""A split clock: the fraction of draws of the last step in a bound, and the smallest in training (one of 256)."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
@@ -41,7 +43,8 @@ class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
     With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp), with `calm` as bounds
-    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion).
+    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion). With `split` all steps but the
+    last are drawn alike, and the last with a fraction of its own (Plaid).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -61,9 +64,10 @@ class Clock(nn.Module):
         *,
         warped: bool = False,
         calm: bool = False,
+        split: bool = False,
     ):
         super().__init__()
-        self.warped, self.calm = warped, calm
+        self.warped, self.calm, self.split = warped, calm, split
         self.steps = len(base)
         bins = min(BINS, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
@@ -78,6 +82,9 @@ class Clock(nn.Module):
         """How likely each step is to be drawn, when so many positions share it."""
         if self.drawn is not None and self.training:
             return self.drawn
+        if self.split:
+            last = self._last(together) if self.training else MEASURED
+            return F.pad(self.base.new_full((self.steps - 1,), (1 - last) / (self.steps - 1)), (0, 1), value=last)
         squares, cost, doubt = self.measured
         if self.training and self.warped:
             cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
@@ -87,6 +94,19 @@ class Clock(nn.Module):
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         return self._shares(cost)
+
+    def _last(self, together: int) -> float:
+        """The fraction of draws of the last step: s_l/(s_l + s), the running deviations of the costs of sequences.
+
+        Costs of positions that share a time scatter on their own; means of other steps scatter with the time as well.
+        """
+        squares, means, _ = self.measured
+        scatter, seen = (squares - means.square()).clamp_min(0) / together, self.seen[:-1] > 0
+        if not bool(seen.any()):
+            return FEWEST
+        others = (scatter[:-1][seen].mean() + means[:-1][seen].var(correction=0)).sqrt()
+        last = scatter[-1].sqrt()
+        return min(max(float(last / (last + others + 1e-8)), FEWEST), 1 - FEWEST)
 
     def pace(self) -> Float[Tensor, "T"]:
         """The share of its way that a position with a clock of its own spends at each step: even in nats, or as told.

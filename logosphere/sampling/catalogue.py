@@ -59,6 +59,11 @@ LISTINGS = [
     Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
     Listing("renormalised", "ddim towards the expected state at the length of embeddings (CDCD)", GAUSSIAN, False),
     Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
+    Listing("plaid", "ancestral with ε̂ divided by 0.9; the likeliest tokens at the end (Plaid)", GAUSSIAN, False),
+    Listing("diffusion-lm", "clamped, with variances β; the likeliest tokens at the end", GAUSSIAN, False),
+    Listing(
+        "bit-diffusion", "ancestral with variances β towards x̂ clipped to ±1, and tokens nearest to it", GAUSSIAN, False
+    ),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

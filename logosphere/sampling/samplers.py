@@ -8,7 +8,7 @@ import torch
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.processes.flow import Flow
-from logosphere.processes.gaussian_moves import ddim, renoised
+from logosphere.processes.gaussian_moves import ddim, renoised, wide
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import Grid, Loop, StandingEnd
@@ -39,7 +39,16 @@ from logosphere.sampling.steppers import (
 )
 from logosphere.sampling.steppers.base import masked
 from logosphere.sampling.steppers.flows import Downstream
-from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
+from logosphere.sampling.steppers.gaussian import (
+    Directed,
+    Heun,
+    Multistep,
+    Tempered,
+    clipped,
+    drawn,
+    renormalised,
+    rounded,
+)
 from logosphere.sampling.steppers.jumps import jumping
 
 
@@ -143,6 +152,9 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "clamped": _always(Sampler(Directed(aim=rounded))),
     "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
+    "plaid": _always(Sampler(Directed(aim=Tempered(0.9), greedy=True))),
+    "diffusion-lm": _always(Sampler(Directed(wide, rounded, greedy=True))),
+    "bit-diffusion": _always(Sampler(Directed(wide, clipped, greedy=True))),
 }
 
 
