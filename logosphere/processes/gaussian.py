@@ -23,7 +23,8 @@ from logosphere.errors import UserError
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
-from logosphere.processes.clock import Clock, place
+from logosphere.processes.clock import Clock
+from logosphere.processes.gaussian_grid import Spacing, spaced_times
 from logosphere.processes.gaussian_moves import Move, ancestral
 from logosphere.processes.noisy_start import NoisyStart
 from logosphere.processes.predictions import CleanState, Prediction
@@ -31,7 +32,6 @@ from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Kind, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
-Spacing = Literal["angle", "logsnr", "information", "time"]
 
 FIRST = 1e-3
 """The time at which the path ends and the token is read off. A mark only: schedules run from here to 1."""
@@ -140,30 +140,13 @@ class Gaussian(Process):
         return list(self.schedule.parameters())
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
-        """Equal steps of the angle arccos α, of λ, of the measured nats or of time from 1 to FIRST, then the reading.
-
-        Whatever law times had in training.
-        """
+        """Equal steps from 1 to FIRST (processes.gaussian_grid), then the reading."""
         if steps == 1:
             return torch.tensor([1.0, 0.0])
         share = torch.linspace(0, 1, steps, dtype=torch.float64)
-        own = self._spaced(share.to(self.clock.base.device)).cpu()
+        own = spaced_times(self.spacing, self.schedule, self.clock, share.to(self.clock.base.device)).cpu()
         own[0], own[-1] = 1.0, 0.0
         return F.pad(FIRST + (1 - FIRST) * own, (0, 1)).float()
-
-    @torch.no_grad()
-    def _spaced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """The schedule's times at these shares of the way."""
-        if self.spacing == "time":
-            return 1 - share
-        if self.spacing == "information":
-            nats = self.clock.measured[1][self.clock.bin_of][:-1]
-            return 1 - place(nats / nats.sum(), share) / self.intervals
-        start, end = self.schedule.logsnr(torch.tensor([1.0, 0.0], device=share.device))
-        if self.spacing == "logsnr" and math.isfinite(start):
-            return self.schedule.time(start + (end - start) * share)
-        angle = torch.lerp(torch.atan((-start / 2).exp()), torch.atan((-end / 2).exp()), share)
-        return self.schedule.time(-2 * angle.tan().log())
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
