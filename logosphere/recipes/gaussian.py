@@ -100,8 +100,6 @@ CLEAR, DARK = 32.0, 300.0
 The paper's |e|² = 256 at t = 1 is for tens of thousands of tokens. Two tokens are 8 deviations apart at 32 already, and
 beyond that a network without a posterior head pays in the bound for digits that nobody needs.
 """
-PUBLISHED_CLEAR = 256.0
-"""The paper's: embeddings of length 16, noise levels from 1 to 300."""
 
 
 def cdcd(
