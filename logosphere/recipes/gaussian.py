@@ -120,6 +120,8 @@ def cdcd(
 
     Its z = x + t ε with inputs scaled by 1/√(1 + t²) is the process here, with λ = -2 log t.
 
+    clock              entropy (the warp in 32 bins, and some draws spread evenly), warp (CDCD's alone, 100 bins),
+                       information, even
     clear              |e|²/t² at the smallest noise level t; the largest is 300 times as large
     self_conditioned   batches: whole batches by chance; rows: every n-th sequence of each batch
     """

@@ -29,6 +29,8 @@ INTERVALS = 128
 """The clock measures nats in intervals of so much of the path."""
 READING = 1 / 16
 """Share of draws that read the token off, where times are drawn evenly; Plaid takes 1/8 when it measures."""
+WARPED = 100
+"""Bins of CDCD's time warp."""
 SHARPNESS = 5.0
 """SSD-LM's K: its softmax reads logits of ±5."""
 
@@ -41,7 +43,7 @@ CHOICES = {
     "codec": ("embeddings", *CODECS),
     "predicts": ("tokens", *STATES),
     "loss": ("bound", "cross-entropy", "error"),
-    "clock": ("information", "entropy", "even", "split", "uniform"),
+    "clock": ("information", "entropy", "warp", "even", "split", "uniform"),
     "input": ("belief", "state", "scaled", "simplex"),
     "spacing": ("angle", "logsnr", "information", "time"),
     "self_conditioned": ("batches", "rows"),
@@ -153,9 +155,13 @@ def _clock(has: Settings) -> Clock:
         intervals, reading = has.steps - 1, 1 / has.steps
     elif has.clock == "uniform":
         reading = 0.0
+    elif has.clock == "warp":
+        intervals = WARPED
     even = torch.full((intervals + 1,), (1 - reading) / intervals, dtype=torch.float64)
     even[-1] = reading
     drawn = even if has.clock in ("even", "uniform") else None
+    if has.clock == "warp":
+        return Clock(even, warped=True, bare=True, bins=WARPED)
     return Clock(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
 
 

@@ -321,6 +321,28 @@ def test_time_warp() -> None:
     assert np.abs(drawn - wanted).max() < 0.006 and abs(np.cumsum(drawn) - np.cumsum(wanted)).max() < 0.02
 
 
+def test_published_time_warp() -> None:
+    """F(t_w) is linear in w: draws fall on equal parts of the cross-entropy, but for 0.001 nats in each of 100 bins."""
+    steps = 100
+    clock = Clock(torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100)
+    middle = (np.arange(steps) + 0.5) / steps
+
+    def entropy(x: np.ndarray) -> np.ndarray:
+        return 3.2 * sigmoid(-(x - 0.55) / 0.08)
+
+    assert np.allclose(clock.train().probabilities().numpy()[:-1], 1 / steps)
+    clock.observe(torch.arange(steps), torch.ones(steps), torch.from_numpy(entropy(middle)))
+    clock.settle()
+    w = torch.from_numpy((np.arange(1000) + 0.5) / 1000)
+    step, share, weight = clock.within(w)
+    x = (step + share).numpy() / steps
+    floor = 1e-3 * steps
+    along = (entropy(np.array(0.0)) - entropy(x) + floor * x) / (
+        entropy(np.array(0.0)) - entropy(np.array(1.0)) + floor
+    )
+    assert np.abs(along - w.numpy()).max() < 0.005 and bool(weight.isfinite().all())
+
+
 def test_split_clock() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
