@@ -143,6 +143,10 @@ class Process(nn.Module, ABC):
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Parameters that sequences conditioned on an estimate of themselves do not train: none, by default."""
+        return []
+
     def schedule_parameters(self) -> list[nn.Parameter]:
         """Parameters of a learned noise schedule, which an optimiser may give a step size of their own."""
         return []

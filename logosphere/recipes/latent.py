@@ -276,4 +276,4 @@ def _network(process: Latent, codec: TextAutoencoder, network: Network, has: Set
     width = codec.features
     inner.stem = Coordinates(2 * width, network.width)
     null = nn.Parameter(torch.zeros(width)) if has.learned_null else None
-    return SelfConditioned(inner, width, width, process.estimate, has.self_conditioning, null)
+    return SelfConditioned(inner, width, width, process.estimate, has.self_conditioning, null=null)

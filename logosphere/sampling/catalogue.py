@@ -6,12 +6,9 @@ from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
-<<<<<<< HEAD
 LATENT = "latent diffusion"
-=======
 EULERIAN = "fisher-flow, dirichlet-flow with churn=0, ddsm with predicts=score"
 BAYESIAN = "Bayesian flow networks"
->>>>>>> flows
 REMASKED = "masked diffusion with a remasker"
 HIDDEN = "masked diffusion and the sphere in turn"
 
@@ -72,6 +69,11 @@ LISTINGS = [
     Listing("euler-cosmos", "Euler steps of the reverse SDE at even times from 1 to 0.05 (COSMOS)", LATENT, True),
     Listing("ddpm-ld4lg", "ancestral with the variance of the forward step, at even times (LD4LG)", LATENT, True),
     Listing("ddim-planner", "ddim at even times (PLANNER)", LATENT, True),
+    Listing("plaid", "ancestral with ε̂ divided by 0.9; the likeliest tokens at the end (Plaid)", GAUSSIAN, False),
+    Listing("diffusion-lm", "clamped, with variances β; the likeliest tokens at the end", GAUSSIAN, False),
+    Listing(
+        "bit-diffusion", "ancestral with variances β towards x̂ clipped to ±1, and tokens nearest to it", GAUSSIAN, False
+    ),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

@@ -10,7 +10,7 @@ from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.fields import TangentFlow
 from logosphere.processes.flow import Flow
-from logosphere.processes.gaussian_moves import ddim, enlarged, renoised
+from logosphere.processes.gaussian_moves import ddim, renoised, wide
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import Grid, Loop, StandingEnd
@@ -42,7 +42,16 @@ from logosphere.sampling.steppers import (
 )
 from logosphere.sampling.steppers.base import masked
 from logosphere.sampling.steppers.flows import Downstream, Euler, Messages
-from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
+from logosphere.sampling.steppers.gaussian import (
+    Directed,
+    Heun,
+    Multistep,
+    Tempered,
+    clipped,
+    drawn,
+    renormalised,
+    rounded,
+)
 from logosphere.sampling.steppers.jumps import jumping
 from logosphere.sampling.steppers.latent import EulerMaruyama, EvenTimes, latent_path
 
@@ -105,15 +114,14 @@ def _heun(model: Model) -> Sampler:
     return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
 
 
-<<<<<<< HEAD
 def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
     """A stepper of latents along even times, down to the time `end`."""
     return lambda model: Sampler(stepper, grid=EvenTimes(latent_path(model.process), end))
-=======
+
+
 def _euler(model: Model) -> Sampler:
     """A tangent field's own step is Euler's already."""
     return Sampler(ancestral, grid=uniform_grid) if isinstance(model.process, TangentFlow) else Sampler(Euler())
->>>>>>> flows
 
 
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
@@ -163,8 +171,11 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
     "euler-tencdm": _evenly(EulerMaruyama(0.01), 0.01),
     "euler-cosmos": _evenly(EulerMaruyama(0.05), 0.05),
-    "ddpm-ld4lg": _evenly(Directed(enlarged)),
+    "ddpm-ld4lg": _evenly(Directed(wide)),
     "ddim-planner": _evenly(Directed(ddim)),
+    "plaid": _always(Sampler(Directed(aim=Tempered(0.9), greedy=True))),
+    "diffusion-lm": _always(Sampler(Directed(wide, rounded, greedy=True))),
+    "bit-diffusion": _always(Sampler(Directed(wide, clipped, greedy=True))),
 }
 
 
