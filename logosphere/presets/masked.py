@@ -16,7 +16,7 @@ def optimiser_aspect(paper: str) -> Aspect:
     return Aspect("optimiser", paper, "AdamW, step size 2e-3 with cosine decay, β₂ 0.99, weight decay 0.01.", FAST)
 
 
-def network_aspect(paper: str, **options: float) -> Aspect:
+def network_aspect(paper: str, **options: float | int | bool) -> Aspect:
     """The network aspect; the published ones have no layer of their own for neighbouring positions."""
     return Aspect("network", paper, "One neighbour on each side is read directly; no dropout.", FAST, options)
 
