@@ -176,7 +176,7 @@ OTHERS = [
             Aspect("schedule", "Log-linear: a_t = 1 - (1 - 0.001) t."),
             SEDD_TIME,
             NO_SELF_CONDITIONING,
-            SEDD_SAMPLER,
+            replace(SEDD_SAMPLER, options={"all_masked": True}, paper=f"From masks alone. {SEDD_SAMPLER.paper}"),
             ADAMW,
             DIT,
         ),

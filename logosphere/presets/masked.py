@@ -8,6 +8,7 @@ CHECKED, SAMPLERS = "tests/parity/test_discrete.py", "tests/parity/test_discrete
 NO_SELF_CONDITIONING = Aspect("self-conditioning", "None.")
 MDLM_OPTIM = {"lr": 3e-4, "warmup": 2500, "final": 1.0, "beta2": 0.999, "weight_decay": 0.0, "clip": 1.0}
 FAST = "Learns faster in the few CPU minutes that models of this package are trained for."
+FEW = "p(z_1) of the bound has a few tokens where the schedule leaves signal."
 CALM = "The same expectation with a lower variance."
 
 
@@ -45,7 +46,9 @@ MASKED_ASPECTS = (
     MDLM_TIME,
     NO_SELF_CONDITIONING,
     Aspect("sampler", "Ancestral steps with a cache to t = 1e-5, then the likeliest token at what is still a mask "
-           "(sampler mdlm).", "Ancestral steps to t = 0.", "A draw from the model up to the last step."),
+           "(sampler mdlm). Samples begin with masks alone.", "Ancestral steps to t = 0.",
+           "A draw from the model, up to the last step and from the first: p(z_1) of the bound has a few tokens where "
+           "signal is left.", {"all_masked": True}),
     ADAMW,
     DIT,
 )  # fmt: skip
@@ -64,7 +67,8 @@ MDLM = Preset(
 
 def _remasking(system: str, source: str, sampler: str, paper: str, missing: str = "") -> Preset:
     """A system that is trained as MDLM and sampled in its own way."""
-    own = Aspect("sampler", paper)
+    own = Aspect("sampler", f"{paper} Samples begin with masks alone.", "The same sampler from p(z_1).",
+                 FEW, {"all_masked": True})  # fmt: skip
     aspects = tuple(own if aspect.name == "sampler" else aspect for aspect in MASKED_ASPECTS)
     kept = f"{missing} {MDLM.missing}".strip()
     return replace(MDLM, system=system, source=source, aspects=aspects, sampler=sampler, missing=kept, checked=SAMPLERS)
@@ -123,8 +127,9 @@ MASKED = [
             Aspect("time", "t uniform on [0, 1], on a lattice with a random shift; the network reads t.",
                    "The same lattice, t = w² with weights dt/dw.", CALM, {"times": "uniform"}),
             NO_SELF_CONDITIONING,
-            Aspect("sampler", "Ancestral on a cosine grid; masks that are left take the likeliest token (sampler md4).",
-                   "The same grid to t = 0.", "A draw from the model up to the last step."),
+            Aspect("sampler", "From masks alone, ancestral on a cosine grid; masks that are left take the likeliest "
+                   "token (sampler md4).", "The same grid to t = 0.", "A draw from the model up to the last step.",
+                   {"all_masked": True}),
             optimiser_aspect("AdamW, 5e-4 with 2,000 steps of warm-up and cosine decay, weight decay 0.03, no "
                              "clipping; "
                        "EMA 0.9999."),
@@ -154,7 +159,8 @@ MASKED = [
             Aspect("time", "t uniform on [0.001, 1], on a lattice with a random shift; the network reads t.",
                    "The same lattice, t = w² with weights dt/dw.", CALM, {"times": "uniform"}),
             NO_SELF_CONDITIONING,
-            Aspect("sampler", "None is in the authors' code; ancestral steps of the paper's equations."),
+            Aspect("sampler", "None is in the authors' code; ancestral steps of the paper, from masks alone.",
+                   "The same from p(z_1).", FEW, {"all_masked": True}),
             optimiser_aspect("As md4: AdamW, 5e-4 with cosine decay, weight decay 0.03, no clipping; EMA 0.9999."),
             network_aspect("As md4, dropout 0.05.", neighbours=0, dropout=0.05),
         ),

@@ -43,7 +43,8 @@ class Interpolating(Process):
     measured. A `clock` draws the steps of a chain where their costs scatter most.
 
     `network_reads`: the last step of a chain, and cross-entropies in the loss, take the network's own distribution x̂
-    (D3PM's code) instead of the posterior ∝ x̂ q(z | x).
+    (D3PM's code) instead of the posterior ∝ x̂ q(z | x). `all_masked`: samples begin with masks alone, also where the
+    schedule leaves signal at t = 1, so that p(z_1) of the bound has a few tokens (MDLM, SEDD, MD4).
     """
 
     kind: Kind = "bound"
@@ -63,6 +64,7 @@ class Interpolating(Process):
         times: TimeSampler = LOW_VARIANCE,
         masks_by_chance: bool = False,
         network_reads: bool = False,
+        all_masked: bool = False,
         grid: Callable[[int], Tensor] = uniform_grid,
     ):
         super().__init__()
@@ -71,7 +73,7 @@ class Interpolating(Process):
         self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
         self.weighting, self.clip, self.clock, self._grid = weighting, clip, clock, grid
         self.times, self.masks_by_chance, self.network_reads = times, masks_by_chance, network_reads
-        self.start_nats = law.start_nats()
+        self.start_nats, self.all_masked = law.start_nats(), all_masked
         self.by_rows = clock is None  # a clock hears of every row once
         self._check()
         self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
@@ -93,6 +95,8 @@ class Interpolating(Process):
             raise UserError("Random tokens in continuous time need a schedule with noise from the very first moment.")
         if self.hybrid < 0:
             raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {self.hybrid}.")
+        if self.all_masked and not law.hides:
+            raise UserError("Samples can begin with masks in masked diffusion only, not with random tokens alone.")
         if self.network_reads and (timesteps is None or not law.spreads):
             raise UserError("reconstruction=network needs random tokens in a number of timesteps.")
         low, high = self.clip
@@ -110,7 +114,7 @@ class Interpolating(Process):
         """The mean of q(z_1 | x) over all tokens: nothing but noise when the schedule ends at signal 0."""
         V, one = self.vocab_size, torch.ones((), device=noise.device, dtype=torch.float64)
         hidden = float(self.law.hidden(one))
-        if hidden == 1:
+        if hidden == 1 or self.all_masked:
             return torch.full((batch, length), V, device=noise.device)
         token = (noise.uniform(batch, length) * V).long().clamp_max(V - 1)
         return token if hidden == 0 else torch.where(noise.uniform(batch, length) < hidden, V, token)

@@ -25,7 +25,8 @@ class Statewise(Process):
     """Masked diffusion with powers w = softplus(raw), all 1 at first, trained with the network.
 
     With `first_time` t₁ > 0 the path is cut there, and a token that is hidden at t₁ is read off its mask alone, by
-    p(x | mask) ∝ t₁^{w_x}. With `eps` the chance of a mask is (1 - ε) t^{w_k} (both as in the authors' code).
+    p(x | mask) ∝ t₁^{w_x}. With `eps` the chance of a mask is (1 - ε) t^{w_k} (both as in the authors' code); with
+    `all_masked` samples begin with masks alone all the same.
     """
 
     kind: Kind = "bound"
@@ -36,7 +37,13 @@ class Statewise(Process):
     by_rows = True
 
     def __init__(
-        self, vocab_size: int, *, first_time: float = 0.0, eps: float = 0.0, times: TimeSampler = LOW_VARIANCE
+        self,
+        vocab_size: int,
+        *,
+        first_time: float = 0.0,
+        eps: float = 0.0,
+        times: TimeSampler = LOW_VARIANCE,
+        all_masked: bool = False,
     ):
         super().__init__()
         if vocab_size < 2:
@@ -45,6 +52,7 @@ class Statewise(Process):
             raise UserError(f"t_min and eps must be at least 0 and below 1, not {first_time} and {eps}.")
         self.codec: TokenCodec = TokenCodec(vocab_size, mask=True)
         self.mask, self.first_time, self.eps, self.times = vocab_size, first_time, eps, times
+        self.all_masked = all_masked
         self.raw = nn.Parameter(torch.full((vocab_size,), math.log(math.e - 1)))
 
     @property
@@ -67,7 +75,7 @@ class Statewise(Process):
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
         masks = torch.full((batch, length), self.mask, device=noise.device)
-        if not self.eps:
+        if not self.eps or self.all_masked:
             return masks
         token = (noise.uniform(batch, length) * self.mask).long().clamp_max(self.mask - 1)
         return torch.where(noise.uniform(batch, length) < self.eps, token, masks)

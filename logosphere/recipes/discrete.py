@@ -61,16 +61,20 @@ def mdlm(
     loss: str = "cross-entropy",
     times: str = "low-variance",
     t_min: float = 0.0,
+    all_masked: bool = False,
 ) -> Model:
     """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count.
 
     Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does. `times`
-    and `t_min` say how training draws times (processes/times.py).
+    and `t_min` say how training draws times (processes/times.py). With `all_masked` samples begin with masks alone,
+    also where the schedule leaves signal at t = 1.
     """
     law = Masking(vocab_size, schedule_by_name(schedule))
     counted = exact_count and not reads_time and law.prior_nats() == 0
     sampler = TimeSampler(times, t_min)
-    process = Interpolating(law, exact_count=counted, unweighted=is_unweighted(loss), times=sampler)
+    process = Interpolating(
+        law, exact_count=counted, unweighted=is_unweighted(loss), times=sampler, all_masked=all_masked
+    )
     return diffusion_model(process, length, block, network, reads_time=reads_time)
 
 
@@ -84,6 +88,7 @@ def md4(
     loss: str = "bound",
     times: str = "low-variance",
     eps: float = 0.0,
+    all_masked: bool = False,
 ) -> Model:
     """Masked diffusion with a network that reads the time, trained on its bound, sampled on a cosine grid.
 
@@ -92,7 +97,9 @@ def md4(
     """
     curve = schedule_by_name(schedule)
     law = Masking(vocab_size, Squeezed(curve, eps) if eps else curve)
-    process = Interpolating(law, unweighted=is_unweighted(loss), times=TimeSampler(times), grid=cosine_grid)
+    process = Interpolating(
+        law, unweighted=is_unweighted(loss), times=TimeSampler(times), all_masked=all_masked, grid=cosine_grid
+    )
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -106,6 +113,7 @@ def genmd4(
     t_min: float = 0.0,
     eps: float = 0.0,
     informed: bool = True,
+    all_masked: bool = False,
 ) -> Model:
     """Masked diffusion in which every token learns how fast it vanishes. Training shows each sequence twice.
 
@@ -114,7 +122,7 @@ def genmd4(
     powers alone; `eps` is the chance that a token is still seen at t = 1.
     """
     sampler = TimeSampler(times, t_min if times != "low-variance" else 0.0)
-    process = Statewise(vocab_size, first_time=t_min, eps=eps, times=sampler)
+    process = Statewise(vocab_size, first_time=t_min, eps=eps, times=sampler, all_masked=all_masked)
     model = diffusion_model(process, length, block, network if informed else None, reads_time=True)
     if network is not None and not informed:
         model.denoiser = Copying(transformer(process, length, model.block, network, reads_time=True), process.mask)
@@ -286,11 +294,12 @@ def sedd_absorb(
     schedule: str | Sequence[float] = "log-linear",
     times: str = "low-variance",
     t_min: float = 0.0,
+    all_masked: bool = False,
     block: int | None = None,
 ) -> Model:
     """Score entropy with masks: the network answers with ratios of probabilities."""
     law = Masking(vocab_size, schedule_by_name(schedule))
-    return score_model(law, TimeSampler(times, t_min), length, block, network)
+    return score_model(law, TimeSampler(times, t_min), length, block, network, all_masked=all_masked)
 
 
 def sedd_uniform(

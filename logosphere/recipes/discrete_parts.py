@@ -62,10 +62,18 @@ def even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
     return information(frequencies)
 
 
-def score_model(law: Mixing, times: TimeSampler, length: int, block: int | None, network: Network | None) -> Model:
+def score_model(
+    law: Mixing,
+    times: TimeSampler,
+    length: int,
+    block: int | None,
+    network: Network | None,
+    *,
+    all_masked: bool = False,
+) -> Model:
     """A model whose network predicts ratios of probabilities."""
     head = Score()
-    process = Interpolating(law, head=head, times=times)
+    process = Interpolating(law, head=head, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, block, None, reads_time=True)
     if network is not None:
         model.denoiser = Scoring(transformer(process, length, model.block, network, reads_time=True), law, head)

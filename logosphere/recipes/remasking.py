@@ -19,12 +19,14 @@ def g_star(
     loss: str = "cross-entropy",
     times: str = "low-variance",
     t_min: float = 0.0,
+    all_masked: bool = False,
     remasker_depth: int = 1,
 ) -> Model:
     """mdlm and a remasker, to be trained by `train_remasker` when the denoiser is."""
     model = mdlm(
-        vocab_size, length, network, schedule=schedule, exact_count=exact_count, loss=loss, times=times, t_min=t_min
-    )
+        vocab_size, length, network, schedule=schedule, exact_count=exact_count, loss=loss, times=times, t_min=t_min,
+        all_masked=all_masked,
+    )  # fmt: skip
     if network is not None:
         model.remasker = Remasker(model.process.codec, length, network, remasker_depth)
     return model

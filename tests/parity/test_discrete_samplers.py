@@ -255,3 +255,15 @@ def _marginals(name: str, t: float) -> np.ndarray:
         betas = ref.cosine_betas(1000) if name == "d3pm-uniform" else 1 - ref.multinomial_alphas(1000)
         a = np.prod(1 - betas[: round(1000 * t)])
     return a * np.eye(V) + (1 - a) / V
+
+
+@pytest.mark.parametrize(
+    "name", ["mdlm", "remdm", "star", "g-star", "p2", "llada", "md4", "genmd4", "sedd-absorb", "gidd"]
+)
+def test_published_samples_begin_with_masks_alone(name: str) -> None:
+    """Although a schedule may leave signal at t = 1, which p(z_1) of the bound then has as well."""
+    process = model_of(name).process
+    assert bool((process.prior(200, 4, Drawn(torch.Generator().manual_seed(1), 200)) == V).all())
+    if name in ("mdlm", "sedd-absorb"):
+        tokens = torch.zeros(1, 4).long()
+        np.testing.assert_allclose(process.prior_nats(tokens).numpy(), 1e-3 * np.log(V), rtol=1e-5)
