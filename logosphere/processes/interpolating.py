@@ -137,7 +137,7 @@ class Interpolating(Process):
         learning = self.training and torch.is_grad_enabled()
         if learning:
             w = self.times.quantiles(w, noise)
-        clipped = self.training and self.clip != (0.0, 1.0)
+        clipped = learning and self.clip != (0.0, 1.0)
         if clipped:
             w = self.clip[0] + (self.clip[1] - self.clip[0]) * w
         if self.exact_count and not (learning and self.masks_by_chance):
@@ -154,7 +154,7 @@ class Interpolating(Process):
         block, times = u.shape[1] // w.shape[1], t
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
-        if clipped and learning and not self.law.spreads:
+        if clipped and not self.law.spreads:
             hidden = masks_within(self.schedule.noise(times), free, self.clip, noise)
             return Noised(torch.where(hidden, self.vocab_size, u), t, weight)
         return Noised(self.corrupt(u, t, noise), t, weight)

@@ -6,6 +6,8 @@ The matrices are symmetric, so that their product Q̄_t = Q_1 ⋯ Q_t tends to t
 have no closed form: this is the one process that keeps V × V matrices, one for each of T steps.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,8 @@ from logosphere.types import Kind, Logits, Positions, State, Times
 
 MOST = 1 << 28
 """Numbers in all matrices together: one GiB in float32."""
+STUCK = 0.9
+"""A chain that keeps more than this fraction of a value's information has no way back from noise to data."""
 TINY = 1e-30
 """Products of small probabilities below this count as this, so that logarithms stay finite."""
 
@@ -104,6 +108,11 @@ class Ordinal(Process):
             product = product @ transition(weights)
             products[place] = product
         self.register_buffer("products", products, persistent=False)
+        if widths == "formula" and float(self._kept().max()) > STUCK * math.log(vocab_size):
+            raise UserError(
+                f"The published steps of d3pm-gaussian move nothing where there are only {vocab_size} values (they "
+                "are for 256); use widths=variance, or at least 7 tokens."
+            )
 
     def _place(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """The step of a time; times between two steps belong to the later one."""
@@ -177,9 +186,12 @@ class Ordinal(Process):
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | x) || uniform), which depends on where x lies."""
+        return self._kept().float().to(u.device)[u]
+
+    def _kept(self) -> Float[Tensor, "V"]:
+        """What the end of the chain still says of each value, in nats."""
         law = self.products[-1].double().clamp_min(TINY)
-        divergence = (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
-        return divergence.float().to(u.device)[u]
+        return (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
