@@ -13,11 +13,12 @@ from logosphere.processes.flow import Flow
 from logosphere.processes.gaussian_moves import ddim, renoised, wide
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
-from logosphere.sampling.plan import Grid, Loop, StandingEnd
+from logosphere.sampling.plan import FinalStep, Grid, Loop, StandingEnd, cosine_grid
 from logosphere.sampling.steppers import (
     Above,
     Cap,
     Doubtful,
+    GreedyEnd,
     Leaping,
     Moved,
     Ordered,
@@ -26,6 +27,7 @@ from logosphere.sampling.steppers import (
     Rescale,
     Rewriting,
     Rule,
+    Scored,
     SelfCorrecting,
     Stepper,
     Windowed,
@@ -78,6 +80,9 @@ STAR_FROM = 0.3
 HELD = 0.1
 """The share of masks while a loop stands still (Wang et al. 2025)."""
 
+REMOVAL = 1e-5
+"""The time at which MDLM and SEDD stop their steps and remove what noise is left."""
+
 
 def _loop(inside: Stepper) -> Callable[[Model], Sampler]:
     def made(model: Model) -> Sampler:
@@ -95,13 +100,16 @@ def _critic(model: Model) -> Sampler:
     return Sampler(Windowed(Rewriting(model.remasker), STAR_FROM))
 
 
-def _blocks(model: Model) -> Sampler:
+def _blocks(stepper: Stepper) -> Callable[[Model], Sampler]:
     """Four parts, or as many as neither the length nor blocks of the model forbid."""
 
-    def fits(parts: int) -> bool:
-        return model.length % parts == 0 and model.block % min(model.block, model.length // parts) == 0
+    def made(model: Model) -> Sampler:
+        def fits(parts: int) -> bool:
+            return model.length % parts == 0 and model.block % min(model.block, model.length // parts) == 0
 
-    return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if fits(parts)))
+        return Sampler(stepper, blocks=next(parts for parts in (4, 3, 2, 1) if fits(parts)))
+
+    return made
 
 
 def _correcting(model: Model) -> Sampler:
@@ -131,7 +139,10 @@ def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
 MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "ancestral": _always(Sampler(ancestral)),
     "cached": _always(Sampler(ancestral, cached=True)),
-    "analytic": _always(Sampler(ancestral)),
+    "euler": _always(Sampler(Scored(), grid=FinalStep(REMOVAL))),
+    "analytic": _always(Sampler(Scored(analytic=True), grid=FinalStep(REMOVAL))),
+    "mdlm": _always(Sampler(GreedyEnd(ancestral), grid=FinalStep(REMOVAL), cached=True)),
+    "md4": _always(Sampler(GreedyEnd(ancestral), grid=FinalStep(REMOVAL, cosine_grid))),
     "first-hitting": _always(Sampler(first_hitting)),
     "tau-leaping": _always(Sampler(Leaping())),
     "tau-leaping-pc": _always(Sampler(Leaping(corrections=1))),
@@ -150,7 +161,8 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "margin": _always(Sampler(Ordered(margin_order))),
     "entropy": _always(Sampler(Ordered(entropy_order))),
     "random": _always(Sampler(Ordered(random_order, temperature=1.0))),
-    "llada": _blocks,
+    "llada": _blocks(Ordered(likelihood_order)),
+    "llada-greedy": _blocks(Ordered(likelihood_order, greedy=True)),
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
     "self-correcting": _correcting,

@@ -17,6 +17,7 @@ from logosphere.sampling.steppers.ordered import (
 )
 from logosphere.sampling.steppers.remasking import Cap, Doubtful, Remasking, Rescale, forward_backward, fresh
 from logosphere.sampling.steppers.rewriting import Rewriting
+from logosphere.sampling.steppers.scores import Scored
 from logosphere.sampling.steppers.sphere import Moved, PublishedWalk
 from logosphere.sampling.steppers.windows import GreedyEnd, Windowed
 
@@ -37,6 +38,7 @@ __all__ = [
     "Rewriting",
     "Rule",
     "Ruled",
+    "Scored",
     "SelfCorrecting",
     "Stepper",
     "Tilt",

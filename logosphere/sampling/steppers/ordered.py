@@ -106,11 +106,15 @@ class WithinEntropy:
 
 @dataclass(frozen=True)
 class Ordered(Stepper):
-    """Commit the best positions first; `temperature` is that of the order, 0 for the plain one."""
+    """Commit the best positions first; `temperature` is that of the order, 0 for the plain one.
+
+    With `greedy` the likeliest tokens are taken instead of drawn ones (LLaDA at temperature 0).
+    """
 
     order: Order = likelihood_order
     count: Count = scheduled
     temperature: float = 0.0
+    greedy: bool = False
 
     def check(self, process: Process) -> None:
         _hiding(process)
@@ -136,7 +140,7 @@ class Ordered(Stepper):
         if not where.any():
             return z
         out = ask(z, where.float() if isinstance(process, Spherical) else t, where)
-        drawn = categorical(out, noise.at(where).uniform(len(out)))
+        drawn = out.argmax(-1) if self.greedy else categorical(out, noise.at(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
         due = (hidden - still_hidden(_hiding(process), s, falls)).clamp_min(0)
