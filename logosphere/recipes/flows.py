@@ -216,7 +216,7 @@ def ddsm(
     if construction == "sticks" and vocab_size > MOST_STICKS:
         raise UserError(
             f"{vocab_size:,} tokens are too many sticks to break one after another (at most {MOST_STICKS}); "
-            "use construction=shares."
+            "use construction=shares, which predicts=tokens and preset=default have."
         )
     last = concentration or clear_count(vocab_size)
     path: Path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
