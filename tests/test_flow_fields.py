@@ -37,6 +37,7 @@ VELOCITY = {
 }  # fmt: skip
 SCORE = {
     "construction": "sticks", "predicts": "score", "posterior_head": False, "input": "state", "loss": "diffusion",
+    "concentration": 16,
 }  # fmt: skip
 FREE = [
     System("fisher-flow", VELOCITY),
