@@ -37,6 +37,7 @@ VELOCITY = {
 }  # fmt: skip
 SCORE = {
     "construction": "sticks", "predicts": "score", "posterior_head": False, "input": "state", "loss": "diffusion",
+    "concentration": 16,
 }  # fmt: skip
 FREE = [
     System("fisher-flow", VELOCITY),
@@ -198,6 +199,14 @@ def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
     torch.testing.assert_close(both.loss, both.recon + both.diffusion)
     torch.testing.assert_close(without.loss, without.diffusion)
     assert float(without.recon.detach().mean()) > 0.1
+
+
+@pytest.mark.parametrize(("name", "which"), [*PUBLISHED, ("bfn", "default"), ("ddsm", "default")])
+def test_constants_are_buffers(name: str, which: str) -> None:
+    """Else they stay behind when a model moves to another device."""
+    model = ls.build(name, vocab_size=4, length=4, **SMALL, preset=which)
+    for part in model.modules():
+        assert not [key for key, value in vars(part).items() if isinstance(value, Tensor)], type(part)
 
 
 # ---- inputs and samplers -----------------------------------------------------------------------------------------

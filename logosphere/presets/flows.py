@@ -254,7 +254,14 @@ DDSM = Preset(
             "learns faster at equal CPU",
             {"loss": "diffusion"},
         ),
-        Aspect("schedule", "Jacobi diffusions with (a, b) = (1, K - j) at the speeds 2 / (a + b)"),
+        Aspect(
+            "schedule",
+            "Jacobi diffusions with (a, b) = (1, K - j) at the speeds 2 / (a + b), from one-hot states (here 16 lives, "
+            "where fewer than 1% of tokens cannot be read off the state)",
+            "from 1 + 2 log K lives, at least 7",
+            "smaller tables; the network reads the token from context as well",
+            {"concentration": 16},
+        ),
         Aspect(
             "time",
             "in proportion to √w(t), the root mean square of the weighted score, with weights 1 / √w(t)",

@@ -10,7 +10,8 @@ Score matching is weighted by the diffusion coefficient h_j v_j (1 - v_j), which
     -log p(x) ≤ ½ ∫ E Σ_j h_j v_j (1 - v_j) (G_j(x) - G_j)² dτ + E[-log p(x | z_0)] + prior.
 
 w(τ) is the mean of Σ_j h_j v_j (1 - v_j) G_j(x)²; the paper draws times in proportion to √w. The token is read off the
-state alone: p(x = k | z_0) ∝ q(z_0 | k), so that the figure is a bound for every network.
+state alone: p(x = k | z_0) ∝ q(z_0 | k), so that the figure is a bound for every network. So states must be clear at
+τ = 0: with M = 16 lives fewer than 1% of 256 tokens are misread, with M = 8 it is 6% of 27.
 """
 
 import torch

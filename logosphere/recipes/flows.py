@@ -206,7 +206,8 @@ def ddsm(
     concentration M: the data end is Dirichlet(1 + M e_x), or its like; by default chosen for the size of the vocabulary
     dilation      the sampler diffuses so many times longer at each noise level, which favours likely sequences
     predicts      tokens: a softmax, whose mean score is followed; score: a free score of the sticks, as published, with
-                  construction=sticks, loss=diffusion, posterior_head=False and input=state
+                  construction=sticks, loss=diffusion, posterior_head=False and input=state; the token is then read off
+                  the state alone, which needs a larger concentration
     clock         also importance, for predicts=score: times in proportion to the root mean square of the score, as
                   published
     """
@@ -216,7 +217,7 @@ def ddsm(
     if construction == "sticks" and vocab_size > MOST_STICKS:
         raise UserError(
             f"{vocab_size:,} tokens are too many sticks to break one after another (at most {MOST_STICKS}); "
-            "use construction=shares."
+            "use construction=shares, which predicts=tokens and preset=default have."
         )
     last = concentration or clear_count(vocab_size)
     path: Path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
