@@ -290,6 +290,16 @@ def shortened() -> str:
 JOBS: dict[str, Callable[..., Report]] = {
     job.__name__: job
     for job in (
-        train, settings, sample, infill, guide, conditions, lengths, command_line, remasker, ode, without_float64,
+        train,
+        settings,
+        sample,
+        infill,
+        guide,
+        conditions,
+        lengths,
+        command_line,
+        remasker,
+        ode,
+        without_float64,
     )  # fmt: skip
 }

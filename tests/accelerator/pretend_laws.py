@@ -56,7 +56,8 @@ def factories_make_device_tensors() -> None:
         torch.zeros(2, device="cuda"), torch.arange(3, device="cuda:0"), torch.full((2,), 1.0, device="cuda"),
         torch.rand(2, device="cuda"), torch.tensor([1, 2], device="cuda"), torch.as_tensor([1.0], device="cuda"),
         torch.empty(0, device=torch.device("cuda")), torch.eye(2, device="cuda"),
-        torch.linspace(0, 1, 3, device="cuda"), torch.zeros_like(ones(2)), ones(2).new_zeros(3), torch.zeros_like(torch.ones(2), device="cuda"),
+        torch.linspace(0, 1, 3, device="cuda"), torch.zeros_like(ones(2)), ones(2).new_zeros(3),
+        torch.zeros_like(torch.ones(2), device="cuda"),
         torch.as_tensor(ones(2), dtype=torch.float16, device="cuda"),
     ]  # fmt: skip
     assert all(tensor.is_cuda and tensor.device == torch.device("cuda:0") for tensor in made)

@@ -1,6 +1,6 @@
 """The process of the pretend device: reads cases from its input, one a line as JSON, and answers each with a line.
 
-    python pretend_server.py LIBRARY
+python pretend_server.py LIBRARY
 """
 
 import ctypes
