@@ -7,9 +7,10 @@ torch is imported, because torch looks up what it registers once (pretend_server
 Inside `no_float64` the device refuses every operation whose result has 64-bit floating point, as Apple's GPUs do.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -35,19 +36,42 @@ synchronisations: Counter[str] = Counter()
 
 
 class Limits:
-    """What the device refuses at present."""
+    """What the device does at present about results of 64-bit floating point."""
 
-    float64 = False
+    notice: Callable[[], None] | None = None
 
 
 @contextmanager
-def no_float64() -> Iterator[None]:
-    """Inside this block the device refuses results of 64-bit floating point."""
-    Limits.float64 = True
+def _noticing(notice: Callable[[], None]) -> Iterator[None]:
+    before, Limits.notice = Limits.notice, notice
     try:
         yield
     finally:
-        Limits.float64 = False
+        Limits.notice = before
+
+
+def no_float64() -> AbstractContextManager[None]:
+    """Inside this block the device refuses results of 64-bit floating point."""
+
+    def refuse() -> None:
+        raise TypeError("the device has no 64-bit floating point; use float32 instead")
+
+    return _noticing(refuse)
+
+
+def float64_counted(places: Counter[str], package: str) -> AbstractContextManager[None]:
+    """Inside this block results of 64-bit floating point are counted, by the line of a package that asked for them."""
+
+    def count() -> None:
+        frame = sys._getframe()
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file != __file__ and f"/{package}/" in file:
+                places[f"{file.rpartition(f'/{package}/')[2]}:{frame.f_lineno}"] += 1
+                return
+            frame = frame.f_back
+
+    return _noticing(count)
 
 
 class DeviceTensor(Tensor):
@@ -224,8 +248,8 @@ def _unwrapped(value: Any) -> Any:
 
 def _wrapped(value: Any) -> Any:
     if isinstance(value, Tensor):
-        if Limits.float64 and value.dtype in WIDE:
-            raise TypeError("the device has no 64-bit floating point; use float32 instead")
+        if Limits.notice is not None and value.dtype in WIDE:
+            Limits.notice()
         return DeviceTensor(value)
     return type(value)(map(_wrapped, value)) if type(value) in (list, tuple) else value
 

@@ -4,18 +4,23 @@ A job raises where the package fails, and returns what it has to report. Whereve
 must be those of the CPU, up to rounding: that finds parts left behind that no operation happens to mix.
 """
 
+import json
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pretend_device
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import logosphere as ls
 from logosphere.cli import main
+from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.train import _recompute
@@ -38,7 +43,28 @@ Report = dict[str, Any]
 def built(system: str, preset: str, device: str = "cuda", **options: Any) -> Model:
     """A small model, always the same."""
     torch.manual_seed(0)
-    return ls.build(system, preset=preset, **({"vocab_size": V, "length": L} | SMALL | options)).to(device)
+    size: dict[str, Any] = {"vocab_size": V, "length": L} | SMALL
+    if (ls.presets(system)[preset].options | options).get("encoder") is not None:
+        size["pieces"] = list(range(V))  # tokens are the first word pieces of the encoder
+    return ls.build(system, preset=preset, **(size | options)).to(device)
+
+
+@cache
+def small_encoder() -> Path:
+    """A model of the form of minilm, only smaller and untrained: the real one is a package of its own."""
+    place = Path(tempfile.mkdtemp())
+    config = {
+        "hidden_size": 8, "layer_norm_eps": 1e-12, "num_hidden_layers": 6, "vocab_size": 120, "intermediate_size": 16,
+        "max_position_embeddings": L + 2, "type_vocab_size": 2, "num_attention_heads": 2,
+    }  # fmt: skip
+    (place / "config.json").write_text(json.dumps(config))
+    with torch.random.fork_rng(devices=[]):
+        tensors = {bert._published(name): tensor.clone() for name, tensor in bert.Bert(config).state_dict().items()}
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+pretrained.minilm_folder = small_encoder
 
 
 def tokens(seed: int = 0, length: int = L) -> Tensor:
@@ -262,8 +288,16 @@ def ode(system: str, preset: str, options: dict[str, Any] | None = None) -> Repo
 
 
 def without_float64(system: str, preset: str) -> Report:
-    """How far a system comes on a device without 64-bit floating point: no failure, but a report."""
+    """How far a system comes on a device without 64-bit floating point, and where it uses it: a report, no failure."""
     came: Report = {}
+    places: Counter[str] = Counter()
+    with pretend_device.float64_counted(places, "logosphere"):
+        model = built(system, preset)
+        fitted(model)
+        ls.evaluate(model, [tokens(7)], rng=0)
+        ls.sample(model, B, STEPS, rng())
+    came["places"] = sorted(places)
+    came["buffers"] = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float64]
     with pretend_device.no_float64():
         for name, job in (
             ("build", lambda: built(system, preset)),

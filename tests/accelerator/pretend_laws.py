@@ -1,6 +1,7 @@
 """What must hold of the pretend device itself. These functions run in its process and raise where it does not."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 
 import pretend_device
@@ -221,6 +222,13 @@ def float64_is_refused_where_asked() -> None:
     assert ones(2).double().dtype == torch.float64
 
 
+def float64_is_counted_where_asked() -> None:
+    places: Counter[str] = Counter()
+    with pretend_device.float64_counted(places, "accelerator"):
+        ones(2).double() + 1.0, ones(2) + 1.0, torch.ones(2).double()
+    assert list(places.values()) == [2] and next(iter(places)).startswith("pretend_laws.py:"), places
+
+
 LAWS: dict[str, Callable[[], None]] = {
     law.__name__: law
     for law in (
@@ -228,6 +236,6 @@ LAWS: dict[str, Callable[[], None]] = {
         indices_may_come_from_the_cpu_but_not_go_there, views_share_their_memory, gradients_flow,
         modules_move_and_keep_their_parameters, forgotten_constants_are_found, generators_belong_to_a_device,
         global_noise_is_the_devices_own, autocast_works, checkpointing_works, attention_is_that_of_the_cpu,
-        synchronisations_are_counted, float64_is_refused_where_asked,
+        synchronisations_are_counted, float64_is_refused_where_asked, float64_is_counted_where_asked,
     )
 }  # fmt: skip
