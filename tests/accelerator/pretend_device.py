@@ -25,6 +25,8 @@ CROSSING = {"copy_", "_to_copy"}
 SCALARS = {"fill_", "index_fill", "index_fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"}
 """Operations that take CPU tensors of dimension 0 beside device tensors, apart from all pointwise ones."""
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+UNORDERED = {"cumsum", "cumsum_", "histc", "kthvalue", "median", "bincount", "put_", "upsample_nearest2d_backward"}
+"""Operations that CUDA refuses for floating-point numbers where only deterministic algorithms are allowed."""
 MATH = 0
 """Attention as plain matrix products (at::SDPBackend); the fused kernels of CUDA have no CPU counterpart."""
 CPU = torch.device("cpu")
@@ -136,6 +138,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operation = _operation(func)
     if on_device:
         operation.check(args, tensors)
+        operation.check_order(tensors)
         operation.count(args, target)
         if operation.name == "_fused_sdp_choice":
             return MATH
@@ -181,6 +184,11 @@ class _Operation:
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
                 f"({self.func})"
             )
+
+    def check_order(self, tensors: list[Tensor]) -> None:
+        """Raise where CUDA would because it adds up in an order that chance decides."""
+        if self.name in UNORDERED and torch.are_deterministic_algorithms_enabled() and tensors[0].is_floating_point():
+            raise RuntimeError(f"{self.name} on CUDA does not have a deterministic implementation")
 
     def count(self, args: tuple[Any, ...], target: bool) -> None:
         """Note if the processor has to wait for this operation."""

@@ -27,6 +27,7 @@ from logosphere.runs.train import _recompute
 from logosphere.sampling.samplers import MAKERS
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.fit import Training
+from logosphere.training.safety import determinism
 from logosphere.types import Batch, Condition
 
 V, L, B, LABELS, STEPS = 11, 8, 4, 3, 4
@@ -141,6 +142,20 @@ def settings(system: str, preset: str) -> Report:
     plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
     _recompute(recomputing)
     check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
+    return {}
+
+
+def deterministic(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Training, measuring and sampling where only deterministic algorithms are allowed."""
+    with determinism(True):
+        model = built(system, preset, **(options or {}))
+        fitted(model)
+        ls.evaluate(model, [tokens(7)], rng=0)
+        for change in ({}, {"top_p": 0.5}, {"sampler": "entropy-bounded"}):
+            try:
+                ls.sample(model, B, STEPS, rng(), **change)
+            except UserError:
+                assert change, "the sampler of the system does not fit it"
     return {}
 
 
@@ -321,19 +336,6 @@ def shortened() -> str:
     return f"{text.strip().splitlines()[-1]} [{' < '.join(reversed(where))}]"
 
 
-JOBS: dict[str, Callable[..., Report]] = {
-    job.__name__: job
-    for job in (
-        train,
-        settings,
-        sample,
-        infill,
-        guide,
-        conditions,
-        lengths,
-        command_line,
-        remasker,
-        ode,
-        without_float64,
-    )  # fmt: skip
-}
+ALL: list[Callable[..., Report]] = [train, settings, deterministic, sample, infill, guide, conditions, lengths]
+ALL += [command_line, remasker, ode, without_float64]
+JOBS = {job.__name__: job for job in ALL}

@@ -204,6 +204,17 @@ def synchronisations_are_counted() -> None:
     assert dict(pretend_device.synchronisations) == expected, pretend_device.synchronisations
 
 
+def sums_without_an_order_are_refused_where_asked() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        refused(lambda: ones(3).cumsum(0), because="deterministic implementation")
+        assert torch.ones(3).cumsum(0).tolist() == torch.arange(1, 4, device="cuda").tolist()
+        assert ones(3).long().cumsum(0).is_cuda
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert ones(3).cumsum(0).tolist() == [1.0, 2.0, 3.0]
+
+
 def float64_is_refused_where_asked() -> None:
     assert ones(2).double().dtype == torch.float64
     weight = torch.randn(2, 2, device="cuda", requires_grad=True)
@@ -232,10 +243,23 @@ def float64_is_counted_where_asked() -> None:
 LAWS: dict[str, Callable[[], None]] = {
     law.__name__: law
     for law in (
-        mixing_raises, scalars_of_the_cpu_are_welcome, factories_make_device_tensors, tensors_go_there_and_back,
-        indices_may_come_from_the_cpu_but_not_go_there, views_share_their_memory, gradients_flow,
-        modules_move_and_keep_their_parameters, forgotten_constants_are_found, generators_belong_to_a_device,
-        global_noise_is_the_devices_own, autocast_works, checkpointing_works, attention_is_that_of_the_cpu,
-        synchronisations_are_counted, float64_is_refused_where_asked, float64_is_counted_where_asked,
-    )
-}  # fmt: skip
+        mixing_raises,
+        scalars_of_the_cpu_are_welcome,
+        factories_make_device_tensors,
+        tensors_go_there_and_back,
+        indices_may_come_from_the_cpu_but_not_go_there,
+        views_share_their_memory,
+        gradients_flow,
+        modules_move_and_keep_their_parameters,
+        forgotten_constants_are_found,
+        generators_belong_to_a_device,
+        global_noise_is_the_devices_own,
+        autocast_works,
+        checkpointing_works,
+        attention_is_that_of_the_cpu,
+        synchronisations_are_counted,
+        sums_without_an_order_are_refused_where_asked,
+        float64_is_refused_where_asked,
+        float64_is_counted_where_asked,
+    )  # fmt: skip
+}

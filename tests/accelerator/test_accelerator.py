@@ -97,6 +97,15 @@ def test_half_precision_averages_parts_of_batches_and_recomputing(system: str, p
     device.run("settings", system=system, preset=preset)
 
 
+@pytest.mark.parametrize("system, preset", few())
+def test_deterministic_algorithms_are_enough(system: str, preset: str, device: Device) -> None:
+    device.run("deterministic", system=system, preset=preset)
+
+
+def test_shares_of_sticks_are_summed_in_order(device: Device) -> None:
+    device.run("deterministic", system="ddsm", preset="default", options={"construction": "sticks"})
+
+
 def variant(case: tuple[str, dict[str, Any]]) -> str:
     return "-".join([case[0], *(f"{name}={value}" for name, value in case[1].items())])
 
