@@ -107,7 +107,7 @@ def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("sampler", ["ancestral", "euler"])
+@pytest.mark.parametrize("sampler", ["ancestral", "euler-flow"])
 @pytest.mark.parametrize("system", FREE, ids=str)
 def test_samples_of_an_exact_field_are_the_language(system: System, sampler: str) -> None:
     language = table()
@@ -292,7 +292,9 @@ def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], 
         ls.build(name, vocab_size=3, length=4, **options, denoiser=None)
 
 
-@pytest.mark.parametrize(("name", "sampler"), [("bfn", "euler"), ("dirichlet-flow", "euler"), ("ddsm", "messages")])
+@pytest.mark.parametrize(
+    ("name", "sampler"), [("bfn", "euler-flow"), ("dirichlet-flow", "euler-flow"), ("ddsm", "messages")]
+)
 def test_a_sampler_of_another_system_is_refused(name: str, sampler: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, **SMALL)
     with pytest.raises(UserError, match="sampler is for"):

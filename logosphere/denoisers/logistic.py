@@ -36,4 +36,6 @@ class Logistic(Wrapper):
         return torch.nn.functional.logsigmoid(high) + torch.nn.functional.logsigmoid(-low) + inside
 
     def around(self, inner: Denoiser) -> Denoiser:
-        return Logistic(inner, len(self.values))
+        made = Logistic(inner, len(self.values))
+        made.values = self.values  # on the device of this one
+        return made

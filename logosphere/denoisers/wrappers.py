@@ -7,6 +7,7 @@ from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
+from logosphere.noise import running_sum
 from logosphere.processes.base import CERTAIN, Process
 from logosphere.types import Logits, Parts, Positions, State, Times
 
@@ -121,7 +122,7 @@ def _only(out: Logits, kept: Tensor) -> Logits:
 def _nucleus(out: Logits, top_p: float) -> Logits:
     """The likeliest tokens until `top_p` is reached, the one that reaches it included."""
     p, order = out.double().softmax(-1).sort(-1, descending=True)
-    dropped = p.cumsum(-1) - p >= top_p
+    dropped = running_sum(p) - p >= top_p
     return _only(out, ~torch.zeros_like(dropped).scatter(-1, order, dropped))
 
 

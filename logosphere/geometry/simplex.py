@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import sphere
-from logosphere.noise import Noise
+from logosphere.noise import Noise, running_sum
 from logosphere.shapes import Float
 
 Shares = Float[Tensor, "... K"]
@@ -83,7 +83,7 @@ def diffused(z: Shares, variance: Float[Tensor, "... 1"], noise: Noise) -> Share
 
 def sticks(z: Shares) -> tuple[Float[Tensor, "... J"], Float[Tensor, "... J"]]:
     """v_j = z_j / Σ_(i ≥ j) z_i, what each token takes of what is left, and 1 - v_j; J = K - 1, float64."""
-    left = z.double().flip(-1).cumsum(-1).flip(-1).clamp_min(1e-30)
+    left = running_sum(z.double().flip(-1)).flip(-1).clamp_min(1e-30)
     return z.double()[..., :-1] / left[..., :-1], left[..., 1:] / left[..., :-1]
 
 

@@ -132,7 +132,7 @@ FISHER = Preset(
         "clip": 1.0,
     },  # fmt: skip
     ema=0.0,
-    sampler="euler",
+    sampler="euler-flow",
     missing="the convolutional network of the DNA experiments (body=convolution is near it) and their conditioning",
 )
 
@@ -170,7 +170,7 @@ SFM = Preset(
         "weight_decay": 0.0,
         "clip": None,
     },  # fmt: skip
-    sampler="euler",
+    sampler="euler-flow",
     missing="a DiT of 12 layers of width 768; the likelihood by the ODE to t = 0.995, for which the default with "
     "prior=simplex has ode_nelbo",
 )
@@ -229,7 +229,7 @@ DIRICHLET = Preset(
         "clip": 1.0,
     },  # fmt: skip
     ema=0.0,
-    sampler="euler",
+    sampler="euler-flow",
     missing="the convolutional network of the DNA experiments (body=convolution is near it), guidance by probability "
     "addition, and distillation to one step; C(y, α) is exact here and 1% off in the released code",
 )
@@ -295,7 +295,7 @@ DDSM = Preset(
         "clip": None,
     },  # fmt: skip
     ema=0.0,
-    sampler="euler",
+    sampler="euler-flow",
     missing="sticks begin at 0 or 1 and are seen from t = 0.01 to 4 in the paper; here they begin as Beta(1, b + M) "
     "and Beta(1 + M, b) (concentration=M), whose densities are finite sums, and go on until they are noise; at most "
     "512 tokens; the convolutional network of the DNA experiments (body=convolution is near it)",

@@ -61,7 +61,7 @@ LISTINGS = [
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
     Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
     Listing("heun", "the probability flow, or that of flows, second order with two looks a step", GAUSSIAN, True),
-    Listing("euler", "equal Euler steps, the likeliest token at the end", EULERIAN, False),
+    Listing("euler-flow", "equal Euler steps, the likeliest token at the end", EULERIAN, False),
     Listing("messages", "messages at equal times, the likeliest token at the end", BAYESIAN, False),
     Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),

@@ -127,7 +127,7 @@ def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
     return lambda model: Sampler(stepper, grid=EvenTimes(latent_path(model.process), end))
 
 
-def _euler(model: Model) -> Sampler:
+def _euler_flow(model: Model) -> Sampler:
     """A tangent field's own step is Euler's already."""
     return Sampler(ancestral, grid=uniform_grid) if isinstance(model.process, TangentFlow) else Sampler(Euler())
 
@@ -173,7 +173,7 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),
     "heun": _heun,
-    "euler": _euler,
+    "euler-flow": _euler_flow,
     "messages": _always(Sampler(Messages())),
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
     "q-sampling": _always(Sampler(Directed(renoised))),

@@ -65,7 +65,7 @@ def _eulerian(process: Process) -> tuple[Flow, Eulerian]:
     if isinstance(process, Flow) and isinstance(path, Eulerian) and not noisy:
         return process, path
     raise UserError(
-        "The euler sampler is for fisher-flow, dirichlet-flow with churn=0 and ddsm with predicts=score; use the "
+        "The euler-flow sampler is for fisher-flow, dirichlet-flow with churn=0 and ddsm with predicts=score; use the "
         "ancestral sampler here."
     )
 

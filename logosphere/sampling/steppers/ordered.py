@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
+from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import Process
 from logosphere.processes.spherical import Spherical
 from logosphere.sampling.steppers.base import (
@@ -99,7 +99,7 @@ class WithinEntropy:
 
     def __call__(self, falling: Tensor, due: Tensor) -> Tensor:
         entropy = -falling
-        others = entropy.cumsum(1) - entropy  # entropies rise, so the last of a run is its largest
+        others = running_sum(entropy, 1) - entropy  # entropies rise, so the last of a run is its largest
         fits = (others <= self.budget) & entropy.isfinite()
         return fits.sum(1, keepdim=True).clamp_min(1)
 
