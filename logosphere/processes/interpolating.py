@@ -24,7 +24,7 @@ from logosphere.processes.masks import masks_by_count, masks_within
 from logosphere.processes.mixing import Mixing
 from logosphere.processes.times import LOW_VARIANCE, TimeSampler
 from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.types import Batch, Logits, Positions, State, Times
 
 Weighting = Callable[[Mixing, State, State, Tensor], Tensor]
 """Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
@@ -44,10 +44,9 @@ class Interpolating(Process):
 
     `network_reads`: the last step of a chain, and cross-entropies in the loss, take the network's own distribution x̂
     (D3PM's code) instead of the posterior ∝ x̂ q(z | x). `all_masked`: samples begin with masks alone, also where the
-    schedule leaves signal at t = 1, so that p(z_1) of the bound has a few tokens (MDLM, SEDD, MD4).
+    schedule leaves signal at t = 1, so that p(z_1) of the bound has a few tokens (MDLM, SEDD, MD4). `cut_ends`:
+    likelihoods are integrated over the times of training alone (GIDD's evaluation), which is no bound.
     """
-
-    kind: Kind = "bound"
 
     def __init__(
         self,
@@ -65,9 +64,11 @@ class Interpolating(Process):
         masks_by_chance: bool = False,
         network_reads: bool = False,
         all_masked: bool = False,
+        cut_ends: bool = False,
         grid: Callable[[int], Tensor] = uniform_grid,
     ):
         super().__init__()
+        self.cut_ends, self.kind = cut_ends, "surrogate" if cut_ends else "bound"
         self.law, self.head, self.timesteps = law, head or Posterior(), timesteps
         self.vocab_size, self.schedule = law.vocab_size, law.schedule
         self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
@@ -97,6 +98,8 @@ class Interpolating(Process):
             raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {self.hybrid}.")
         if self.all_masked and not law.hides:
             raise UserError("Samples can begin with masks in masked diffusion only, not with random tokens alone.")
+        if self.cut_ends and (timesteps is not None or self.times.low == 0):
+            raise UserError("protocol=published integrates from t_min on; set t_min above 0, such as 1e-4.")
         if self.network_reads and (timesteps is None or not law.spreads):
             raise UserError("reconstruction=network needs random tokens in a number of timesteps.")
         low, high = self.clip
@@ -149,6 +152,8 @@ class Interpolating(Process):
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
         elif learning and (self.weighting is not None or self.times.plain):
             t, weight = self.times.at(w), torch.ones_like(w)  # what makes the bound scatter is not in this loss
+        elif self.cut_ends:
+            t, weight = self.times.at(w), torch.full_like(w, self.times.high - self.times.low)
         else:
             t, weight = self.schedule.drawn(w)
         block, times = u.shape[1] // w.shape[1], t
