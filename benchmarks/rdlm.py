@@ -38,7 +38,8 @@ from logosphere.noise import Keyed
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.turns import Turns
-from logosphere.recipes.spherical import default_noise, start_point
+from logosphere.recipes.spherical import default_noise
+from logosphere.recipes.starts import start_point
 from logosphere.runs.run import Run
 
 LETTERS = 27

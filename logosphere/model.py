@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.denoisers.base import Denoiser, check_block
+from logosphere.denoisers.conditioned_rows import bound_of_rows
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Noise, as_generator
 from logosphere.presets import DEFAULT, preset_label
@@ -76,6 +77,9 @@ class Model(nn.Module):
         if self.process.learns_noise and self.training and draws == 1:
             w = noise.quantiles(1, self.length // self.block)[:, 0]
             return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
+        if self.training and draws == 1 and isinstance(predict, Denoiser) and (every := predict.conditioned_rows()):
+            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            return bound_of_rows(self.process, predict, batch, w, noise, every)
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))

@@ -8,6 +8,7 @@ device, before and after a resume.
 
 import math
 from abc import ABC, abstractmethod
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -58,6 +59,10 @@ class Noise(ABC):
 
     def at(self, where: Bool[Tensor, "..."]) -> "Noise":
         """Noise for these positions alone: they are packed, and the first axis of every shape is theirs."""
+        return self
+
+    def select(self, kept: Bool[Tensor, "B"]) -> "Noise":
+        """Noise for these sequences of the batch alone."""
         return self
 
     def during(self, step: int) -> "Noise":
@@ -116,6 +121,12 @@ class Keyed(Noise):
     def at(self, where: Tensor) -> Noise:
         rows, places = where.nonzero(as_tuple=True)
         return _Packed(self, rows, places)
+
+    def select(self, kept: Tensor) -> Noise:
+        part = copy(self)
+        part.ids, part.place = self.ids[kept], self.place[kept]
+        part.keys, part.packed = self.keys[kept], self.packed[kept]
+        return part
 
     def during(self, step: int) -> Noise:
         return Keyed(self.seed, step, self.ids, self.place, self.total)

@@ -1,7 +1,8 @@
 """How much of the signal is left at time t: monotone maps with derivative and inverse.
 
-Every schedule begins at signal(0) = 1 exactly, so that clean means clean. Most end at signal(1) = 0; what others leave
-there is paid for as a prior term, so that no bound has to forget anything.
+Every schedule has signal(0) = 1 exactly, so that clean means clean. Most are continuous there and end at signal(1) = 0.
+Noise that others begin with (`start`) is counted as a reconstruction term, signal that they leave at t = 1 as a prior
+term, so that bounds stay bounds.
 """
 
 import math
@@ -21,6 +22,11 @@ Number = Float[Tensor, "..."]
 
 class Schedule(ABC):
     """The signal level a_t, which falls from 1 to 0."""
+
+    @property
+    def start(self) -> float:
+        """The noise right after t = 0: 0 for continuous schedules."""
+        return 0.0
 
     @property
     @abstractmethod
@@ -98,6 +104,57 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
+class SineNoise(Schedule):
+    """a_t = 1 - cos(π (1 - t)/2), that is noise sin(π t/2): the schedule that MD4 calls cosine (Shi et al. 2024)."""
+
+    @property
+    def warp(self) -> float:
+        return 2.0
+
+    def signal(self, t: Number) -> Number:
+        # Each form is exact at its own end.
+        return torch.where(t < 0.5, 1 - self.noise(t), 2 * torch.sin(math.pi / 4 * (1 - t)) ** 2)
+
+    def noise(self, t: Number) -> Number:
+        return torch.sin(math.pi / 2 * t)
+
+    def slope(self, t: Number) -> Number:
+        return math.pi / 2 * torch.sin(math.pi / 2 * (1 - t))
+
+    def time(self, noise: Number) -> Number:
+        return 2 / math.pi * torch.asin(noise.clamp_max(1.0))
+
+
+@dataclass(frozen=True)
+class Squeezed(Schedule):
+    """a_t = (1 - 2ε) a + ε of another schedule, with a jump at t = 0 (Shi et al. 2024, MD4: ε = 1e-4)."""
+
+    inner: Schedule
+    eps: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.eps < 0.5:
+            raise UserError(f"eps, the noise at the start and the signal at the end, must be 0 to 0.5, not {self.eps}.")
+
+    @property
+    def start(self) -> float:
+        return self.eps
+
+    @property
+    def warp(self) -> float:
+        return self.inner.warp
+
+    def noise(self, t: Number) -> Number:
+        return torch.where(t > 0, self.eps + (1 - 2 * self.eps) * self.inner.noise(t), 0.0)
+
+    def slope(self, t: Number) -> Number:
+        return (1 - 2 * self.eps) * self.inner.slope(t)
+
+    def time(self, noise: Number) -> Number:
+        return self.inner.time(((noise - self.eps) / (1 - 2 * self.eps)).clamp(0, 1))
+
+
+@dataclass(frozen=True)
 class Cut(Schedule):
     """A schedule that stops short of pure noise, at a_1 = `left`; with the linear one this is the log-linear schedule.
 
@@ -133,16 +190,23 @@ RAMP = 0.01
 class Geometric(Schedule):
     """a_t = exp(-σ_t) with σ from `low` to `high` in equal ratios (Lou et al. 2024, SEDD).
 
-    The paper begins at a_0 = exp(-low) < 1. Here a short ramp leads there from 1, so that the first tokens lost are
-    paid for; the signal exp(-high) left at the end costs a prior term.
+    The paper begins at a_0 = exp(-low) < 1, which is ramp=0. By default a short ramp leads there from 1, so that the
+    first tokens lost are paid for step by step; the signal exp(-high) left at the end costs a prior term.
     """
 
     low: float = 1e-4
     high: float = 20.0
+    ramp: float = RAMP
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high:
             raise UserError(f"A geometric schedule must rise: 0 < low < high, not {self.low} and {self.high}.")
+        if not 0 <= self.ramp < 1:
+            raise UserError(f"The ramp of a geometric schedule is a fraction of the time below 1, not {self.ramp}.")
+
+    @property
+    def start(self) -> float:
+        return 0.0 if self.ramp else -math.expm1(-self.low)
 
     @property
     def warp(self) -> float:
@@ -150,28 +214,32 @@ class Geometric(Schedule):
 
     def drawn(self, w: Number) -> tuple[Number, Number]:
         """Such that the noise is w² of its last: in this schedule most of time is nearly clean, and tells nothing."""
-        t = self.time(-math.expm1(-self.high) * w**2)
-        return t, -math.expm1(-self.high) * 2 * w / self.slope(t)
+        span = -math.expm1(-self.high) - self.start
+        t = self.time(self.start + span * w**2)
+        return t, span * 2 * w / self.slope(t)
 
     def _sigma(self, t: Number) -> Number:
-        return self.low * (self.high / self.low) ** ((t - RAMP).clamp_min(0) / (1 - RAMP))
+        return self.low * (self.high / self.low) ** ((t - self.ramp).clamp_min(0) / (1 - self.ramp))
 
     def noise(self, t: Number) -> Number:
-        return torch.where(t < RAMP, -math.expm1(-self.low) * t / RAMP, -torch.expm1(-self._sigma(t)))
+        later = -torch.expm1(-self._sigma(t))
+        if not self.ramp:
+            return torch.where(t > 0, later, 0.0)
+        return torch.where(t < self.ramp, -math.expm1(-self.low) * t / self.ramp, later)
 
     def slope(self, t: Number) -> Number:
         sigma = self._sigma(t)
-        later = math.log(self.high / self.low) / (1 - RAMP) * sigma * torch.exp(-sigma)
-        return torch.where(t < RAMP, -math.expm1(-self.low) / RAMP, later)
+        later = math.log(self.high / self.low) / (1 - self.ramp) * sigma * torch.exp(-sigma)
+        return later if not self.ramp else torch.where(t < self.ramp, -math.expm1(-self.low) / self.ramp, later)
 
     def signal(self, t: Number) -> Number:
-        return torch.where(t < RAMP, 1 - self.noise(t), torch.exp(-self._sigma(t)))
+        return torch.where(t < self.ramp if self.ramp else t <= 0, 1 - self.noise(t), torch.exp(-self._sigma(t)))
 
     def time(self, noise: Number) -> Number:
         first = -math.expm1(-self.low)
         sigma = -torch.log1p(-noise.clamp(first, 1 - math.exp(-self.high)))
-        later = RAMP + (1 - RAMP) * torch.log(sigma / self.low) / math.log(self.high / self.low)
-        return torch.where(noise < first, noise / first * RAMP, later.clamp_max(1.0))
+        later = self.ramp + (1 - self.ramp) * torch.log(sigma / self.low) / math.log(self.high / self.low)
+        return torch.where(noise < first, noise / first * self.ramp, later.clamp_max(1.0))
 
 
 @dataclass(frozen=True)
@@ -226,13 +294,17 @@ def of_betas(betas: Sequence[float]) -> Tabulated:
     return Tabulated(tuple(levels))
 
 
-def cosine_betas(steps: int) -> list[float]:
-    """β_t of cos((t/T + s)/(1 + s) · π/2), s = 0.008, at most 0.999 (D3PM, appendix A.3; Multinomial Diffusion)."""
+def cosine_betas(steps: int, largest: float = 0.999) -> list[float]:
+    """β_t of cos((t/T + s)/(1 + s) · π/2), s = 0.008, at most `largest`.
+
+    D3PM cuts β at 0.999. Multinomial Diffusion keeps at least 0.001 of the squared cosine in a step and then takes the
+    root, so that its last β is 1 - √0.001 = 0.968.
+    """
 
     def level(step: int) -> float:
         return math.cos((step / steps + 0.008) / 1.008 * math.pi / 2)
 
-    return [min(0.999, 1 - level(step) / level(step - 1)) for step in range(1, steps + 1)]
+    return [min(largest, 1 - level(step) / level(step - 1)) for step in range(1, steps + 1)]
 
 
 def information(p: Sequence[float], points: int = 1000) -> Tabulated:
@@ -263,10 +335,11 @@ SCHEDULES: dict[str, Schedule] = {
     "linear": Polynomial(1.0),
     "quadratic": Polynomial(2.0),
     "cosine": Cosine(),
+    "md4-cosine": SineNoise(),
     "log-linear": Cut(Polynomial(1.0), 1e-3),
     "geometric": Geometric(),
 }
-NAMES = [*SCHEDULES, "polynomial:2", "log-linear:0.001", "geometric:0.0001,20"]
+NAMES = [*SCHEDULES, "polynomial:2", "log-linear:0.001", "geometric:0.0001,20", "geometric:0.0001,20,0"]
 
 
 def schedule(name: str | Sequence[float]) -> Schedule:
@@ -284,6 +357,6 @@ def schedule(name: str | Sequence[float]) -> Schedule:
         return Polynomial(values[0])
     if family == "log-linear" and len(values) == 1:
         return Cut(Polynomial(1.0), values[0])
-    if family == "geometric" and len(values) == 2:
-        return Geometric(values[0], values[1])
+    if family == "geometric" and len(values) in (2, 3):
+        return Geometric(*values)
     raise UserError(f"There is no schedule '{name}'.{nearest(name, NAMES)}")

@@ -128,7 +128,7 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         return self._each(lambda tensor: tensor.to(device))
 
-    def part(self, rows: slice) -> "Batch":
+    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Batch":
         """Some of the rows; they keep their names and their place in the whole."""
         return self._each(lambda tensor: tensor[rows])
 

@@ -92,6 +92,7 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
 @pytest.mark.parametrize("timesteps", [None, 50])
 @pytest.mark.parametrize("mask", [True, False], ids=["masked", "uniform"])
 def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: int | None) -> None:
+    """T (KL_t + λ CE), which is the loss of D3PM (eq. 5) in nats per sequence; in continuous time nats + λ CE."""
     plain = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps)
     hybrid = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps, hybrid=0.3)
     out, x, z, t = situations(plain)
@@ -99,8 +100,19 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
     one = torch.ones_like(nats)
     assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, z, t, one), nats)
     torch.testing.assert_close(
-        hybrid.loss(nats, out, x, z, t, one), nats + 0.3 * F.cross_entropy(out, x, reduction="none")
+        hybrid.loss(nats, out, x, z, t, one),
+        nats + 0.3 * (timesteps or 1) * F.cross_entropy(out, x, reduction="none"),
     )
+
+
+def test_most_of_the_absorbing_hybrid_loss_is_cross_entropy() -> None:
+    """λ = 0.01 and T = 1000: Σ_t KL_t = CE/T·Σ 1, λ CE at a fraction t of the positions, so 0.005/(0.001 + 0.005)."""
+    process = Interpolating(Masking(V, Polynomial(1.0)), timesteps=1000, hybrid=0.01)
+    t = torch.arange(1, 1001).double() / 1000
+    x, z, out = torch.zeros(1000).long(), torch.full((1000,), V), torch.zeros(1000, V).double()
+    nats, one = process.nats(out, x, z, t), torch.ones(1000)
+    total, bound = ((t * cost).sum() for cost in (process.loss(nats, out, x, z, t, one), nats))
+    assert float(1 - bound / total) == pytest.approx(5 / 6, abs=2e-3)
 
 
 def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor, Tensor]:

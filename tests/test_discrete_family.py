@@ -234,6 +234,23 @@ def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
     assert any(bool(weight.grad.any()) for weight in model.parameters() if weight.grad is not None)
 
 
+@pytest.mark.parametrize(
+    "system, lost",
+    [
+        (System("md4", {"eps": 0.02}), 2 * 0.02 * torch.log(torch.tensor(3.0))),
+        (System("sedd-uniform", {"schedule": "geometric:0.02,20,0"}), torch.tensor(0.13)),
+        (System("genmd4", {"t_min": 0.02, "eps": 0.02}), 2 * 0.02 * torch.log(torch.tensor(3.0))),
+    ],
+    ids=str,
+)
+def test_schedules_cut_at_their_ends_still_bound_the_entropy(system: System, lost: Tensor) -> None:
+    """An oracle's bound lies above the entropy, by at most what reading tokens at both ends costs without context."""
+    language = sticky(3, 4)
+    mean, error = mean_and_error(excess(system.model(language), language, n=2000, draws=16))
+    assert -3 * error < mean < 4 * float(lost) + 3 * error
+    assert error < 0.03
+
+
 def some(language: Language) -> Batch:
     return Batch.of(language.sample(64, generator(9)))
 
@@ -261,6 +278,17 @@ def build(name: str, **options) -> None:
         (lambda: build("bd3lm", clip=[0.5, 0.4]), "interval"),
         (lambda: build("bd3lm", clip=[0.5]), "interval"),
         (lambda: build("bd3lm", block=3), "does not split"),
+        (lambda: build("mdlm", times="even"), "There is no time sampler 'even'"),
+        (lambda: build("mdlm", t_min=0.1), "t_min=0.1 needs times=uniform"),
+        (lambda: build("mdlm", times="uniform", t_min=1.0), "t_min must be at least 0 and below 1"),
+        (lambda: build("md4", eps=0.7), "eps, the noise at the start"),
+        (lambda: build("genmd4", eps=1.0), "t_min and eps"),
+        (lambda: build("d3pm-uniform", reconstruction="networks"), "Did you mean 'network'"),
+        (lambda: build("d3pm-uniform", timesteps=None, reconstruction="network"), "a number of timesteps"),
+        (lambda: build("d3pm-uniform", timesteps=None, schedule="offset-cosine"), "at least 1, not None"),
+        (lambda: build("d3pm-gaussian", widths="formulas"), "Did you mean 'formula'"),
+        (lambda: build("multinomial", largest_beta=0.0), "largest_beta must be above 0"),
+        (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins without noise"),
         (lambda: Interpolating(Uniform(3, Cosine()), exact_count=True), "exact_count"),
         (lambda: Interpolating(Hybrid(3, 0.1), head=Score()), "Score entropy"),
     ],

@@ -91,6 +91,8 @@ def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
     pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
     states = [encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
     assert all(state.shape == (2, 3, 8) for state in states)
+    last = encoder("minilm", -1)
+    assert last.layer == 2 and torch.equal(last.states(pieces), states[2])
     assert torch.equal(states[0][0, 0], states[0][1, 0]) and not torch.allclose(states[2][0, 0], states[2][1, 0])
 
 

@@ -298,19 +298,20 @@ def test_edges_and_corners_are_harmless(system: System) -> None:
 
 # ---- systems ---------------------------------------------------------------------------------------------------------
 
-PUBLISHED = {
+PLAIN = {
     "bfn": {"posterior_head": False, "loss": "bound", "clock": "even", "accuracy": 0.5625},
     "fisher-flow": {"posterior_head": False, "input": "state", "loss": "velocity", "clock": "even"},
     "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "clock": "exponential"},
     "ddsm": {"construction": "sticks", "posterior_head": False, "input": "state", "loss": "bound"},
 }
+"""Options between the defaults and the published systems, which test_flow_fields.py has."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("published", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ours", "published"])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ours", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns(name: str, published: bool) -> None:
-    language, options = sticky(3, 4, stay=0.95), PUBLISHED[name] if published else {}
+def test_it_learns(name: str, plain: bool) -> None:
+    language, options = sticky(3, 4, stay=0.95), PLAIN[name] if plain else {}
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(500, generator(11))
@@ -319,7 +320,7 @@ def test_it_learns(name: str, published: bool) -> None:
     assert sum(losses[-20:]) < sum(losses[:20])
     drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
     repeats = (drawn[:, 1:] == drawn[:, :-1]).float().mean()
-    assert repeats > (0.38 if published else 0.45)  # 1/3 by chance ± 0.012, 0.95 in the language
+    assert repeats > (0.5 if plain else 0.65)  # 1/3 by chance ± 0.012, 0.95 in the language
     if model.process.kind == "bound":
         mean, error = mean_and_error(model.nelbo(tokens, generator(12), draws=8).total)
         assert mean > language.entropy() - 3 * error

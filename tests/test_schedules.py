@@ -16,6 +16,8 @@ from logosphere.schedules import (
     Geometric,
     Polynomial,
     Schedule,
+    SineNoise,
+    Squeezed,
     Tabulated,
     cosine_betas,
     information,
@@ -26,7 +28,7 @@ from logosphere.schedules import (
 CHAIN = of_betas(cosine_betas(50))
 SKEWED = information([0.6, 0.3, 0.1], points=50)
 schedules = st.one_of(
-    st.sampled_from([Cosine(), Cut(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED]),
+    st.sampled_from([Cosine(), Cut(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED, SineNoise()]),
     st.floats(0.1, 3).map(lambda strength: Blended(Cosine(), strength)),
     st.floats(0.25, 4).map(Polynomial),
 )
@@ -47,7 +49,7 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
 @pytest.mark.parametrize(
     "curve, left",
     [
-        *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine")],
+        *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine", "md4-cosine")],
         *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (Blended(Cosine(), 0.5), 0.0)],
         *[(SCHEDULES["log-linear"], 1e-3), (Geometric(), math.exp(-20)), (Cut(Cosine(), 0.2), 0.2)],
         (CHAIN, math.prod(1 - beta for beta in cosine_betas(50))),
@@ -170,3 +172,27 @@ def test_a_geometric_schedule_is_drawn_evenly_in_noise() -> None:
     t, weight = Geometric().drawn(w)
     torch.testing.assert_close(Geometric().noise(t), w**2 * Geometric().noise(number(1.0)), rtol=1e-9, atol=1e-15)
     torch.testing.assert_close(weight * Geometric().slope(t), 2 * w * Geometric().noise(number(1.0)))
+
+
+@pytest.mark.parametrize(
+    "curve", [Squeezed(Polynomial(1.0), 1e-4), Squeezed(SineNoise(), 1e-2), Geometric(1e-4, 20.0, 0.0)]
+)
+def test_schedules_that_begin_with_noise_jump_at_zero(curve: Schedule) -> None:
+    """Clean at t = 0 exactly, `start` right after it; slopes integrate to the rest of the noise."""
+    t = torch.tensor([0.0, 1e-12, 0.3, 1.0], dtype=torch.float64)
+    noise = curve.noise(t)
+    assert noise[0] == 0 and curve.signal(t)[0] == 1
+    assert float(noise[1]) == pytest.approx(curve.start, rel=1e-6) and curve.start > 0
+    torch.testing.assert_close(curve.signal(t) + noise, torch.ones(4).double())
+    torch.testing.assert_close(curve.time(noise[1:]), t[1:], rtol=1e-6, atol=1e-9)
+    w = (torch.arange(20_000).double() + 0.5) / 20_000
+    drawn, weight = curve.drawn(w)
+    assert float((curve.slope(drawn) * weight).mean()) == pytest.approx(float(noise[3]) - curve.start, rel=1e-6)
+
+
+def test_a_squeezed_schedule_has_room_for_both_ends() -> None:
+    for eps in (0.0, 0.5, -1.0):
+        with pytest.raises(UserError, match="eps"):
+            Squeezed(Polynomial(1.0), eps)
+    with pytest.raises(UserError, match="ramp"):
+        schedule("geometric:0.1,2,1")

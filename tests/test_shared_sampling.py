@@ -17,7 +17,7 @@ from logosphere.model import Model
 from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.runs.loop import create_run, run_training
-from logosphere.sampling.catalogue import LISTINGS
+from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Condition
@@ -49,6 +49,8 @@ def cases() -> list[tuple[str, str]]:
         "the sphere": "rdlm",
         "Gaussian diffusion": "gaussian-ce",
         "Gaussian diffusion and flows": "fisher-flow",
+        EULERIAN: "fisher-flow",
+        BAYESIAN: "bfn",
     }
     made = [(fits.get(listing.fits, "mdlm"), listing.name) for listing in LISTINGS]
     made = [("cdcd" if name == "renormalised" else system, name) for system, name in made]

@@ -13,7 +13,7 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Keyed
-from logosphere.recipes.spherical import start_point
+from logosphere.recipes.starts import start_point
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,9 @@ from logosphere.noise import Noise
 from logosphere.shapes import Bool, Float
 from logosphere.types import Batch, State, Tokens
 
-Scale = Literal["sphere", "standard"]
-"""Latents of length √d (LD4LG), or with mean 0 and variance 1 over the training data (TEncDM, COSMOS)."""
+Scale = Literal["sphere", "standard", "none"]
+"""Latents of length √d (LD4LG), with mean 0 and variance 1 over the training data (TEncDM, COSMOS), or as the encoder
+makes them (PLANNER)."""
 
 QUIET = -4.0
 """Log-variance that a variational encoder begins with. At 0 its draws would drown means that have hardly been learnt,
@@ -45,15 +46,25 @@ class Teaching:
     """In the other half states are √(1 - ν²) h + ν noise (COSMOS)."""
     latent_dropout: float = 0.0
     """Share of latent features that are dropped (COSMOS)."""
+    zeroing: bool = False
+    """Drop features by setting them to 0 before latents are standardised, without rescaling the others, as COSMOS does;
+    else dropout of standardised latents, which keeps their mean."""
+    clean_statistics: bool = False
+    """Standardise by latents of undisturbed states (COSMOS); else by those that the decoder was trained on."""
     match: float = 0.0
     """Weight of the mean squared error between the reader's states and those the decoder rebuilds (COSMOS)."""
     divergence: float | None = None
     """Weight of KL(q(u | x) || N(0, 1)), averaged over elements (PLANNER); None: nothing is drawn."""
+    divergence_sum: bool = False
+    """Sum the divergence over elements and over the batch, as PLANNER's code does, beside a mean over tokens of the
+    cross-entropy: a weight w is then a weight of w · B · N · d on the average."""
 
     def __post_init__(self) -> None:
         shares = (self.substitution, self.position_drop, self.feature_noise, self.latent_dropout)
         if not all(0 <= share < 1 for share in shares):
             raise UserError("substitution, position_drop, feature_noise and latent_dropout must lie from 0 to below 1.")
+        if self.divergence_sum and self.divergence is None:
+            raise UserError("divergence_sum needs the weight divergence, which is None.")
         if self.match < 0 or (self.divergence is not None and self.divergence < 0):
             raise UserError("The weights match and divergence must not be negative.")
 
@@ -73,11 +84,12 @@ class TextAutoencoder(Autoencoder):
         features: int,
         scale: Scale,
         teaching: Teaching,
+        layer_norm: bool = True,
     ):
         super().__init__()
         self.vocab_size, self.length, self.latents, self.features = vocab_size, length, latents, features
         self.reader, self.compressor, self.decoder = reader, compressor, decoder
-        self.scale, self.teaching = scale, teaching
+        self.scale, self.teaching, self.layer_norm = scale, teaching, layer_norm
         variational = teaching.divergence is not None
         self.leave = None
         if compressor is not None:
@@ -98,10 +110,12 @@ class TextAutoencoder(Autoencoder):
         return self.leave(self.compressor(h, shown))
 
     def _centre(self, raw: Float[Tensor, "B N e"]) -> Float[Tensor, "B N d"]:
-        """Latents whose size cannot grow: tanh of a mean, or normalised."""
+        """Latents whose size cannot grow: tanh of a mean, or normalised. States of a frozen encoder cannot anyway."""
         if self.teaching.divergence is not None:
             return raw[..., : self.features].tanh()
-        return self._projected(raw) if self.scale == "sphere" else F.layer_norm(raw, (self.features,))
+        if self.scale == "sphere":
+            return self._projected(raw)
+        return F.layer_norm(raw, (self.features,)) if self.layer_norm else raw
 
     def _projected(self, z: State) -> State:
         """The nearest point of the sphere of radius √d."""
@@ -141,15 +155,16 @@ class TextAutoencoder(Autoencoder):
         extra = torch.zeros(len(tokens), device=tokens.device)
         latents = self._centre(raw)
         if self.scale == "standard":
-            self.standard.observe(latents)
+            self.standard.observe(self._undisturbed(tokens, h) if teaching.clean_statistics else latents)
         if teaching.divergence is not None:
             log_variance = raw[..., self.features :].clamp(-10, 2)
             kl = 0.5 * (latents.square() + log_variance.exp() - 1 - log_variance)
             # An average over elements, so that the weight means the same for every batch, length and width.
-            extra = extra + teaching.divergence * self.length * kl.mean((1, 2))
+            total = len(tokens) * kl.sum((1, 2)) if teaching.divergence_sum else kl.mean((1, 2))
+            extra = extra + teaching.divergence * self.length * total
             latents = latents + (0.5 * log_variance).exp() * noise.normal(*latents.shape)
         u = self._scaled(latents)
-        z = self._dropped(disturb(u), noise)
+        z = self._dropped(disturb(u if not teaching.zeroing else self._scaled(self._zeroed(latents, noise))), noise)
         logits, rebuilt = self.decoder(self.seen(z), tokens)
         if teaching.match and rebuilt is not None:
             # The target stands still: a reader that learns would otherwise meet it by saying nothing.
@@ -185,6 +200,14 @@ class TextAutoencoder(Autoencoder):
                 h = torch.where(first[:, None, None], h, noisy)
         return h, shown
 
+    @torch.no_grad()
+    def _undisturbed(self, tokens: Tokens, h: Float[Tensor, "B L D"]) -> Float[Tensor, "B N d"]:
+        """The latents of a batch as `encode` makes them, before any scale; `h` are states of what the reader saw."""
+        return self._centre(self._compressed(self.reader(tokens) if self.teaching.substitution else h, None))
+
+    def _zeroed(self, latents: Float[Tensor, "B N d"], noise: Noise) -> Float[Tensor, "B N d"]:
+        return latents * (noise.uniform(*latents.shape) >= self.teaching.latent_dropout)
+
     def _dropped(self, z: State, noise: Noise) -> State:
-        share = self.teaching.latent_dropout
+        share = 0.0 if self.teaching.zeroing else self.teaching.latent_dropout
         return z * (noise.uniform(*z.shape) >= share) / (1 - share) if share else z

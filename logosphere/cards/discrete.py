@@ -9,7 +9,7 @@ CARDS = [
         paper="Austin et al. 2021, arXiv:2107.03006",
         family="discrete",
         kind="bound",
-        difference="masks in T = 1000 steps; the network reads the time; bound plus 0.01 cross-entropy is trained",
+        difference="masks in T = 1000 steps; the network reads the time; KL_t plus 0.01 cross-entropy is trained",
         builder="logosphere.recipes.discrete:d3pm_absorbing",
     ),
     Card(
@@ -81,7 +81,7 @@ CARDS = [
         paper="Hoogeboom et al. 2021, arXiv:2102.05379",
         family="discrete",
         kind="bound",
-        difference="random tokens in T = 1000 steps on a table of rates that leaves some signal, which is paid for",
+        difference="random tokens in T = 1000 steps on a table of rates that leaves some signal, which is counted",
         builder="logosphere.recipes.discrete:multinomial",
     ),
     Card(

@@ -18,7 +18,8 @@ CARDS = [
         paper="Davis et al. 2024, arXiv:2405.14664; prior=simplex: Cheng et al. 2024, arXiv:2405.16441",
         family="continuous",
         kind="surrogate",
-        difference="geodesics of the positive orthant lead from random distributions to tokens; closed-form posterior",
+        difference="geodesics of the positive orthant lead from random distributions to tokens; softmax over tokens or "
+        "(preset=paper) a free tangent field",
         builder="logosphere.recipes.flows:fisher_flow",
     ),
     Card(
@@ -27,7 +28,7 @@ CARDS = [
         paper="Stark et al. 2024, arXiv:2402.05841",
         family="continuous",
         kind="bound",
-        difference="Dirichlet laws that sharpen towards the token; with noise a bound, with churn=0 the paper's flow",
+        difference="Dirichlet distributions that sharpen towards the token; with noise a bound, with churn=0 a flow",
         builder="logosphere.recipes.flows:dirichlet_flow",
     ),
     Card(

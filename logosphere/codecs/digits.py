@@ -1,6 +1,7 @@
 """Dimension splitting (Jo and Hwang 2025): a token is written as m digits in base b, each a vertex of a small sphere.
 
-States are [B, m·L, b + 1], the digits of a token side by side, the largest place first.
+States are [B, m·L, b + 1], the digits of a token side by side, the largest place first; or, as published, the
+smallest place first.
 """
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.codecs.vertices import CLEAR, Coordinates
 from logosphere.errors import UserError
-from logosphere.shapes import Int64
+from logosphere.shapes import Float, Int64
 from logosphere.types import State, Tokens
 
 
@@ -28,7 +29,7 @@ class DigitCodec(Codec):
     local = True
     powers: Tensor
 
-    def __init__(self, vocab_size: int, base: int):
+    def __init__(self, vocab_size: int, base: int, *, smallest_first: bool = False):
         super().__init__()
         if base < 2:
             raise UserError(f"Digits need a base of at least 2, not {base}.")
@@ -37,8 +38,9 @@ class DigitCodec(Codec):
                 f"Splitting {vocab_size} tokens needs a base below {vocab_size}, not {base}; leave it out for none."
             )
         self.vocab_size, self.base, self.digits = vocab_size, base, digits_needed(vocab_size, base)
-        powers = torch.tensor([base**i for i in reversed(range(self.digits))])
-        self.register_buffer("powers", powers, persistent=False)
+        self.smallest_first = smallest_first
+        powers = torch.tensor([base**i for i in range(self.digits)])
+        self.register_buffer("powers", powers if smallest_first else powers.flip(0), persistent=False)
 
     @property
     def choices(self) -> int:
@@ -52,8 +54,32 @@ class DigitCodec(Codec):
         return F.one_hot(self.written(tokens).flatten(1), self.base + 1).float()
 
     def decode(self, z: State) -> Tokens:
-        digit = z[..., : self.base].argmax(-1).unflatten(1, (-1, self.digits))
-        return (digit * self.powers).sum(-1).clamp_max(self.vocab_size - 1)
+        """The largest coordinate of each digit; where these spell no token, the valid code with the largest sum."""
+        x = z[..., : self.base].unflatten(1, (-1, self.digits))
+        token = (x.argmax(-1) * self.powers).sum(-1)
+        invalid = token >= self.vocab_size
+        return token.masked_scatter(invalid, self._nearest(x[invalid])) if bool(invalid.any()) else token
+
+    def _nearest(self, x: Float[Tensor, "N m b"]) -> Int64[Tensor, "N"]:
+        """The token whose digits have the largest sum of coordinates.
+
+        It is V - 1, or agrees with it before some place, is smaller there, and has the largest coordinates after it.
+        """
+        x = x.flip(1) if self.smallest_first else x
+        last = [(self.vocab_size - 1) // self.base**i % self.base for i in reversed(range(self.digits))]
+        free, choice = x.max(-1)
+        equal = torch.stack([x[:, i, own] for i, own in enumerate(last)], 1)
+        score, token = [equal.sum(1)], [torch.full_like(choice[:, 0], self.vocab_size - 1)]
+        for i, own in enumerate(last):
+            if own:
+                below, digit = x[:, i, :own].max(-1)
+                score.append(equal[:, :i].sum(1) + below + free[:, i + 1 :].sum(1))
+                number = sum(value * self.base ** (self.digits - 1 - j) for j, value in enumerate(last[:i]))
+                for j, value in enumerate([digit, *choice[:, i + 1 :].unbind(1)], start=i):
+                    number = number + value * self.base ** (self.digits - 1 - j)
+                token.append(torch.as_tensor(number))
+        best = torch.stack(score, 1).argmax(1, keepdim=True)
+        return torch.stack(token, 1).gather(1, best).squeeze(1)
 
     def read(self, z: State) -> Tokens:
         clear = (z[..., : self.base].amax(-1).square() > CLEAR).unflatten(1, (-1, self.digits)).all(-1)

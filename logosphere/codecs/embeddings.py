@@ -20,6 +20,10 @@ CLEAR = 0.25
 
 FEW = 512
 """Figures of large tables are those of so many rows."""
+PROJECTIONS = 4
+"""Directions in which rows are compared before all their coordinates are."""
+LARGEST = 8192
+"""Tokens of a codec that has a coordinate for each of them: its table holds the square of this number."""
 ROUNDING = 1e-5
 """Rows this close, relative to their squared length, may take each other's place in float32."""
 
@@ -30,10 +34,18 @@ class Embeddings(Codec):
     local = True
     weight: Tensor
 
-    def __init__(self, table: Float[Tensor, "V d"], *, learned: bool = False, norm: float | None = None):
+    def __init__(
+        self,
+        table: Float[Tensor, "V d"],
+        *,
+        learned: bool = False,
+        norm: float | None = None,
+        distinct: bool = False,
+    ):
+        """`distinct` says that rows are known to differ, which need not be checked then."""
         super().__init__()
         self.vocab_size, self.width = table.shape
-        self.learned, self.norm = learned, norm
+        self.learned, self.norm, self.distinct = learned, norm, distinct
         if learned:
             self.weight = nn.Parameter(table.float())
         else:
@@ -59,27 +71,51 @@ class Embeddings(Codec):
 
     def products(self, z: State) -> Float[Tensor, "... V"]:
         """z·e_k, in float32 whatever the precision of networks: tokens are told apart by small differences."""
+        return self.compared(z)[0]
+
+    def compared(self, z: State) -> tuple[Float[Tensor, "... V"], Float[Tensor, "V"]]:
+        """z·e_k, and |e_k|². Large tables are made once where that leaves the order of gradients' sums alone."""
+        table = self.table()
         with torch.autocast(z.device.type, enabled=False):
-            return z.float() @ self.table().T
+            products = z.float() @ table.T
+        return products, (self.table() if torch.is_grad_enabled() else table).square().sum(-1)
 
     def mean(self, logits: Float[Tensor, "... V"]) -> State:
         """Σ_k p_k e_k, likewise."""
         with torch.autocast(logits.device.type, enabled=False):
             return logits.float().softmax(-1) @ self.table()
 
+    @torch.no_grad()
     def _closeness(self, z: State) -> Float[Tensor, "... V"]:
         """(|z|² - |z - e_k|²) / 2: largest for the nearest row."""
-        return (self.products(z) - self.table().square().sum(-1) / 2).detach()
+        products, squares = self.compared(z)
+        return products - squares / 2
 
     @torch.no_grad()
     def tells_apart(self) -> bool:
-        """Is every row the nearest to itself, by more than rounding? Else tokens cannot be told by their rows."""
-        table = self.table()
-        for rows in torch.arange(len(table), device=table.device).split(FEW):
-            near = self._closeness(table[rows])
-            own = near.gather(1, rows[:, None])
-            others = near.scatter(1, rows[:, None], -torch.inf).amax(1, keepdim=True)
-            if not bool((own - others > ROUNDING * table[rows].square().sum(-1, keepdim=True)).all()):
+        """Is every row the nearest to itself, by more than rounding? Else tokens cannot be told by their rows.
+
+        Rows e and f are too close if |e - f|²/2 ≤ `ROUNDING`·|e|². Then all their projections are close too, so that
+        rows sorted by one projection need only be compared with those a little further on.
+        """
+        if self.distinct:
+            return True
+        table = self.table().double()
+        squares = table.square().sum(-1)
+        reach = (2 * ROUNDING * squares.amax()).sqrt()
+        directions = torch.randn(self.width, PROJECTIONS, generator=torch.Generator().manual_seed(0)).double()
+        places = table @ F.normalize(directions, dim=0).to(table.device)
+        order = places[:, 0].argsort()
+        table, squares, places = table[order], squares[order], places[order].T.contiguous()
+        for shift in range(1, self.vocab_size):
+            close = places[0, shift:] - places[0, :-shift] <= reach
+            if not bool(close.any()):
+                return True
+            for place in places[1:]:
+                close &= (place[shift:] - place[:-shift]).abs() <= reach
+            (first,) = close.nonzero(as_tuple=True)
+            apart = (table[first] - table[first + shift]).square().sum(-1) / 2
+            if bool((apart <= ROUNDING * squares[first].maximum(squares[first + shift])).any()):
                 return False
         return True
 
@@ -129,14 +165,24 @@ def bits(vocab_size: int) -> Embeddings:
         raise UserError(f"Bits need a vocabulary of at least 2 tokens, not {vocab_size}.")
     width = (vocab_size - 1).bit_length()
     place = torch.arange(width - 1, -1, -1)
-    return Embeddings(2.0 * ((torch.arange(vocab_size)[:, None] >> place) & 1) - 1)
+    return Embeddings(2.0 * ((torch.arange(vocab_size)[:, None] >> place) & 1) - 1, distinct=True)
 
 
 def one_hot(vocab_size: int) -> Embeddings:
     """The axes of R^V."""
-    return Embeddings(torch.eye(vocab_size))
+    _check_square("one-hot", vocab_size)
+    return Embeddings(torch.eye(vocab_size), distinct=True)
 
 
 def logits(vocab_size: int) -> Embeddings:
     """1 at the token and -1 elsewhere: SSD-LM's ±K (Han et al. 2023), whose noise has deviation K, in units of K."""
-    return Embeddings(2 * torch.eye(vocab_size) - 1)
+    _check_square("logits", vocab_size)
+    return Embeddings(2 * torch.eye(vocab_size) - 1, distinct=True)
+
+
+def _check_square(codec: str, vocab_size: int) -> None:
+    if vocab_size > LARGEST:
+        raise UserError(
+            f"The codec {codec} has one coordinate for each token and allows at most {LARGEST:,} tokens, not "
+            f"{vocab_size:,}; use learned embeddings or bits (plaid, cdcd, bit-diffusion)."
+        )

@@ -50,6 +50,14 @@ class Denoiser(nn.Module, ABC):
         """The same denoiser for some of the sequences it belongs to; by default it belongs to none in particular."""
         return self
 
+    def conditioned_rows(self) -> int:
+        """n where every n-th sequence of a training batch is conditioned on its own estimate; 0 otherwise."""
+        return 0
+
+    def conditioning(self, on: bool) -> "Denoiser":
+        """The same denoiser, always or never conditioned on its own estimate; one that never is stays as it is."""
+        return self
+
 
 class Wrapper(Denoiser, ABC):
     """A denoiser around a denoiser, of which it asks everything it does not know itself."""
@@ -68,6 +76,12 @@ class Wrapper(Denoiser, ABC):
 
     def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
         return self._again(self.inner.rows(kept))
+
+    def conditioned_rows(self) -> int:
+        return self.inner.conditioned_rows()
+
+    def conditioning(self, on: bool) -> Denoiser:
+        return self._again(self.inner.conditioning(on))
 
     def _again(self, inner: Denoiser) -> Denoiser:
         return self.around(inner).train(self.training)  # modules are born in training

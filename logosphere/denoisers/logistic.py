@@ -13,7 +13,7 @@ class Logistic(Wrapper):
 
         logit_k = log [σ((v_k + ½h - μ)/s) - σ((v_k - ½h - μ)/s)],   v from -1 to 1 in steps of h = 2/(V - 1)
 
-    μ is the value seen plus the first number, so that a new network believes what it sees; s = exp(second - 2).
+    μ = tanh(value seen + first number), which lies between the smallest and the largest value; s = exp(second - 2).
     """
 
     values: Tensor
@@ -28,7 +28,7 @@ class Logistic(Wrapper):
         return self._logits(self.inner(z, t, context, where), seen)
 
     def _logits(self, numbers: Float[Tensor, "... 2"], seen: Float[Tensor, "..."]) -> Logits:
-        center, width = (seen + numbers[..., 0])[..., None], (numbers[..., 1] - 2).clamp(-7, 4).exp()[..., None]
+        center, width = (seen + numbers[..., 0]).tanh()[..., None], (numbers[..., 1] - 2).clamp(-7, 4).exp()[..., None]
         half = 1 / (len(self.values) - 1)
         low, high = ((self.values + side - center) / width for side in (-half, half))
         # log(σ(b) - σ(a)) = log σ(b) + log σ(-a) + log(1 - e^{a - b}), which keeps its digits in both tails.
@@ -36,4 +36,6 @@ class Logistic(Wrapper):
         return torch.nn.functional.logsigmoid(high) + torch.nn.functional.logsigmoid(-low) + inside
 
     def around(self, inner: Denoiser) -> Denoiser:
-        return Logistic(inner, len(self.values))
+        made = Logistic(inner, len(self.values))
+        made.values = self.values  # on the device of this one
+        return made

@@ -6,7 +6,7 @@ It serves every continuous process. What is shown is an `Estimate` of the clean 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
@@ -24,36 +24,69 @@ def likely_tokens(out: Logits, z: State, t: Times) -> Tensor:
 class SelfConditioned(Wrapper):
     """Shows a network the first `reads` coordinates of a state and an estimate of `width` more, or zeros at first.
 
+    A learned vector `null` may stand in the place of the zeros (LD4LG).
+
     Training shows an estimate with some probability, whole batches at a time; the coin is drawn like dropout, from
-    torch's generator, which training sets by the seed and the step. A bound belongs to a model that depends on the
-    state alone, so outside of sampling the network is always asked twice: first without, then with its first answer.
+    torch's generator, which training sets by the seed and the step. With `every` = n it is every n-th sequence of a
+    batch instead (Plaid, CDCD), which denoisers.conditioned_rows takes apart from the others.
+
+    A bound belongs to a model that depends on the state alone, so outside of sampling the network is always asked
+    twice at the same state and time: first without, then with its first answer.
     A sampler remembers the answer of the step before instead, so that a step costs one evaluation.
     """
 
     def __init__(
-        self, inner: Denoiser, reads: int, width: int, estimate: Estimate = likely_tokens, probability: float = 0.5
+        self,
+        inner: Denoiser,
+        reads: int,
+        width: int,
+        estimate: Estimate = likely_tokens,
+        probability: float = 0.5,
+        every: int = 0,
+        null: nn.Parameter | None = None,
     ):
         super().__init__()
         if not 0 < probability <= 1:
             raise UserError(f"The probability of self-conditioning is above 0 and at most 1, not {probability}.")
         self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
         self.reads, self.width, self.estimate, self.probability = reads, width, estimate, probability
+        self.null = null
+        self.every = every
+        self.forced: bool | None = None
+        """Whether training shows an estimate, where that is not left to chance."""
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         first = None
-        if not self.training or bool(torch.rand(()) < self.probability):
+        chosen = self.forced if self.forced is not None else not self.training or self._chance()
+        if chosen:
             with torch.no_grad():
                 first = self.estimate(self.shown(z, t, context, None, None), z, t)
         return self.shown(z, t, context, where, first)
 
+    def _chance(self) -> bool:
+        return bool(torch.rand(()) < self.probability)
+
     def shown(self, z: State, t: Times, context: State, where: Positions | None, last: Tensor | None) -> Logits:
         """Ask the network, showing it an estimate."""
         seen = z[..., : self.reads]
-        last = seen.new_zeros(*seen.shape[:-1], self.width) if last is None else last.to(seen.dtype)
+        if last is None:
+            last = seen.new_zeros(self.width) if self.null is None else self.null
+        last = last.to(seen.dtype).expand(*seen.shape[:-1], self.width)
         return self.inner(torch.cat([seen, last], -1), t, context, where)
 
     def around(self, inner: Denoiser) -> Denoiser:
-        return SelfConditioned(inner, self.reads, self.width, self.estimate, self.probability)
+        return self._forced(inner, self.forced)
+
+    def conditioned_rows(self) -> int:
+        return self.every
+
+    def conditioning(self, on: bool) -> Denoiser:
+        return self._forced(self.inner, on).train(self.training)
+
+    def _forced(self, inner: Denoiser, forced: bool | None) -> "SelfConditioned":
+        again = SelfConditioned(inner, self.reads, self.width, self.estimate, self.probability, self.every, self.null)
+        again.forced = forced
+        return again
 
     def session(self) -> Denoiser:
         return Recalling(self)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
-from logosphere.processes.base import Process
+from logosphere.noise import running_sum
+from logosphere.processes.base import CERTAIN, Process
 from logosphere.types import Logits, Parts, Positions, State, Times
 
 
@@ -33,6 +34,28 @@ class Informed(Wrapper):
 
     def around(self, inner: Denoiser) -> Denoiser:
         return Informed(inner, self._process[0])
+
+
+class Copying(Wrapper):
+    """Copies tokens that are seen, and leaves the network's prediction at masks as it is."""
+
+    def __init__(self, inner: Denoiser, mask: int):
+        super().__init__()
+        self.inner, self.block, self.reads_time, self.mask = inner, inner.block, inner.reads_time, mask
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self._copied(self.inner(z, t, context, where), z if where is None else z[where])
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, z = self.inner.parts(z, t, context, where), z[where]
+        return lambda rows: self._copied(inner(rows), z[rows])
+
+    def _copied(self, out: Logits, z: State) -> Logits:
+        own = z.clamp_max(self.mask - 1)[..., None]
+        return out.scatter_add(-1, own, torch.where(z == self.mask, 0.0, CERTAIN).to(out.dtype)[..., None])
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Copying(inner, self.mask)
 
 
 class Believing(Wrapper):
@@ -99,7 +122,7 @@ def _only(out: Logits, kept: Tensor) -> Logits:
 def _nucleus(out: Logits, top_p: float) -> Logits:
     """The likeliest tokens until `top_p` is reached, the one that reaches it included."""
     p, order = out.double().softmax(-1).sort(-1, descending=True)
-    dropped = p.cumsum(-1) - p >= top_p
+    dropped = running_sum(p) - p >= top_p
     return _only(out, ~torch.zeros_like(dropped).scatter(-1, order, dropped))
 
 

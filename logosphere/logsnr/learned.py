@@ -1,8 +1,10 @@
-"""The schedule that Plaid learns (Gulrajani and Hashimoto 2023; Kingma et al. 2021, VDM, section 5).
+"""Schedules that learn their shape and their ends (Gulrajani and Hashimoto 2023; Kingma et al. 2021, VDM, section 5).
 
 The bound depends on the ends of a schedule and not on its shape; the shape decides how noisy its estimate is. So the
 ends follow the gradient of the bound, and the shape that of E[nats²].
 """
+
+from abc import abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +14,21 @@ from logosphere.logsnr.schedules import LogSNR, Number, check_ends
 from logosphere.shapes import Float
 
 UNITS = 32
+PUBLISHED_UNITS, OUTPUT_SCALE = 1024, 0.01
+"""Hidden units of Plaid's schedule, and the factor of their weights."""
 
 
-class Learned(LogSNR):
-    """λ_t = λ_0 - (λ_0 - λ_1) m(t) with m from 0 to 1: t + Σ_j s_j tanh k_j (t - c_j), s_j, k_j > 0, rescaled."""
+class Monotone(LogSNR):
+    """λ_t = λ_0 - (λ_0 - λ_1) m(t), where m rises from 0 to 1: a rising function, rescaled."""
 
     def __init__(self, highest: float, lowest: float):
         super().__init__()
         check_ends(highest, lowest)
         self.ends = nn.Parameter(torch.tensor([highest, lowest]))
-        self.heights = nn.Parameter(torch.full((UNITS,), -4.0))
-        self.rates = nn.Parameter(torch.full((UNITS,), 8.0))
-        self.centres = nn.Parameter((torch.arange(UNITS) + 0.5) / UNITS)
 
+    @abstractmethod
     def _raw(self, t: Number) -> tuple[Number, Number, Number]:
         """The unscaled shape and its first two derivatives."""
-        height, rate = F.softplus(self.heights.double()), F.softplus(self.rates.double())
-        wave = torch.tanh(rate * (t[..., None] - self.centres.double()))
-        rise = 1 - wave.square()
-        value = t + (height * wave).sum(-1)
-        first = 1 + (height * rate * rise).sum(-1)
-        second = (-2 * height * rate.square() * wave * rise).sum(-1)
-        return value, first, second
 
     def shape(self, t: Number) -> tuple[Number, Number, Number]:
         """m, m' and m''; a batch has few different times, and each is computed once."""
@@ -72,3 +67,43 @@ class Learned(LogSNR):
         """
         value, first, second = self.shape(t)
         return nats.detach().square() * (first.log() - (second / first.square()).detach() * value)
+
+
+class Learned(Monotone):
+    """m(t) ∝ t + Σ_j s_j tanh k_j (t - c_j) with s_j, k_j > 0: begins almost straight."""
+
+    def __init__(self, highest: float, lowest: float):
+        super().__init__(highest, lowest)
+        self.heights = nn.Parameter(torch.full((UNITS,), -4.0))
+        self.rates = nn.Parameter(torch.full((UNITS,), 8.0))
+        self.centres = nn.Parameter((torch.arange(UNITS) + 0.5) / UNITS)
+
+    def _raw(self, t: Number) -> tuple[Number, Number, Number]:
+        height, rate = F.softplus(self.heights.double()), F.softplus(self.rates.double())
+        wave = torch.tanh(rate * (t[..., None] - self.centres.double()))
+        rise = 1 - wave.square()
+        value = t + (height * wave).sum(-1)
+        first = 1 + (height * rate * rise).sum(-1)
+        second = (-2 * height * rate.square() * wave * rise).sum(-1)
+        return value, first, second
+
+
+class LearnedNetwork(Monotone):
+    """m(t) ∝ Σ_j v_j tanh(w_j (t - ½) + b_j), w = softplus(ω), v = 0.01 softplus(ν), ω, b, ν ~ N(0, 1) at first.
+
+    A monotone network with one layer of 1024 units (Gulrajani and Hashimoto 2023, Plaid).
+    """
+
+    def __init__(self, highest: float, lowest: float):
+        super().__init__(highest, lowest)
+        self.rates = nn.Parameter(torch.randn(PUBLISHED_UNITS))
+        self.offsets = nn.Parameter(torch.randn(PUBLISHED_UNITS))
+        self.heights = nn.Parameter(torch.randn(PUBLISHED_UNITS))
+
+    def _raw(self, t: Number) -> tuple[Number, Number, Number]:
+        height, rate = OUTPUT_SCALE * F.softplus(self.heights.double()), F.softplus(self.rates.double())
+        wave = torch.tanh(rate * (t[..., None] - 0.5) + self.offsets.double())
+        rise = 1 - wave.square()
+        first = (height * rate * rise).sum(-1)
+        second = (-2 * height * rate.square() * wave * rise).sum(-1)
+        return (height * wave).sum(-1), first, second

@@ -34,6 +34,10 @@ class LogSNR(nn.Module, ABC):
     def time(self, logsnr: Number) -> Number:
         """The inverse: the time at which λ_t has this value."""
 
+    def part_time(self, t: Number) -> Number:
+        """The own time at which the schedule that this one is a part of has the time t; t itself for a whole one."""
+        return t
+
     def calm(self, t: Float[Tensor, "B"], nats: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
         """A loss by which the shape of a learned schedule makes the bound's estimate less noisy; 0 if it is fixed."""
         return torch.zeros_like(nats)
@@ -198,6 +202,9 @@ class Between(LogSNR):
 
     def time(self, logsnr: Number) -> Number:
         return (self.inner.time(logsnr) - self.begins) / (self.ends - self.begins)
+
+    def part_time(self, t: Number) -> Number:
+        return (self.inner.part_time(t) - self.begins) / (self.ends - self.begins)
 
 
 SCHEDULES: dict[str, LogSNR] = {

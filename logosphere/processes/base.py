@@ -62,6 +62,8 @@ class Process(nn.Module, ABC):
     """Are `nats` and `loss` functions of single rows of logits and nothing else? Then they may be taken in parts."""
     guides_steps: bool = False
     """Is guidance a matter of the law of a step, not of the prediction? It is where tokens turn into other tokens."""
+    predicts_tokens: bool = True
+    """Are the network's answers logits of tokens? Else they are a velocity, a score or a clean state."""
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
@@ -140,6 +142,10 @@ class Process(nn.Module, ABC):
 
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Parameters that sequences conditioned on an estimate of themselves do not train: none, by default."""
+        return []
 
     def schedule_parameters(self) -> list[nn.Parameter]:
         """Parameters of a learned noise schedule, which an optimiser may give a step size of their own."""

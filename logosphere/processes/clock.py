@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.noise import running_sum
+from logosphere.processes.rates import FIRST_RATE, LAST_RATE, noise_left
 from logosphere.shapes import Float, Int64
 
 BINS = 32
@@ -20,6 +21,10 @@ FLOOR, LAST = 0.08, 0.02
 """These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
 LEAST = 1e-4
 """What states tell is taken for at least this much: a new network may read nothing out of any of them."""
+FALL, NEVER = 1e-3, 1e-9
+"""A bare warp: nats by which the cross-entropy is taken to fall in every bin, and the probability of the last step."""
+MEASURED, FEWEST = 1 / 8, 1 / 256
+"""A split clock: the fraction of draws of the last step in a bound, and the smallest in training (one of 256)."""
 MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
@@ -40,8 +45,10 @@ def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."
 class Clock(nn.Module):
     """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
 
-    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp), with `calm` as bounds
-    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion).
+    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp; `bare`: without the
+    draws that are spread evenly or spent on the last step), with `calm` as bounds
+    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion). With `split` all steps but the
+    last are drawn alike, and the last with a fraction of its own (Plaid).
     `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
     neighbours; the last step has a bin of its own.
     """
@@ -61,11 +68,14 @@ class Clock(nn.Module):
         *,
         warped: bool = False,
         calm: bool = False,
+        split: bool = False,
+        bare: bool = False,
+        bins: int = BINS,
     ):
         super().__init__()
-        self.warped, self.calm = warped, calm
+        self.warped, self.calm, self.split, self.bare = warped, calm, split, bare
         self.steps = len(base)
-        bins = min(BINS, self.steps - 1)
+        bins = min(bins, self.steps - 1)
         place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
         self.register_buffer("base", base.double(), persistent=False)
         self.register_buffer("drawn", None if drawn is None else drawn.double(), persistent=False)
@@ -78,7 +88,12 @@ class Clock(nn.Module):
         """How likely each step is to be drawn, when so many positions share it."""
         if self.drawn is not None and self.training:
             return self.drawn
+        if self.split:
+            last = self._last(together) if self.training else MEASURED
+            return F.pad(self.base.new_full((self.steps - 1,), (1 - last) / (self.steps - 1)), (0, 1), value=last)
         squares, cost, doubt = self.measured
+        if self.training and self.warped and self.bare:
+            return self._bare(doubt)
         if self.training and self.warped:
             cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
         elif self.training and not self.calm:
@@ -87,6 +102,29 @@ class Clock(nn.Module):
         else:
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         return self._shares(cost)
+
+    def _bare(self, doubt: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
+        """p ∝ the fall of the cross-entropy within each bin, so that t = F⁻¹(w) with F = cross-entropy / its range."""
+        known = self.seen > 0
+        doubt = torch.where(known, doubt, doubt[known].mean() if bool(known.any()) else 0.0)
+        fall = (-torch.gradient(doubt[:-1])[0]).clamp_min(0) + FALL
+        p = F.pad(fall, (0, 1))[self.bin_of]
+        p = (1 - NEVER) * p / p.sum()
+        p[-1] = NEVER
+        return p
+
+    def _last(self, together: int) -> float:
+        """The fraction of draws of the last step: s_l/(s_l + s), the running deviations of the costs of sequences.
+
+        Costs of positions that share a time scatter on their own; means of other steps scatter with the time as well.
+        """
+        squares, means, _ = self.measured
+        scatter, seen = (squares - means.square()).clamp_min(0) / together, self.seen[:-1] > 0
+        if not bool(seen.any()):
+            return FEWEST
+        others = (scatter[:-1][seen].mean() + means[:-1][seen].var(correction=0)).sqrt()
+        last = scatter[-1].sqrt()
+        return min(max(float(last / (last + others + 1e-8)), FEWEST), 1 - FEWEST)
 
     def pace(self) -> Float[Tensor, "T"]:
         """The share of its way that a position with a clock of its own spends at each step: even in nats, or as told.
@@ -150,23 +188,17 @@ def even_law(steps: int) -> Float[Tensor, "T"]:
     return torch.full((steps,), 1 / steps, dtype=torch.float64)
 
 
-FIRST_RATE, LAST_RATE = 1e-3, 0.2
-"""β at both ends of RDLM's schedules."""
 PAPER_FLOOR = 1e-4
 """RDLM's weight outside its window."""
 
 
 def paper_time(schedule: str, s: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """RDLM's own time t, at which the share s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (Jo and Hwang 2025).
-
-    geometric: β = β₀^(1-t) β₁^t; linear: β = β₀ + (β₁ - β₀) t; cosine: β = β₀ + (β₁ - β₀)(1 - cos πt)/2.
-    """
-    low, high = FIRST_RATE, LAST_RATE
+    """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (rates.py)."""
     if schedule == "geometric":
+        low, high = FIRST_RATE, LAST_RATE
         return torch.log1p((high / low - 1) * s) / math.log(high / low)
     t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
-    bend = t.square() / 2 if schedule == "linear" else (t - torch.sin(math.pi * t) / math.pi) / 2
-    spent = (low * t + (high - low) * bend) / (low + (high - low) * bend[-1])
+    spent = 1 - noise_left(schedule, 1 - t)
     right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
     share = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
     return torch.lerp(t[right - 1], t[right], share)

@@ -23,16 +23,21 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise, running_sum
+from logosphere.noise import Noise
 from logosphere.processes.flow import Path, Share
-from logosphere.shapes import Float
+from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, State
 
 LOWEST, ACROSS, ALONG = -20.0, 512, 128
 """The table reaches down to log y = -20 in so many steps, and from α = 1 to the last in so many."""
+PACE = 2.0
+"""The mean of α - 1 in training, in the paper."""
+POINTS = 48
+"""Nodes of the quadrature from above."""
 SCALE, CAP = 1.7, 0.2
 """h = 1.7 E[C] / (α - 1 + 0.2): of those tried, the noise with the smallest bound (docs/LOG.md)."""
 
@@ -45,8 +50,10 @@ class DirichletPath(Path):
     table: Tensor
     noisiness: Tensor
 
-    def __init__(self, choices: int, last: float, *, churn: float = 1.0):
+    def __init__(self, choices: int, last: float, *, churn: float = 1.0, endless: bool = False):
+        """With `endless` training also sees α beyond the last: α - last ~ 2 Exp(1)."""
         super().__init__()
+        self.tail = PACE / (last - 1) if endless else 0.0
         self.width = self.choices = choices
         self.last, self.churn = last, churn
         self.deterministic = churn == 0
@@ -60,14 +67,14 @@ class DirichletPath(Path):
     def start(self, batch: int, length: int, noise: Noise) -> State:
         return simplex.even(batch, length, self.choices, noise)
 
-    def _alpha(self, s: Share) -> Float[Tensor, "..."]:
+    def alpha(self, s: Share) -> Float[Tensor, "..."]:
         return 1 + (self.last - 1) * s
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
-        return simplex.favoured(u, simplex.gamma(self._alpha(s), noise), noise)
+        return simplex.favoured(u, simplex.gamma(self.alpha(s), noise), noise)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
-        return (self._alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
+        return (self.alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
 
     def speed(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         """C(z_k, α), from the table of C / y, linear in log y and α."""
@@ -75,23 +82,25 @@ class DirichletPath(Path):
         left = place.long().clamp(0, ACROSS - 1)
         low, share = self._between(s)
         at = (low * (ACROSS + 1))[..., None] + left
-        before, after = self.table[at], self.table[at + 1]
+        table, within = self.table.to(z.dtype), place - left
+        earlier = torch.lerp(table[at], table[at + 1], within)
         at = at + ACROSS + 1
-        rows = torch.lerp(before, after, place - left), torch.lerp(self.table[at], self.table[at + 1], place - left)
-        return z * torch.lerp(*rows, share[..., None])
+        later = torch.lerp(table[at], table[at + 1], within)
+        return z * torch.lerp(earlier, later, share[..., None].to(z.dtype))
 
     def _between(self, s: Share) -> tuple[Tensor, Tensor]:
-        place = s * ALONG
+        place = (s * ALONG).clamp_max(ALONG)
         low = place.long().clamp(0, ALONG - 1)
         return low, place - low
 
     def noise(self, s: Share) -> Float[Tensor, "..."]:
         """h(α)."""
         low, share = self._between(s)
-        return torch.lerp(self.noisiness[low], self.noisiness[low + 1], share)
+        h = self.noisiness.to(s.dtype)
+        return torch.lerp(h[low], h[low + 1], share)
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        gained, p, speed = self._alpha(s) - 1, out.softmax(-1), self.speed(z, s)
+        gained, p, speed = self.alpha(s) - 1, out.softmax(-1), self.speed(z, s)
         width = length * (self.last - 1)
         if self.churn == 0:
             share = (z * u).sum(-1).clamp_min(simplex.TINY)
@@ -106,13 +115,24 @@ class DirichletPath(Path):
         if self.churn == 0:
             return simplex.drifted(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
         h = self.noise((s + then) / 2)
-        pull = self.speed(z, s) + (0.5 * h * (self._alpha(s) - 1))[..., None]
+        pull = self.speed(z, s) + (0.5 * h * (self.alpha(s) - 1))[..., None]
         z = simplex.drifted(z, out.softmax(-1) * pull * step[..., None])
         return simplex.diffused(z, (h * step)[..., None], noise)
 
     def flow(self, out: Logits, z: State, s: Share) -> State:
         weights = (self.last - 1) * out.softmax(-1) * self.speed(z, s)
         return weights - weights.sum(-1, keepdim=True) * z
+
+    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return share
+
+    def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """Euler's step, projected onto the simplex should it leave it."""
+        return simplex.projected(z + (then - s).clamp_min(0)[..., None] * self.flow(out, z, s))
+
+    def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
+        """The likeliest token of the last prediction."""
+        return out.argmax(-1)
 
     def onto(self, z: State) -> State:
         return simplex.onto(z)
@@ -128,28 +148,65 @@ class DirichletPath(Path):
 
 
 def speeds(choices: int, alphas: Float[Tensor, "A"]) -> Float[Tensor, "A X"]:
-    """C(y, α) / y at log y from -20 to 0, by Gauss-Legendre quadrature in log y, 8 points to a step.
+    """C(y, α) / y at log y from -20 to 0, to a relative error below 1e-6.
 
-    -∂_α I · B(α, b) = ∫_0^y (E log x - log x) x^(α-1) (1 - x)^(b-1) dx is integrated from whichever end is nearer: the
-    whole integral is 0. Up to exp(-20) it has its closed form, for there 1 - x is 1.
+    With m = E log x, -∂_α I · B(α, b) is ∫_0^y (m - log x) x^(α-1) (1 - x)^(b-1) dx, and the whole integral is 0. So it
+    is taken from below where log y < m and from above elsewhere: integrands are positive, and nothing cancels. Both
+    are divided by y^α (1 - y)^b before they are summed, so that nothing underflows however many tokens there are.
     """
-    b = choices - 1
     edges = torch.linspace(LOWEST, 0, ACROSS + 1, dtype=torch.float64)
+    alpha = alphas.double()[:, None]
+    mean = torch.digamma(alpha) - torch.digamma(alpha + choices - 1)
+    below, above = _from_below(edges, alpha, mean, choices - 1), _from_above(edges, alpha, mean, choices - 1)
+    return torch.where(edges < mean, below, above)
+
+
+def _from_below(edges: Tensor, alpha: Tensor, mean: Tensor, b: int) -> Float[Tensor, "A X"]:
+    """By Gauss-Legendre quadrature in log x, 8 points to a step; up to exp(-20) (1 - x)^(b-1) is 1 - (b - 1) x."""
     points, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(8))
     half = edges.diff()[:, None] / 2
     log_x = (edges[:-1, None] + half) + half * points
-    alpha = alphas.double()[:, None, None]
-    mean = torch.digamma(alpha) - torch.digamma(alpha + b)
-    integrand = (mean - log_x) * (alpha * log_x + (b - 1) * torch.log1p(-log_x.exp())).exp()
-    parts = (integrand * half * weights).sum(-1)
-    alpha, mean = alpha[:, 0], mean[:, 0]
-    head = (alpha * LOWEST).exp() * ((mean - LOWEST) / alpha + 1 / alpha.square())
-    from_below = torch.cat([head, head + running_sum(parts, 1)], 1)
-    from_above = -torch.cat([running_sum(parts.flip(1), 1).flip(1), torch.zeros_like(head)], 1)
-    integral = torch.where(from_below.abs() < from_above.abs(), from_below, from_above)
-    y = edges[:-1].exp()
-    inside = integral[:, :-1] / (alpha * edges[:-1] + b * torch.log1p(-y)).exp()
-    return torch.cat([inside, -mean / b], 1)  # at y = 1 by its limit
+    density = alpha[..., None] * log_x + (b - 1) * (-torch.expm1(log_x)).log()
+    # Beyond the mean the integrand is negative and not used.
+    parts = (density + (mean[..., None] - log_x).clamp_min(1e-300).log() + (half * weights).log()).logsumexp(-1)
+    first, second = ((mean - LOWEST) / a + 1 / a.square() for a in (alpha, alpha + 1))
+    head = alpha * LOWEST + (first - (b - 1) * math.exp(LOWEST) * second).log()
+    total = torch.cat([head, parts], 1).logcumsumexp(1)
+    inside = total[:, :-1] - alpha * edges[:-1] - b * (-torch.expm1(edges[:-1])).log()
+    return F.pad(inside.exp(), (0, 1))
+
+
+def _from_above(edges: Tensor, alpha: Tensor, mean: Tensor, b: int) -> Float[Tensor, "A X"]:
+    """By Gauss-Jacobi quadrature: with x = y + (1 - y) r the weight is b (1 - r)^(b-1), whatever y is."""
+    r, weights = gauss_jacobi(b, POINTS)
+    y = edges.exp()[:, None]
+    log_x = torch.log(y + (1 - y) * r)
+    found = torch.empty(len(alpha), len(edges), dtype=torch.float64)
+    for row, (a, m) in enumerate(zip(alpha[:, 0], mean[:, 0], strict=True)):  # one α at a time, to save memory
+        grown = ((a - 1) * (log_x - edges[:, None])).exp()
+        found[row] = ((log_x - m) * grown * weights).sum(1) / (b * y[:, 0])
+    return found
+
+
+def gauss_jacobi(b: int, points: int) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    """Nodes and weights for ∫_0^1 f(r) b (1 - r)^(b-1) dr (Golub and Welsch 1969).
+
+    Weights are one over Σ p_k² of the orthonormal polynomials p_k: small ones then keep their digits.
+    """
+    n = torch.arange(points, dtype=torch.float64)
+    c = b - 1  # Jacobi polynomials of (c, 0) on [-1, 1], moved to [0, 1]
+    middle = torch.where(n + c > 0, -(c**2) / ((2 * n + c) * (2 * n + c + 2)).clamp_min(1), 0.0)
+    k = n[1:]
+    beside = 4 * k * (k + c) * k * (k + c) / ((2 * k + c) ** 2 * (2 * k + c + 1) * (2 * k + c - 1))
+    diagonal, off = (1 + middle) / 2, beside.sqrt() / 2
+    nodes = torch.linalg.eigvalsh(torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1))
+    before, now = torch.zeros_like(nodes), torch.ones_like(nodes)
+    total = torch.ones_like(nodes)
+    for i in range(points - 1):
+        step = (nodes - diagonal[i]) * now - (off[i - 1] * before if i else 0.0)
+        before, now = now, step / off[i]
+        total = total + now.square()
+    return nodes, 1 / total
 
 
 def mean_speeds(choices: int, alphas: Float[Tensor, "A"], table: Float[Tensor, "A X"]) -> Float[Tensor, "A"]:

@@ -24,7 +24,8 @@ from logosphere.processes.clock import Clock
 from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, Positions, State, Times
 
-Loss = Literal["cross-entropy", "bound", "squared-error"]
+Loss = Literal["cross-entropy", "bound", "diffusion", "squared-error"]
+"""`diffusion` is the bound without its reconstruction term."""
 Share = Float[Tensor, "..."]
 """The share s of the way that lies behind."""
 
@@ -38,6 +39,10 @@ class Path(nn.Module, ABC):
     """Coordinates of a state."""
     offset: float | None
     """Where in its cell a position is looked at: a share of the cell, or None for anywhere."""
+    tokens: bool = True
+    """Does the network answer with logits of tokens?"""
+    tail: float = 0.0
+    """Training draws s = 1 + tail · Exp(1) where it would draw s = 1: paths that can go on without end."""
 
     @abstractmethod
     def start(self, batch: int, length: int, noise: Noise) -> State:
@@ -58,6 +63,14 @@ class Path(nn.Module, ABC):
     @abstractmethod
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """z at `then` >= s, by one step of the model."""
+
+    def reading(self, out: Logits, z: State, s: Share) -> Logits:
+        """Logits by which the token is drawn at the end: the network's answer, where it answers with tokens."""
+        return out
+
+    def phrased(self, posterior: Logits, z: State, s: Share) -> Tensor:
+        """The answer of a network that knows these logits of tokens."""
+        return posterior
 
     def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:
         """How far the model's move is from the true one, without any weight."""
@@ -96,6 +109,20 @@ class Carried(Transport, Protocol):
         """log q(z at s = 1 | x), up to the same constant."""
 
 
+@runtime_checkable
+class Eulerian(Protocol):
+    """A path with the Euler steps of its paper."""
+
+    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        """s after a share of the equal steps."""
+
+    def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """z at `then`, by Euler's method."""
+
+    def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
+        """The token in which the last step ends."""
+
+
 def surer(path: Path, out: Logits, u: State, z: State, ahead: State, s: Share, length: float) -> Float[Tensor, "..."]:
     """log p(x | z⁺) - log p(x | z), when a position alone goes on for one cell to z⁺ and the others wait."""
     told = path.evidence(ahead, s + length) - path.evidence(z, s)
@@ -118,14 +145,16 @@ class Flow(Process):
         super().__init__()
         self.codec, self.path, self.clock, self.trains_on = codec, path, clock, loss
         self.kind: Kind = path.kind
+        self.predicts_tokens = path.tokens
         self.cells = clock.steps - 1
-        self.first = 0.75 / (self.cells + 1)
+        self.first = (1 + 1e-4 if path.tail else 0.75) / (self.cells + 1)
 
     # ---- clocks -----------------------------------------------------------------------------------------------
 
     def share(self, t: Float[Tensor, "..."]) -> Share:
-        """s at time t: linear, and 1 for all times of the last step."""
-        return ((1 - t) * ((self.cells + 1) / self.cells)).clamp(0, 1)
+        """s at time t: linear, and 1 for all times of the last step, or more where the path has a tail."""
+        s = ((1 - t) * ((self.cells + 1) / self.cells)).clamp(0, 1)
+        return s - self.path.tail * (t * (self.cells + 1)).clamp(1e-8, 1).log() if self.path.tail else s
 
     def time(self, s: Share) -> Float[Tensor, "..."]:
         """t at the share s."""
@@ -150,12 +179,17 @@ class Flow(Process):
         return Noised(self.corrupt(u, t, noise), t, weight.repeat_interleave(block, 1).float())
 
     def _time(self, cell: Int64[Tensor, "B J"], w: Tensor, weight: Tensor, block: int) -> Float[Tensor, "B J"]:
-        """The time at which a cell is looked at; that of the reading lies half a cell before the data."""
+        """The time at which a cell is looked at; that of the reading lies half a cell before the data.
+
+        Where the path has a tail, s = 1 lies a whole cell before the data, and training looks anywhere in between.
+        """
         within = torch.as_tensor(self.path.offset or 0.0, device=w.device)
         if self.path.offset is None:  # w is spread evenly over the cell, too
             ends = running_sum(self.clock.probabilities(together=block), 0)[cell]
             within = (1 - (ends - w) * weight).clamp(0, 1)
-        place = torch.where(cell < self.cells, cell + within, self.cells + 0.5)
+        half = torch.as_tensor(0.5, device=w.device)
+        beyond = half if not self.path.tail else within if self.training else torch.zeros_like(half)
+        place = torch.where(cell < self.cells, cell + within, self.cells + beyond)
         return (1 - place / (self.cells + 1)).float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:
@@ -171,7 +205,7 @@ class Flow(Process):
 
     def nats(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         s, last = self.share(t), t <= self.first
-        cross_entropy = self._cross_entropy(out, u)
+        cross_entropy = self._cross_entropy(self.path.reading(out, z, s), u)
         if self.training and self.trains_on == "squared-error":
             along = self.path.squared_error(out, u, z, s)
         else:
@@ -187,10 +221,15 @@ class Flow(Process):
     def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
         return F.cross_entropy(out, u[..., : out.shape[-1]].argmax(-1), reduction="none")
 
+    def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        return self.path.phrased(posterior, z, self.share(t))
+
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy where the clock draws, the bound, or squared errors, which are the figure of training then."""
         if self.trains_on == "cross-entropy":
             return self._cross_entropy(out, u)
+        if self.trains_on == "diffusion":
+            return torch.where(t <= self.first, 0.0, nats * weight)
         return nats * weight if self.trains_on == "bound" else nats
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
@@ -203,8 +242,8 @@ class Flow(Process):
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """Along the path; at the end to the corner of a token drawn from p_θ."""
-        token = categorical(out, noise.uniform(*t.shape))
-        corner = F.one_hot(token, z.shape[-1]).to(z.dtype)
         now, then = self.share(t), self.share(s)
+        token = categorical(self.path.reading(out, z, now), noise.uniform(*t.shape))
+        corner = F.one_hot(token, z.shape[-1]).to(z.dtype)
         moved = torch.where((then > now)[..., None], self.path.moved(out, z, now, then, noise), z)
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], corner, z), moved)

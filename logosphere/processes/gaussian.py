@@ -22,15 +22,16 @@ from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise, categorical
-from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.processes.clock import Clock, place
+from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
+from logosphere.processes.clock import Clock
+from logosphere.processes.gaussian_grid import Spacing, spaced_times
 from logosphere.processes.gaussian_moves import Move, ancestral
-from logosphere.processes.predictions import Prediction
+from logosphere.processes.noisy_start import NoisyStart
+from logosphere.processes.predictions import CleanState, Prediction
 from logosphere.shapes import Float, Int64
 from logosphere.types import Batch, Kind, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
-Spacing = Literal["angle", "logsnr", "information"]
 
 FIRST = 1e-3
 """The time at which the path ends and the token is read off. A mark only: schedules run from here to 1."""
@@ -45,11 +46,17 @@ class Gaussian(Process):
     `loss`: the bound, plain cross-entropy, or the squared error of what the network predicts, at the clock's times.
     `anchor` adds that share of the cross-entropy of tokens read off their own noisy states, by a tied linear `head`
     (Diffusion-LM) or else by Bayes' rule. `spacing` is that of the sampler's steps.
+
+    `noisy_start`: the path begins at a noisy state, from which the head reads tokens (processes.noisy_start).
+    `discrete`: training draws the ends of the clock's intervals and no times in between. `head_warmup`: the posterior
+    head is scaled from 0 to 1 over this fraction of the training (Plaid). `holds`: sequences that are conditioned on
+    an estimate train neither the codec nor the schedule (Plaid).
     """
 
     needs_time = True
     most_steps = None
     first = FIRST
+    head_scale: Tensor
 
     def __init__(
         self,
@@ -62,6 +69,10 @@ class Gaussian(Process):
         anchor: float = 0.0,
         head: bool = False,
         spacing: Spacing = "angle",
+        noisy_start: bool = False,
+        discrete: bool = False,
+        head_warmup: float = 0.0,
+        holds: bool = False,
     ):
         super().__init__()
         self.codec, self.schedule, self.clock = codec, schedule, clock
@@ -81,6 +92,16 @@ class Gaussian(Process):
                 "say where it should begin, for example highest=6."
             )
         self.bias = nn.Parameter(torch.zeros(codec.vocab_size)) if head else None
+        self.start: NoisyStart | None = None
+        if noisy_start:
+            if self.bias is None or not isinstance(predicts, CleanState) or loss != "error":
+                raise UserError("A noisy start needs a head, predicts=x0 and the loss 'error'.")
+            assert isinstance(codec, Embeddings)
+            self.start = NoisyStart(1 / math.sqrt(1 + math.exp(start)), codec.width)
+        if not 0 <= head_warmup <= 1:
+            raise UserError(f"head_warmup is a fraction of the training from 0 to 1, not {head_warmup}.")
+        self.discrete, self.head_warmup, self.holds = discrete, head_warmup, holds
+        self.register_buffer("head_scale", torch.ones(()), persistent=False)
 
     # ---- levels -----------------------------------------------------------------------------------------------
 
@@ -108,32 +129,24 @@ class Gaussian(Process):
         step = ((1 - self._own(t)) * self.intervals).long().clamp_max(self.intervals - 1)
         return torch.where(t <= FIRST, self.intervals, step)
 
+    def advance(self, done: float) -> None:
+        if self.head_warmup:
+            self.head_scale.fill_(min(1.0, done / self.head_warmup))
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        return [*self.codec.parameters(), *self.schedule.parameters()] if self.holds else []
+
     def schedule_parameters(self) -> list[nn.Parameter]:
         return list(self.schedule.parameters())
 
     def grid(self, steps: int) -> Float[Tensor, "n"]:
-        """Equal steps of the angle arccos α, of λ or of the measured nats from 1 to FIRST, then the reading.
-
-        Whatever law times had in training.
-        """
+        """Equal steps from 1 to FIRST (processes.gaussian_grid), then the reading."""
         if steps == 1:
             return torch.tensor([1.0, 0.0])
         share = torch.linspace(0, 1, steps, dtype=torch.float64)
-        own = self._spaced(share.to(self.clock.base.device)).cpu()
+        own = spaced_times(self.spacing, self.schedule, self.clock, share.to(self.clock.base.device)).cpu()
         own[0], own[-1] = 1.0, 0.0
         return F.pad(FIRST + (1 - FIRST) * own, (0, 1)).float()
-
-    @torch.no_grad()
-    def _spaced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """The schedule's times at these shares of the way."""
-        if self.spacing == "information":
-            nats = self.clock.measured[1][self.clock.bin_of][:-1]
-            return 1 - place(nats / nats.sum(), share) / self.intervals
-        start, end = self.schedule.logsnr(torch.tensor([1.0, 0.0], device=share.device))
-        if self.spacing == "logsnr" and math.isfinite(start):
-            return self.schedule.time(start + (end - start) * share)
-        angle = torch.lerp(torch.atan((-start / 2).exp()), torch.atan((-end / 2).exp()), share)
-        return self.schedule.time(-2 * angle.tan().log())
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
@@ -141,13 +154,29 @@ class Gaussian(Process):
         like = self.codec.encode(torch.zeros(1, 1, dtype=torch.long, device=noise.device))
         return noise.normal(batch, length, like.shape[-1])
 
+    def encode(self, batch: Batch, noise: Noise) -> Encoded:
+        """Rows of the table; with a noisy start also the states where the path begins, behind them."""
+        clean = super().encode(batch, noise)
+        if self.start is None:
+            return clean
+        return clean._replace(u=self.start.pair(clean.u, self.codec.spread(batch.free), noise))
+
+    def _beginning(self, u: State) -> State:
+        """Where the path begins."""
+        return u if self.start is None else self.start.beginning(u)
+
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         alpha, sigma = self.levels(t)
-        return alpha * u + sigma * noise.normal(*u.shape)
+        begins = self._beginning(u)
+        if self.start is not None and begins.shape == u.shape:  # of a row alone
+            begins = self.start.blurred(u, t > 0, noise)
+        return alpha * begins + sigma * noise.normal(*begins.shape)
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
         block = u.shape[1] // w.shape[1]
         step, share, weight = self.clock.within(w, together=block)
+        if self.discrete and self.training:
+            share = torch.zeros_like(share)
         reading = step == self.intervals
         own = 1 - (step + share) / self.intervals
         lowest = torch.nextafter(torch.tensor(FIRST), torch.tensor(1.0))  # float32 must not round a time to FIRST
@@ -180,13 +209,31 @@ class Gaussian(Process):
     # ---- what a state says ------------------------------------------------------------------------------------
 
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
-        """Adds log q(z | k) = (α/σ²) z·e_k - (α²/2σ²) |e_k|² + const: Plaid's output prior, for rows of any length."""
+        """Adds log q(z | k) = (α/v) z·e_k - (α²/2v) |e_k|² + const: Plaid's output prior, for rows of any length.
+
+        v = σ², and with a noisy start v = σ² + α² s₀².
+        """
+        return logits + self._said(z, t, self.scale())
+
+    def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
+        return self._said(z, t, 1.0)
+
+    def scale(self) -> Tensor | float:
+        """The factor of the posterior head: less than 1 only early in the training."""
+        return self.head_scale if self.training and self.head_warmup else 1.0
+
+    def _said(self, z: State, t: Float[Tensor, "..."], scale: Tensor | float) -> Logits:
         assert isinstance(self.codec, Embeddings)
         snr = self.logsnr(t)[..., None].exp()
-        along, across = (snr * (1 + snr)).sqrt().float(), (snr / 2).float()
-        said = along * self.codec.products(z) - across * self.codec.table().square().sum(-1)
+        wider = 1.0 if self.start is None else 1 + snr * self.start.variance
+        along, across = ((snr * (1 + snr)).sqrt() / wider).float(), (snr / 2 / wider).float()
+        products, squares = self.codec.compared(z)
+        said = along * products - across * squares
+        said = scale * (said - said.detach().amax(-1, keepdim=True))
+        if bool((t > 0).all()):
+            return said
         clean = CERTAIN * (F.one_hot(self.codec.nearest(z), self.codec.vocab_size) - 1)
-        return logits + torch.where(t[..., None] > 0, said - said.detach().amax(-1, keepdim=True), clean.to(said.dtype))
+        return torch.where(t[..., None] > 0, said, clean.to(said.dtype))
 
     def clean(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """x̂."""
@@ -200,7 +247,10 @@ class Gaussian(Process):
         if self.predicts is None:
             return posterior
         assert isinstance(self.codec, Embeddings)
-        return self.predicts.answer(self.codec.mean(posterior), z, *self.levels(t))
+        (alpha, sigma), clean = self.levels(t), self.codec.mean(posterior)
+        if self.start is not None:
+            clean = self.start.expected(clean, z, alpha, sigma)
+        return self.predicts.answer(clean, z, alpha, sigma)
 
     def log_posterior(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> Logits:
         if self.predicts is not None:
@@ -214,30 +264,36 @@ class Gaussian(Process):
         assert isinstance(self.codec, Embeddings)
         if self.bias is not None:
             return self.codec.products(z) + self.bias
-        return self.inform(torch.zeros(*t.shape, self.codec.vocab_size, device=z.device), z, t)
+        return self._said(z, t, 1.0)
 
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def nats(self, out: Tensor, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        error = (u - self.clean(out, z, t)).square().sum(-1)
+        begins = self._beginning(u)
+        error = (begins - self.clean(out, z, t)).square().sum(-1)
         last, nats = t <= FIRST, self._density(t) * error
         doubt = error
         if isinstance(self.codec, Embeddings):
-            doubt = self._cross_entropy(self.read_off(out, z, t), u)
-            nats = torch.where(last, doubt, nats)
+            doubt = self._cross_entropy(self.read_off(out, z if self.start is None else begins, t), u)
+            nats = torch.where(last, doubt if self.start is None else doubt + self.start.nats(error), nats)
         if self.training:
             self.clock.observe(self._place(t), nats, doubt)
         return nats
 
     def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, "N"]:
         assert isinstance(self.codec, Embeddings)
-        return F.cross_entropy(logits, self.codec.nearest(u), reduction="none")
+        return F.cross_entropy(
+            logits, self.codec.nearest(u if self.start is None else self.start.row(u)), reduction="none"
+        )
 
     def loss(self, nats: Tensor, out: Tensor, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         if self.trains_on == "bound":
             return nats * weight
         if self.trains_on == "cross-entropy":
             return self._cross_entropy(out, u)
+        if self.start is not None:  # Diffusion-LM: x_0 is predicted, but its mean in the first step
+            aim = torch.where((t <= FIRST)[..., None], self.start.row(u), self.start.beginning(u))
+            return (aim - self.clean(out, z, t)).square().mean(-1)
         # The error of whatever is predicted, per coordinate, is that of x̂ by a factor, and nats are by another.
         factor = 1.0 if self.predicts is None else self.predicts.factor(*self.levels(t)).squeeze(-1)
         own = nats / self._density(t) * factor / u.shape[-1]
@@ -245,6 +301,7 @@ class Gaussian(Process):
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """½ Σ (α₁² u² + σ₁² - 1 - log σ₁²)."""
+        u = self._beginning(u)
         end = self.schedule.logsnr(torch.ones((), device=u.device))
         alpha, flat = torch.sigmoid(end), -torch.sigmoid(end) - F.logsigmoid(-end)
         return 0.5 * (alpha * u.square() + flat).sum(-1).float()
@@ -254,11 +311,12 @@ class Gaussian(Process):
         free = self.codec.spread(batch.free)
         terms = torch.zeros_like(nats)
         if self.trains_on != "cross-entropy":
-            share = 1.0 if self.trains_on == "bound" else 2 / u.shape[-1]  # Diffusion-LM's mean of α₁² u²
+            width = self._beginning(u).shape[-1]
+            share = 1.0 if self.trains_on == "bound" else 2 / width  # Diffusion-LM's mean of α₁² u²
             terms = share * (self.prior_nats(u) * free).sum(1)
         if self.anchor:
             at = torch.full_like(t, FIRST)
-            z = self.corrupt(u, at, noise)
+            z = self.corrupt(u, at, noise) if self.start is None else self.start.beginning(u)
             read = self.read_off(z, z, at) if self.predicts is not None else self.evidence(z, at)
             doubt = F.cross_entropy(read.flatten(0, 1), batch.tokens.flatten(), reduction="none").view_as(t)
             terms = terms + self.anchor * (doubt * free).sum(1)
@@ -282,8 +340,22 @@ class Gaussian(Process):
     def step(self, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         return self.moved(ancestral, self.clean(out, z, t), out, z, t, s, noise)
 
-    def moved(self, move: Move, clean: State, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        """A step by any of the moves, given x̂; the last one, to s = 0, reads the token off."""
+    def moved(
+        self,
+        move: Move,
+        clean: State,
+        out: Tensor,
+        z: State,
+        t: Tensor,
+        s: Tensor,
+        noise: Noise,
+        *,
+        greedy: bool = False,
+    ) -> State:
+        """A step by any of the moves, given x̂; the last one, to s = 0, reads the token off, or (greedy) the likeliest.
+
+        A greedy end reads tokens off x̂ where the network predicts states, as the papers of such systems do.
+        """
         now, then = self.logsnr(t)[..., None], self.logsnr(s)[..., None]
         moved = torch.where((s < t)[..., None], move(clean, z, now, then, noise), z)
         ends = (s == 0) & (t > 0)
@@ -291,11 +363,18 @@ class Gaussian(Process):
             return moved
         if not isinstance(self.codec, Embeddings):
             return torch.where(ends[..., None], clean, moved)
-        return torch.where(ends[..., None], self.codec.rows(self._read(out, z, moved, t, noise)), moved)
+        tokens = self._likeliest(out, clean) if greedy else self._read(out, clean, z, moved, t, noise)
+        return torch.where(ends[..., None], self.codec.rows(tokens), moved)
 
-    def _read(self, out: Tensor, z: State, near: State, t: Tensor, noise: Noise) -> Int64[Tensor, "N"]:
-        """Tokens drawn from p(x | z_t); a network that knows none is followed to FIRST before."""
+    def _likeliest(self, out: Tensor, clean: State) -> Int64[Tensor, "N"]:
+        assert isinstance(self.codec, Embeddings)
+        if self.predicts is None:
+            return out.argmax(-1)
+        return self.codec.nearest(clean) if self.bias is None else (self.codec.products(clean) + self.bias).argmax(-1)
+
+    def _read(self, out: Tensor, clean: State, z: State, near: State, t: Tensor, noise: Noise) -> Int64[Tensor, "N"]:
+        """Tokens drawn from p(x | z_t); a network that knows none is followed to FIRST before, or to x_0."""
         if self.predicts is not None:
-            at = torch.full_like(t, FIRST)
-            out = self.read_off(out, torch.where((t > FIRST)[..., None], near, z), at)
+            at, end = torch.full_like(t, FIRST), torch.where((t > FIRST)[..., None], near, z)
+            out = self.read_off(out, end if self.start is None else self.start.drawn(clean, noise), at)
         return categorical(out, noise.uniform(len(out)))

@@ -2,6 +2,7 @@
 
 - ancestral: a draw from q(z' | z, x̂), which has the mean (α/α')(σ'²/σ²) z + α' c x̂ and the variance c σ'², with
   c = 1 - exp(λ - λ') (Ho et al. 2020)
+- wide: the same mean and the larger variance β = 1 - α²/α'², their other choice (Diffusion-LM, Bit Diffusion, LD4LG)
 - ddim: z' = α' x̂ + σ' ε̂, a first-order step of the probability flow (Song et al. 2020)
 - renoised: z' = α' x̂ + σ' ε with fresh noise, which forgets mistakes (q-sampling; Han et al. 2023, SSD-LM)
 """
@@ -25,6 +26,15 @@ def ancestral(clean: State, z: State, now: Level, then: Level, noise: Noise) -> 
     share = -torch.expm1(now - then)
     kept = (alpha / alpha_then * (sigma_then / sigma).square()).float()
     drawn = (share.clamp_min(0).sqrt() * sigma_then).float() * noise.normal(*z.shape)
+    return kept * z + (alpha_then * share).float() * clean + drawn
+
+
+def wide(clean: State, z: State, now: Level, then: Level, noise: Noise) -> State:
+    alpha, sigma, alpha_then, sigma_then = _levels(now, then)
+    share = -torch.expm1(now - then)
+    kept = (alpha / alpha_then * (sigma_then / sigma).square()).float()
+    # 1 - α²/α'² = (1 - exp(λ - λ')) σ², which keeps its digits where λ and λ' are close
+    drawn = (share.clamp_min(0).sqrt() * sigma).float() * noise.normal(*z.shape)
     return kept * z + (alpha_then * share).float() * clean + drawn
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from logosphere.geometry import sphere
 from logosphere.noise import Noise
 from logosphere.processes.flow import Path, Share, coupled, surer
-from logosphere.shapes import Float
+from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, State
 
 END = 0.5
@@ -100,6 +100,16 @@ class GeodesicPath(Path):
 
     def flow(self, out: Logits, z: State, s: Share) -> State:
         return END * self.velocity(out.softmax(-1), z, s)
+
+    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return share
+
+    def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        return self.moved(out, z, s, then, noise)
+
+    def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
+        """The likeliest token of the last prediction."""
+        return out.argmax(-1)
 
     def onto(self, z: State) -> State:
         return sphere.normalised(z.clamp_min(0))

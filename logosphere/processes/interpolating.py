@@ -17,12 +17,14 @@ from torch import Tensor
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
-from logosphere.processes.base import Noised, Process, uniform_grid
+from logosphere.processes.base import Encoded, Noised, Process, uniform_grid
 from logosphere.processes.clock import Clock
 from logosphere.processes.heads import Head, Posterior, Score, cross_entropy
+from logosphere.processes.masks import masks_by_count, masks_within
 from logosphere.processes.mixing import Mixing
+from logosphere.processes.times import LOW_VARIANCE, TimeSampler
 from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.types import Batch, Logits, Positions, State, Times
 
 Weighting = Callable[[Mixing, State, State, Tensor], Tensor]
 """Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
@@ -31,15 +33,20 @@ Weighting = Callable[[Mixing, State, State, Tensor], Tensor]
 class Interpolating(Process):
     """Diffusion of tokens with one noise law, in continuous time or in `timesteps` steps.
 
-    `hybrid` adds that share of cross-entropy to the training loss (D3PM's L_λ); `unweighted` trains on the
-    cross-entropy of hidden tokens alone, whatever the time, which learns faster; `weighting` trains with other weights
-    than the bound's. The bound is measured all the same. `exact_count` masks exactly ceil(w·n) of n positions instead
-    of each by chance: the same bound with less variance, for models that do not read the time. `clip` keeps the share
-    of hidden positions in an interval while training (BD3-LM); bounds are always measured over all of [0, 1]. A `clock`
-    draws the steps of a chain where their costs scatter most.
-    """
+    Options of training, under which the bound stays the same:
+    `hybrid`: the λ of D3PM's L_λ, see `loss`. `unweighted`: the cross-entropy of hidden tokens alone, whatever the
+    time, which learns faster. `weighting`: other weights than the bound's. `times`: which times are drawn. `clip`: keep
+    the fraction of hidden positions in an interval (BD3-LM).
 
-    kind: Kind = "bound"
+    Options of the estimate: `exact_count` masks exactly ceil(w·n) of n positions instead of each by chance, the same
+    bound with less variance, for models that do not read the time; with `masks_by_chance` only where bounds are
+    measured. A `clock` draws the steps of a chain where their costs scatter most.
+
+    `network_reads`: the last step of a chain, and cross-entropies in the loss, take the network's own distribution x̂
+    (D3PM's code) instead of the posterior ∝ x̂ q(z | x). `all_masked`: samples begin with masks alone, also where the
+    schedule leaves signal at t = 1, so that p(z_1) of the bound has a few tokens (MDLM, SEDD, MD4). `cut_ends`:
+    likelihoods are integrated over the times of training alone (GIDD's evaluation), which is no bound.
+    """
 
     def __init__(
         self,
@@ -53,13 +60,21 @@ class Interpolating(Process):
         weighting: Weighting | None = None,
         clip: tuple[float, float] = (0.0, 1.0),
         clock: Clock | None = None,
+        times: TimeSampler = LOW_VARIANCE,
+        masks_by_chance: bool = False,
+        network_reads: bool = False,
+        all_masked: bool = False,
+        cut_ends: bool = False,
         grid: Callable[[int], Tensor] = uniform_grid,
     ):
         super().__init__()
+        self.cut_ends, self.kind = cut_ends, "surrogate" if cut_ends else "bound"
         self.law, self.head, self.timesteps = law, head or Posterior(), timesteps
         self.vocab_size, self.schedule = law.vocab_size, law.schedule
         self.hybrid, self.exact_count, self.unweighted = hybrid, exact_count, unweighted
         self.weighting, self.clip, self.clock, self._grid = weighting, clip, clock, grid
+        self.times, self.masks_by_chance, self.network_reads = times, masks_by_chance, network_reads
+        self.start_nats, self.all_masked = law.start_nats(), all_masked
         self.by_rows = clock is None  # a clock hears of every row once
         self._check()
         self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
@@ -81,17 +96,28 @@ class Interpolating(Process):
             raise UserError("Random tokens in continuous time need a schedule with noise from the very first moment.")
         if self.hybrid < 0:
             raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {self.hybrid}.")
+        if self.all_masked and not law.hides:
+            raise UserError("Samples can begin with masks in masked diffusion only, not with random tokens alone.")
+        if self.cut_ends and (timesteps is not None or self.times.low == 0):
+            raise UserError("protocol=published integrates from t_min on; set t_min above 0, such as 1e-4.")
+        if self.network_reads and (timesteps is None or not law.spreads):
+            raise UserError("reconstruction=network needs random tokens in a number of timesteps.")
         low, high = self.clip
         if not 0 <= low < high <= 1:
             raise UserError(f"clip must be an interval within [0, 1], such as [0.3, 0.8], not [{low}, {high}].")
 
     # ---- forward ---------------------------------------------------------------------------------------------
 
+    def encode(self, batch: Batch, noise: Noise) -> Encoded:
+        """Tokens as they are; noise that a schedule begins with is counted here."""
+        u, nats, loss = super().encode(batch, noise)
+        return Encoded(u, nats + self.start_nats * batch.free.sum(1) if self.start_nats else nats, loss)
+
     def prior(self, batch: int, length: int, noise: Noise) -> State:
         """The mean of q(z_1 | x) over all tokens: nothing but noise when the schedule ends at signal 0."""
         V, one = self.vocab_size, torch.ones((), device=noise.device, dtype=torch.float64)
         hidden = float(self.law.hidden(one))
-        if hidden == 1:
+        if hidden == 1 or self.all_masked:
             return torch.full((batch, length), V, device=noise.device)
         token = (noise.uniform(batch, length) * V).long().clamp_max(V - 1)
         return token if hidden == 0 else torch.where(noise.uniform(batch, length) < hidden, V, token)
@@ -111,22 +137,31 @@ class Interpolating(Process):
         return torch.where(hidden, self.vocab_size, token)
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
-        if self.training and self.clip != (0.0, 1.0):
+        learning = self.training and torch.is_grad_enabled()
+        if learning:
+            w = self.times.quantiles(w, noise)
+        clipped = learning and self.clip != (0.0, 1.0)
+        if clipped:
             w = self.clip[0] + (self.clip[1] - self.clip[0]) * w
-        if self.exact_count:
+        if self.exact_count and not (learning and self.masks_by_chance):
             return self._noised_by_count(u, w, free, noise)
         if self.clock is not None and self.timesteps is not None:
             step, inverse = self.clock.locate(w, u.shape[1] // w.shape[1])
             t, weight = (step + 1) / self.timesteps, inverse / self.timesteps
         elif self.timesteps is not None:
             t, weight = ((w * self.timesteps).floor() + 1) / self.timesteps, torch.ones_like(w)
-        elif self.weighting is not None and self.training and torch.is_grad_enabled():
-            t, weight = w, torch.ones_like(w)  # to learn from: what makes the bound scatter is not in the loss
+        elif learning and (self.weighting is not None or self.times.plain):
+            t, weight = self.times.at(w), torch.ones_like(w)  # what makes the bound scatter is not in this loss
+        elif self.cut_ends:
+            t, weight = self.times.at(w), torch.full_like(w, self.times.high - self.times.low)
         else:
             t, weight = self.schedule.drawn(w)
-        block = u.shape[1] // w.shape[1]
+        block, times = u.shape[1] // w.shape[1], t
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
+        if clipped and not self.law.spreads:
+            hidden = masks_within(self.schedule.noise(times), free, self.clip, noise)
+            return Noised(torch.where(hidden, self.vocab_size, u), t, weight)
         return Noised(self.corrupt(u, t, noise), t, weight)
 
     def _noised_by_count(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
@@ -135,14 +170,11 @@ class Interpolating(Process):
         Bernoulli masks at a uniform rate hide each number l of positions equally often, so this is the same average:
         E Σ CE/t dt = E_l (n/l) Σ CE (Uria et al. 2014; Ou et al. 2024), with the number no longer left to chance.
         """
-        B, J = w.shape
-        blocks = (B, J, u.shape[1] // J)
-        scores = torch.where(free, noise.uniform(*u.shape), 2.0).view(blocks)
+        blocks = (*w.shape, u.shape[1] // w.shape[1])
         free_count = free.view(blocks).sum(2, keepdim=True)
         hidden_count = (w[..., None] * free_count).ceil().long().clamp_min(1)
-        threshold = scores.sort(2).values.gather(2, hidden_count - 1)
-        hidden = ((scores <= threshold) & (free_count > 0)).view_as(u)
-        rate = (hidden_count / free_count.clamp_min(1)).expand_as(scores).reshape(u.shape)
+        hidden = masks_by_count(hidden_count.minimum(free_count), free, noise)
+        rate = (hidden_count / free_count.clamp_min(1)).expand(blocks).reshape(u.shape)
         t = self.schedule.time(rate)
         z = torch.where(hidden, self.vocab_size, u)
         return Noised(z, torch.where(free, t, 0.0).float(), (1 / self.schedule.slope(t)).float())
@@ -172,11 +204,16 @@ class Interpolating(Process):
             return self._revealed_per_time(t) * self.head.surprise(self.law, out, u, t)
         if self.timesteps is None:
             return self._jump_divergence(out, u, z, t)
+        read = cross_entropy(self._read(out, z, t), u)
         if self.timesteps == 1:
-            return cross_entropy(out, u)
+            return read
         last = t <= self.first
         step = self._step_divergence(out, u, z, torch.where(last, 1.0, t))
-        return self.timesteps * torch.where(last, cross_entropy(out, u), step)
+        return self.timesteps * torch.where(last, read, step)
+
+    def _read(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """Logits of the distribution from which the last step of a chain draws the token."""
+        return self.context(out, z, t).log() if self.network_reads else out
 
     def _revealed_per_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """-a'/(1 - a), the rate at which a mask is lifted; in T steps T (a_s - a_t)/(1 - a_t) (MDLM eqs. 8, 10)."""
@@ -231,7 +268,11 @@ class Interpolating(Process):
         return (own * stayed + jumped).log() + here.log() - seen.log()
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        """The bound, plus `hybrid` times the cross-entropy (D3PM eq. 5); otherwise weighted; or cross-entropy alone."""
+        """The bound plus a share of cross-entropy; the bound with other weights; or cross-entropy alone.
+
+        D3PM minimises KL_t + λ CE at times t drawn uniformly (eq. 5). `nats` is T·KL_t, so that the same loss in its
+        units is nats + T λ CE; in continuous time, where T has no value, nats + λ CE.
+        """
         if self.clock is not None and self.training:
             step = (t * self.clock.steps).round().long() - 1
             self.clock.observe(step, nats, cross_entropy(out.detach(), u))
@@ -240,7 +281,10 @@ class Interpolating(Process):
         if self.weighting is not None:
             due = self.law.weight(u, z, t)
             return weight * nats * torch.where(due > 0, self.weighting(self.law, u, z, t) / due, 0.0)
-        return weight * (nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats)
+        if not self.hybrid:
+            return weight * nats
+        read = cross_entropy(self._read(out, z, t), u)
+        return weight * (nats + self.hybrid * (self.timesteps or 1) * read)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """0 for a schedule that ends at signal 0, where q(z_1 | x) is the prior."""
@@ -251,7 +295,9 @@ class Interpolating(Process):
     def log_step(
         self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
     ) -> Float[Tensor, "... K"]:
-        return self._log_step(self.context(out, z, t), z, t, s)
+        context = self.context(out, z, t)
+        step = self._log_step(context, z, t, s)
+        return torch.where(s[..., None] > 0, step, context.log()) if self.network_reads else step
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         if self.law.spreads:

@@ -14,6 +14,7 @@ alone by the optimiser, to the last bit.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.shapes import Float
 from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
 
+Weighting = Literal["uniform", "p2"]
+"""The squared error of what the network predicts, alike at all times, or α² |u - x̂|²: the error of the noise with the
+P2 weight 1/(1 + SNR) (Choi et al. 2022; PLANNER), whatever the network predicts."""
+
 MEMORY = 0.98
 """Decay of the measured price of reading, per training step."""
 STEEP, MIDDLE = 10.0, 0.8
@@ -36,7 +41,8 @@ class Latent(Process):
     """A Gaussian path over the latents of an autoencoder, which it teaches in the first `stage_one` of the training.
 
     The decoder learns to read latents whose log-SNR lies anywhere from that at the end of the path down to `blurred`.
-    With `joint` both learn all the time, and the diffusion may shape the latents late in the training (LDLM).
+    `weighting` is that of the second stage. With `joint` both learn all the time, and the diffusion may shape the
+    latents late in the training (LDLM).
     """
 
     kind: Kind = "bound"
@@ -48,11 +54,19 @@ class Latent(Process):
     """Nats per token that reading has cost lately, and how often it was measured."""
     pending: Tensor
 
-    def __init__(self, path: Gaussian, *, stage_one: float, blurred: float, joint: bool = False):
+    def __init__(
+        self,
+        path: Gaussian,
+        *,
+        stage_one: float,
+        blurred: float,
+        joint: bool = False,
+        weighting: Weighting = "uniform",
+    ):
         super().__init__()
         if not 0 < stage_one < 1:
             raise UserError(f"stage_one is a share of the training between 0 and 1, not {stage_one}.")
-        self.path, self.stage_one, self.joint = path, stage_one, joint
+        self.path, self.stage_one, self.joint, self.weighting = path, stage_one, joint, weighting
         lowest = path.schedule.time(torch.tensor(blurred, dtype=torch.float64))
         self.reach = FIRST + (1 - FIRST) * float(lowest.clamp(0, 1))
         self.register_buffer("done", torch.zeros((), dtype=torch.float64))
@@ -147,7 +161,11 @@ class Latent(Process):
 
     def loss(self, nats: Tensor, out: Tensor, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """As if every token had its latent, so that losses of few latents are not small beside those of tokens."""
-        return self.path.loss(nats, out, u, z, t, weight) * (self.codec.length / self.codec.latents)
+        own = self.path.loss(nats, out, u, z, t, weight)
+        if self.weighting == "p2" and self.path.predicts is not None:
+            alpha, sigma = self.path.levels(t)
+            own = own * (alpha.square() / self.path.predicts.factor(alpha, sigma)).squeeze(-1)
+        return own * (self.codec.length / self.codec.latents)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         return self.path.prior_nats(u)

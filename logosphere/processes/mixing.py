@@ -93,6 +93,22 @@ class Mixing(ABC):
         early = torch.where(self.is_mask(z), self.hidden(s), self.token(s))
         return stayed, (late - stayed * early).clamp_min(0)
 
+    def start_nats(self) -> float:
+        """What reading a token off its state right after t = 0 costs, where the schedule begins with noise.
+
+        E_q[-log p(x | z_0)] with p the posterior under equally likely tokens: (1 - a_0) log V for masks (Shi et al.
+        2024, MD4), the entropy of q(z_0 | x) for random tokens; 0 where a_0 = 1.
+        """
+        lost, V = self.schedule.start, self.vocab_size
+        if lost == 0:
+            return 0.0
+        if not self.spreads:
+            return lost * math.log(V)
+        if self.hides:
+            raise UserError("Masks and random tokens together need a schedule that begins without noise.")
+        kept, other = 1 - lost + lost / V, lost / V
+        return -kept * math.log(kept) - (V - 1) * other * math.log(other)
+
     def prior_nats(self) -> float:
         """KL(q(z_1 | x) || p(z_1)) with p(z_1) the mean of q(z_1 | x) over all tokens: 0 where a_1 = 0.
 
@@ -206,6 +222,10 @@ class Blended(Schedule):
 
     base: Schedule
     strength: float
+
+    @property
+    def start(self) -> float:
+        return self.base.start
 
     @property
     def warp(self) -> float:

@@ -1,6 +1,6 @@
 """Moves on the sphere from time s to s' of the bridge, given the law p of the token.
 
-    geodesic   X' = exp_X(Σ_k p_k η_k ds + √(V ds) z)                 the paper's walk: one Euler step
+    geodesic   X' = exp_X(Σ_k p_k η_k ds + √(V ds) z)                 one Euler step, as in the paper
     bridge     X' = exp_X(η_k ds + √(V ds (1-s')/(1-s)) z),  k ~ p    towards one token drawn from p
     matched    the mean and the covariance of `bridge` in one normal step: second order, and no token is drawn
 

@@ -6,33 +6,46 @@ The matrices are symmetric, so that their product Q̄_t = Q_1 ⋯ Q_t tends to t
 have no closed form: this is the one process that keeps V × V matrices, one for each of T steps.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.errors import UserError
+from logosphere.errors import UserError, nearest
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.heads import cross_entropy
+from logosphere.processes.times import LOW_VARIANCE, TimeSampler
 from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, Positions, State, Times
 
 MOST = 1 << 28
 """Numbers in all matrices together: one GiB in float32."""
+STUCK = 0.9
+"""A chain that keeps more than this fraction of a value's information has no way back from noise to data."""
 TINY = 1e-30
 """Products of small probabilities below this count as this, so that logarithms stay finite."""
 
 
-def step_weights(vocab_size: int, steps: int) -> Float[Tensor, "T D"]:
+WIDTHS = ("variance", "formula")
+
+
+def step_weights(vocab_size: int, steps: int, widths: str = "variance") -> Float[Tensor, "T D"]:
     """How likely each difference -(V-1) … V-1 is in each step: exp(-4 d²/((V - 1)² β)), normalised.
 
-    D3PM has β from 1e-4 to 0.02 in 1000 steps, which is a variance of V² β/8 where values are many. Where they are few
-    the same β would move nothing, so that here the variance is given and the width found by bisection; chains of fewer
-    steps take proportionally larger ones.
+    D3PM has β from 1e-4 to 0.02 in 1000 steps; chains of fewer steps take proportionally larger ones. That is a
+    variance of (V - 1)² β/8 where values are many. Where they are few, the formula moves nothing for most of the chain;
+    therefore the variance is given by default and the width found by bisection. widths="formula" is as published.
     """
+    if widths not in WIDTHS:
+        raise UserError(f"There are no widths '{widths}'.{nearest(widths, WIDTHS)}")
     difference = torch.arange(-(vocab_size - 1), vocab_size).double()
-    wanted = vocab_size**2 / 8 * torch.linspace(1e-4, 0.02, steps).double() * 1000 / steps
+    betas = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * 1000 / steps
+    if widths == "formula":
+        return torch.softmax(-4 * difference**2 / ((vocab_size - 1) ** 2 * betas[:, None]), 1)
+    wanted = (vocab_size - 1) ** 2 / 8 * betas
     widest = float(difference.square().mean())
     low, high = torch.full_like(wanted, -12.0), torch.full_like(wanted, 12.0)  # log of the width
     for _ in range(60):
@@ -52,7 +65,11 @@ def transition(weights: Float[Tensor, "D"]) -> Float[Tensor, "V V"]:
 
 
 class Ordinal(Process):
-    """A chain of T steps with discretised Gaussian noise; the end is compared with the uniform law, and counted."""
+    """A chain of T steps with discretised Gaussian noise; the end is compared with the uniform law, and counted.
+
+    `network_reads`: the last step, and the cross-entropy in the loss, take the network's own distribution x̂ (D3PM's
+    code) instead of the posterior ∝ x̂ q(z | x).
+    """
 
     kind: Kind = "bound"
     needs_time = True
@@ -61,7 +78,16 @@ class Ordinal(Process):
     """Q̄_0 … Q̄_T."""
     weights: Tensor
 
-    def __init__(self, vocab_size: int, *, timesteps: int, hybrid: float = 0.0):
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        timesteps: int,
+        hybrid: float = 0.0,
+        widths: str = "variance",
+        times: TimeSampler = LOW_VARIANCE,
+        network_reads: bool = False,
+    ):
         super().__init__()
         if timesteps < 1:
             raise UserError(f"timesteps must be at least 1, not {timesteps}.")
@@ -73,13 +99,20 @@ class Ordinal(Process):
             )
         self.codec: TokenCodec = TokenCodec(vocab_size, mask=False)
         self.vocab_size, self.timesteps, self.hybrid = vocab_size, timesteps, hybrid
+        self.times, self.network_reads = times, network_reads
         self.most_steps, self.first = timesteps, 1.5 / timesteps
-        self.register_buffer("weights", step_weights(vocab_size, timesteps), persistent=False)
-        product, products = torch.eye(vocab_size).double(), [torch.eye(vocab_size)]
-        for weights in self.weights:
+        self.register_buffer("weights", step_weights(vocab_size, timesteps, widths), persistent=False)
+        product, products = torch.eye(vocab_size).double(), torch.empty(timesteps + 1, vocab_size, vocab_size)
+        products[0] = product
+        for place, weights in enumerate(self.weights, start=1):
             product = product @ transition(weights)
-            products.append(product.float())
-        self.register_buffer("products", torch.stack(products), persistent=False)
+            products[place] = product
+        self.register_buffer("products", products, persistent=False)
+        if widths == "formula" and float(self._kept().max()) > STUCK * math.log(vocab_size):
+            raise UserError(
+                f"The published steps of d3pm-gaussian move nothing where there are only {vocab_size} values (they "
+                "are for 256); use widths=variance, or at least 7 tokens."
+            )
 
     def _place(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """The step of a time; times between two steps belong to the later one."""
@@ -94,6 +127,8 @@ class Ordinal(Process):
         return categorical(self.products[self._place(t), u].log(), noise.uniform(*u.shape))
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
+        if self.training and torch.is_grad_enabled():
+            w = self.times.quantiles(w, noise)
         t = ((w * self.timesteps).floor() + 1) / self.timesteps
         t = torch.where(free, t.repeat_interleave(u.shape[1] // w.shape[1], 1).float(), 0.0)
         return Noised(self.corrupt(u, t, noise), t, torch.ones_like(t))
@@ -117,7 +152,11 @@ class Ordinal(Process):
         both = torch.stack([F.one_hot(u, self.vocab_size).to(out.dtype), self._context(out, z, t)])
         log_q, log_p = self._log_step(both, z, place.clamp_min(2), (place - 1).clamp_min(1))
         step = torch.where(log_q > -CERTAIN, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
-        return self.timesteps * torch.where(last, cross_entropy(out, u), step)
+        return self.timesteps * torch.where(last, cross_entropy(self._read(out, z, t), u), step)
+
+    def _read(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """Logits of the distribution from which the last step draws the token."""
+        return out - self._evidence(z, t).to(out.dtype) if self.network_reads else out
 
     def _context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
         """x̂ ∝ p(x | z) / q(z | x)."""
@@ -140,20 +179,28 @@ class Ordinal(Process):
         return product
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        return nats + self.hybrid * cross_entropy(out, u) if self.hybrid else nats
+        """T·KL_t + T λ CE, which is T times D3PM's KL_t + λ CE (eq. 5)."""
+        if not self.hybrid:
+            return nats
+        return nats + self.timesteps * self.hybrid * cross_entropy(self._read(out, z, t), u)
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | x) || uniform), which depends on where x lies."""
+        return self._kept().float().to(u.device)[u]
+
+    def _kept(self) -> Float[Tensor, "V"]:
+        """What the end of the chain still says of each value, in nats."""
         law = self.products[-1].double().clamp_min(TINY)
-        divergence = (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
-        return divergence.float().to(u.device)[u]
+        return (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def log_step(
         self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
     ) -> Float[Tensor, "... K"]:
-        return self._log_step(self._context(out, z, t)[None], z, self._place(t), self._place(s))[0]
+        context = self._context(out, z, t)
+        step = self._log_step(context[None], z, self._place(t), self._place(s))[0]
+        return torch.where(s[..., None] > 0, step, context.log()) if self.network_reads else step
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         return torch.where(s < t, categorical(self.log_step(out, z, t, s), noise.uniform(*z.shape)), z)

@@ -27,8 +27,9 @@ from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, Law
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
-from logosphere.processes.clock import Clock, locate, place
+from logosphere.processes.clock import Clock, locate, paper_time, place
 from logosphere.processes.moves import MOVES, Move
+from logosphere.processes.rates import noise_left
 from logosphere.processes.stagger import Stagger
 from logosphere.processes.tangents import normal_log_p, tangent_moments
 from logosphere.processes.turns import Turns
@@ -60,6 +61,8 @@ class Spherical(Process):
     """
 
     most_steps = None
+    schedule = "geometric"
+    """RDLM's schedule, in whose time its sampler walks (rates.py)."""
     times: Tensor
     lengths: Tensor
     origins: Tensor
@@ -134,6 +137,20 @@ class Spherical(Process):
             return super().grid(steps)
         return self.clock.grid(steps)
 
+    def schedule_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """RDLM's own time τ (rates.py) at t; times below that of the last row stand for s* … 1."""
+        last = 1 - float(self.times[-1])
+        s = torch.where(t * self.timesteps < 1, 1 - t.double() * self.timesteps * last, self._s(t).double())
+        return paper_time(self.schedule, s)
+
+    def time_of(self, tau: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        """The inverse of `schedule_time`, for a grid of times."""
+        s, times = 1 - noise_left(self.schedule, 1 - tau.double()), self.times.double().to(tau.device)
+        low = (torch.searchsorted(times, s, right=True) - 1).clamp(0, self.timesteps - 2)
+        place = low + ((s - times[low]) / (times[low + 1] - times[low])).clamp(0, 1)
+        beyond = (1 - s) / (1 - times[-1]) / self.timesteps
+        return torch.where(s < times[-1], 1 - place / self.timesteps, beyond).float()
+
     def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
         if self.turns is not None:
             return self.turns.clocks(rows, free, noise)
@@ -150,15 +167,19 @@ class Spherical(Process):
     # ---- forward ----------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        which = self._which(torch.zeros(batch, length, dtype=torch.long, device=self.times.device), noise)
+        which = self._which(torch.ones(batch, length, device=self.times.device), noise)
         return self.origins[which].expand(batch, length, -1).clone()
 
-    def _which(self, node: Int64[Tensor, "B L"], noise: Noise) -> Int64[Tensor, "#B #L"]:
+    def _which(self, t: Times, noise: Noise) -> Int64[Tensor, "#B #L"]:
         """Which start: drawn once for each sequence, or as told."""
         if len(self.origins) == 1 or self.branch is not None:
-            return torch.full((1, 1), self.branch or 0, device=node.device)
-        u = noise.uniform(len(node))[:, None, None]
-        return (u > running_sum(self.shares[node].double())).sum(-1).clamp_max(len(self.origins) - 1)
+            return torch.full((1, 1), self.branch or 0, device=t.device)
+        u = noise.uniform(len(t))[:, None, None]
+        return (u > running_sum(self.shares_at(t).double())).sum(-1).clamp_max(len(self.origins) - 1)
+
+    def shares_at(self, t: Times) -> Float[Tensor, "B L C"]:
+        """How likely each start is at time t."""
+        return self.shares[self._node(t)]
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform across both: exact, and no simulation."""
@@ -172,8 +193,7 @@ class Spherical(Process):
 
     def _drawn(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
-        node = self._node(t)
-        which = self._which(node, noise)
+        node, which = self._node(t), self._which(t, noise)
         particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
         at = (which, node, particle)
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
@@ -270,13 +290,16 @@ class Spherical(Process):
         A position that waits goes all its way at once when its turn comes, and the evidence cancels (turns.py).
         """
         node = self._node(t)
-        target, cosine = u[..., : self.choices], z[..., : self.choices]
-        excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, self._s(t))
-        apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
-        nats = apart.clamp_min(0) * self.lengths[node] / (2 * self.bridge.total_noise)
+        nats = self.apart(out, u, z, self._s(t)) * self.lengths[node] / (2 * self.bridge.total_noise)
         cross_entropy = self.cross_entropy(out, u)
         nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
         return torch.where(t == 1, cross_entropy, nats)
+
+    def apart(self, out: Logits, u: State, z: State, s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """|η_θ - η_x|² at the bridge's time s."""
+        target, cosine = u[..., : self.choices], z[..., : self.choices]
+        excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, s)
+        return (excess.square().sum(-1) - (excess * cosine).sum(-1).square()).clamp_min(0)
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).

@@ -27,7 +27,8 @@ class ValidCodes:
 
     def __init__(self, codec: DigitCodec):
         self.digits, self.base = codec.digits, codec.base
-        self.last = codec.written(torch.tensor(codec.vocab_size - 1)).tolist()
+        # In whole numbers: a tensor would have to be on the device of the codec.
+        self.last = [(codec.vocab_size - 1) // codec.base**i % codec.base for i in reversed(range(codec.digits))]
         self.all_valid = codec.base**codec.digits == codec.vocab_size
 
     def remaining(self, log_p: Float[Tensor, "T m b"]) -> Float[Tensor, "T n"]:

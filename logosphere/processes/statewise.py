@@ -15,13 +15,19 @@ from torch import Tensor, nn
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
-from logosphere.processes.base import CERTAIN, Noised, Process
+from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
+from logosphere.processes.times import LOW_VARIANCE, TimeSampler
 from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.types import Batch, Kind, Logits, Positions, State, Times
 
 
 class Statewise(Process):
-    """Masked diffusion with powers w = softplus(raw), all 1 at first, trained with the network."""
+    """Masked diffusion with powers w = softplus(raw), all 1 at first, trained with the network.
+
+    With `first_time` t₁ > 0 the path is cut there, and a token that is hidden at t₁ is read off its mask alone, by
+    p(x | mask) ∝ t₁^{w_x}. With `eps` the chance of a mask is (1 - ε) t^{w_k} (both as in the authors' code); with
+    `all_masked` samples begin with masks alone all the same.
+    """
 
     kind: Kind = "bound"
     first = 0.0
@@ -30,12 +36,23 @@ class Statewise(Process):
     learns_noise = True
     by_rows = True
 
-    def __init__(self, vocab_size: int):
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        first_time: float = 0.0,
+        eps: float = 0.0,
+        times: TimeSampler = LOW_VARIANCE,
+        all_masked: bool = False,
+    ):
         super().__init__()
         if vocab_size < 2:
             raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
+        if not (0 <= first_time < 1 and 0 <= eps < 1):
+            raise UserError(f"t_min and eps must be at least 0 and below 1, not {first_time} and {eps}.")
         self.codec: TokenCodec = TokenCodec(vocab_size, mask=True)
-        self.mask = vocab_size
+        self.mask, self.first_time, self.eps, self.times = vocab_size, first_time, eps, times
+        self.all_masked = all_masked
         self.raw = nn.Parameter(torch.full((vocab_size,), math.log(math.e - 1)))
 
     @property
@@ -43,22 +60,46 @@ class Statewise(Process):
         """w."""
         return F.softplus(self.raw)
 
+    def encode(self, batch: Batch, noise: Noise) -> Encoded:
+        """Tokens as they are, and what reading them off states at t₁ costs:
+
+        E[-log p(x | z_{t₁})] = (1 - ε) t₁^{w_x} (log Σ_k t₁^{w_k} - w_x log t₁)
+        """
+        u, nats, loss = super().encode(batch, noise)
+        if not self.first_time:
+            return Encoded(u, nats, loss)
+        log_hidden = self.powers * math.log(self.first_time)
+        cost = (1 - self.eps) * log_hidden.exp() * (log_hidden.logsumexp(0) - log_hidden)
+        read = torch.where(batch.free, cost[u], 0.0).sum(1)
+        return Encoded(u, nats + read, loss + read)
+
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        return torch.full((batch, length), self.mask, device=noise.device)
+        masks = torch.full((batch, length), self.mask, device=noise.device)
+        if not self.eps or self.all_masked:
+            return masks
+        token = (noise.uniform(batch, length) * self.mask).long().clamp_max(self.mask - 1)
+        return torch.where(noise.uniform(batch, length) < self.eps, token, masks)
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
-        return torch.where(noise.uniform(*u.shape) < t ** self.powers.detach()[u], self.mask, u)
+        hidden = t ** self.powers.detach()[u]
+        return torch.where(noise.uniform(*u.shape) < ((1 - self.eps) * hidden if self.eps else hidden), self.mask, u)
 
     def noised(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> Noised:
-        """t = w², so that the cost 1/t of rare masks near t = 0 has a variance."""
-        block = u.shape[1] // w.shape[1]
+        """t = w², so that the cost 1/t of rare masks near t = 0 has a variance; or times as training asks for them."""
+        block, learning = u.shape[1] // w.shape[1], self.training and torch.is_grad_enabled()
+        if learning:
+            w = self.times.quantiles(w, noise)
         w = w.repeat_interleave(block, 1)
-        t = torch.where(free, (w**2).float(), 0.0)
-        return Noised(self.corrupt(u, t, noise), t, (2 * w).float())
+        if learning and self.times.plain:
+            t = torch.where(free, self.times.at(w).float(), 0.0)
+            return Noised(self.corrupt(u, t, noise), t, torch.ones_like(t))
+        span = 1 - self.first_time
+        t = torch.where(free, (self.first_time + span * w**2).float(), 0.0)
+        return Noised(self.corrupt(u, t, noise), t, (2 * span * w).float())
 
     def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"]:
         """log q(z_t | u), through which the powers hear what the states they draw will cost."""
-        log_hidden = self.powers[u] * t.clamp_min(torch.finfo(t.dtype).tiny).log()
+        log_hidden = self.powers[u] * t.clamp_min(torch.finfo(t.dtype).tiny).log() + math.log1p(-self.eps)
         log_seen = torch.log(-torch.expm1(log_hidden.clamp_max(-torch.finfo(t.dtype).eps)))
         return torch.where(free, torch.where(z == self.mask, log_hidden, log_seen), 0.0).sum(1)
 
@@ -81,7 +122,8 @@ class Statewise(Process):
         return weight * nats
 
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
-        return torch.zeros(u.shape, device=u.device)
+        """ε log V: a token seen at t = 1 is any with equal probability a priori."""
+        return torch.full(u.shape, self.eps * math.log(self.mask), device=u.device)
 
     def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
         """p_k (1 - (s/t)^{w_k}) for tokens, and Σ_k p_k (s/t)^{w_k} for the mask; a token stays what it is."""

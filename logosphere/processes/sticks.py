@@ -128,12 +128,14 @@ class StickPath(Path):
         (own, rise), (before, fall) = self._said(v, rest, s)
         return rise / own.clamp_min(1e-300), fall / before.clamp_min(1e-300)
 
-    def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        v, rest = simplex.sticks(z)
+    def pulled(self, weights: Float[Tensor, "... K"], v: Sticks, rest: Sticks, s: Share) -> Sticks:
+        """√(v (1 - v)) Σ_k weights_k G(k)."""
         up, down = self._pulls(v, rest, s)
-        wrong = (u - out.softmax(-1)).double()
         odds = ((rest + simplex.TINY) / (v + simplex.TINY)).sqrt()
-        missed = wrong[..., :-1] * up * odds - self._after(wrong) * down / odds
+        return weights[..., :-1] * up * odds - self._after(weights) * down / odds
+
+    def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
+        missed = self.pulled((u - out.softmax(-1)).double(), *simplex.sticks(z), s)
         squared = (2 / (1 + self.others) * missed.square()).sum(-1)
         return (0.5 * length * deaths.steepness(self.times, s) * squared).to(out.dtype)
 
@@ -145,10 +147,14 @@ class StickPath(Path):
         step = self.dilation * (deaths.between(self.times, s) - deaths.between(self.times, then)).clamp_min(0)
         variance = step.double()[..., None] * 2 / (1 + self.others)
         rise, fall = variance * p[..., :-1] * up, variance * self._after(p) * down
+        return self.drawn(v, rest, rise, fall, variance, noise).to(z.dtype)
+
+    def drawn(self, v: Sticks, rest: Sticks, rise: Sticks, fall: Sticks, variance: Sticks, noise: Noise) -> State:
+        """One step with the pulls A = `rise` and B = `fall`, then the diffusion of noise."""
         total = (rise + fall).clamp_min(1e-30)
         share = -torch.expm1(-total)
         v, rest = torch.lerp(v, rise / total, share), torch.lerp(rest, fall / total, share)
-        return simplex.shares(*simplex.jacobi(v, rest, self.others, variance, noise)).to(z.dtype)
+        return simplex.shares(*simplex.jacobi(v, rest, self.others, variance, noise))
 
     def prior_nats(self) -> float:
         return self.faint

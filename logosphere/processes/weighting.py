@@ -6,7 +6,7 @@ The bound's own weight of the divergence of marginals is law.weight(x, z, t) (vo
 import torch
 from torch import Tensor
 
-from logosphere.processes.mixing import Mixing
+from logosphere.processes.mixing import Hybrid, Mixing
 from logosphere.types import State
 
 
@@ -22,3 +22,18 @@ def dynamic(law: Mixing, x: State, z: State, t: Tensor) -> Tensor:
     """
     clean = torch.where(z == x, (1 / law.odds(t)).clamp_max(2.0), 1.0)
     return torch.where(law.is_mask(z), 2.0, clean)
+
+
+def clipped_at_two(law: Mixing, x: State, z: State, t: Tensor) -> Tensor:
+    """min(w, 2), the limit in the configuration of GIDD's code."""
+    return law.weight(x, z, t).clamp_max(2.0)
+
+
+def dynamic_of_code(law: Mixing, x: State, z: State, t: Tensor) -> Tensor:
+    """2 at masks, 1 at random tokens, B/K exp(sigmoid(-t)/2) at clean ones, at most 2, for K = V + 1 states.
+
+    So in GIDD's code, which puts sigmoid(-t) for the log signal-to-noise ratio of `dynamic`: nearly constant in t.
+    """
+    assert isinstance(law, Hybrid)
+    clean = (law.strength / (law.vocab_size + 1) * (torch.sigmoid(-t) / 2).exp()).clamp_max(2.0)
+    return torch.where(law.is_mask(z), 2.0, torch.where(z == x, clean, 1.0))

@@ -40,16 +40,17 @@ class WrightFisherPath(Path):
     offset = None
     coefficients: Tensor
     times: Tensor
+    normalisers: Tensor
 
     def __init__(self, choices: int, last: int, *, dilation: float = 1.0):
         super().__init__()
         self.width = self.choices = choices
         self.last, self.dilation = last, dilation
         log_c = deaths.log_normalisers(2 * last, float(choices))
-        self._c = log_c[: last + 1].exp()
         times = self._pace(log_c)
         lives = deaths.survivors(times, last, float(choices))
         self.faint = float(deaths.chi_square(lives[0], log_c))
+        self.register_buffer("normalisers", log_c[: last + 1].exp(), persistent=False)
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("coefficients", lives.float(), persistent=False)
 
@@ -85,7 +86,7 @@ class WrightFisherPath(Path):
 
     def _polynomial(self, z: State, s: Share) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
         """P(z_k) and z_k P'(z_k)."""
-        return deaths.polynomial((self.lives(s).double() * self._c.to(z.device))[..., None, :], z.double())
+        return deaths.polynomial((self.lives(s).double() * self.normalisers)[..., None, :], z.double())
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         return self._polynomial(z, s)[0].clamp_min(1e-300).log().to(z.dtype)

@@ -1,31 +1,47 @@
-"""Builders of the discrete systems: which process, which network, and the settings of the papers."""
+"""Builders of the discrete systems: which process and which network.
+
+The defaults are what works best here; the settings of the papers are the presets of logosphere/presets/discrete.py.
+"""
 
 from collections.abc import Sequence
 
-from logosphere.denoisers.base import Denoiser
 from logosphere.denoisers.logistic import Logistic
 from logosphere.denoisers.network import Network
-from logosphere.denoisers.scoring import Scoring
-from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
+from logosphere.denoisers.transformer import CausalTransformer
 from logosphere.denoisers.trunk import Head
-from logosphere.denoisers.wrappers import Informed
+from logosphere.denoisers.wrappers import Copying, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
-from logosphere.processes.base import Process
 from logosphere.processes.clock import Clock, even_law
-from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating, Weighting
-from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
+from logosphere.processes.mixing import Hybrid, Masking, Uniform
 from logosphere.processes.oneshot import OneShot
 from logosphere.processes.ordinal import Ordinal
 from logosphere.processes.statewise import Statewise
-from logosphere.processes.weighting import clipped, dynamic
+from logosphere.processes.times import TimeSampler
+from logosphere.processes.weighting import clipped, clipped_at_two, dynamic, dynamic_of_code
+from logosphere.recipes.discrete_parts import (
+    as_interval,
+    chain_schedule,
+    diffusion_model,
+    even_loss,
+    is_unweighted,
+    network_reads,
+    score_model,
+    transformer,
+)
 from logosphere.sampling.plan import cosine_grid
-from logosphere.schedules import Schedule, cosine_betas, information, of_betas
+from logosphere.schedules import Squeezed, cosine_betas, of_betas
 from logosphere.schedules import schedule as schedule_by_name
 
-LOSSES = ("bound", "cross-entropy")
-WEIGHTINGS: dict[str, Weighting | None] = {"bound": None, "clip": clipped, "dynamic": dynamic}
+PROTOCOLS = ("bound", "published")
+WEIGHTINGS: dict[str, Weighting | None] = {
+    "bound": None,
+    "clip": clipped,
+    "clip-2": clipped_at_two,
+    "dynamic": dynamic,
+    "dynamic-code": dynamic_of_code,
+}
 
 
 def ar(vocab_size: int, length: int, network: Network | None) -> Model:
@@ -44,15 +60,23 @@ def mdlm(
     reads_time: bool = False,
     exact_count: bool = True,
     loss: str = "cross-entropy",
+    times: str = "low-variance",
+    t_min: float = 0.0,
+    all_masked: bool = False,
 ) -> Model:
     """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count.
 
-    Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does.
+    Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does. `times`
+    and `t_min` say how training draws times (processes/times.py). With `all_masked` samples begin with masks alone,
+    also where the schedule leaves signal at t = 1.
     """
     law = Masking(vocab_size, schedule_by_name(schedule))
     counted = exact_count and not reads_time and law.prior_nats() == 0
-    process = Interpolating(law, exact_count=counted, unweighted=_unweighted(loss))
-    return _diffusion(process, length, block, network, reads_time=reads_time)
+    sampler = TimeSampler(times, t_min)
+    process = Interpolating(
+        law, exact_count=counted, unweighted=is_unweighted(loss), times=sampler, all_masked=all_masked
+    )
+    return diffusion_model(process, length, block, network, reads_time=reads_time)
 
 
 def md4(
@@ -63,29 +87,57 @@ def md4(
     schedule: str | Sequence[float] = "linear",
     block: int | None = None,
     loss: str = "bound",
+    times: str = "low-variance",
+    eps: float = 0.0,
+    all_masked: bool = False,
 ) -> Model:
     """Masked diffusion with a network that reads the time, trained on its bound, sampled on a cosine grid.
 
-    The paper squeezes its schedule into [ε, 1 - ε] and adds constants for it. Here it begins at 1 exactly, where the
-    first constant is 0; "log-linear:0.0001" ends at ε, and then a_1 log V is counted.
+    The paper squeezes its schedule into [ε, 1 - ε] (`eps`). Its constants (1 - a_0) log V and a_1 log V are then part
+    of the bound; by default the schedule begins at 1 and ends at 0, where both are 0.
     """
-    law = Masking(vocab_size, schedule_by_name(schedule))
-    process = Interpolating(law, unweighted=_unweighted(loss), grid=cosine_grid)
-    return _diffusion(process, length, block, network, reads_time=True)
+    curve = schedule_by_name(schedule)
+    law = Masking(vocab_size, Squeezed(curve, eps) if eps else curve)
+    process = Interpolating(
+        law, unweighted=is_unweighted(loss), times=TimeSampler(times), all_masked=all_masked, grid=cosine_grid
+    )
+    return diffusion_model(process, length, block, network, reads_time=True)
 
 
-def genmd4(vocab_size: int, length: int, network: Network | None, *, block: int | None = None) -> Model:
-    """Masked diffusion in which every token learns how fast it vanishes. Training shows each sequence twice."""
-    return _diffusion(Statewise(vocab_size), length, block, network, reads_time=True)
+def genmd4(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    block: int | None = None,
+    times: str = "low-variance",
+    t_min: float = 0.0,
+    eps: float = 0.0,
+    informed: bool = True,
+    all_masked: bool = False,
+) -> Model:
+    """Masked diffusion in which every token learns how fast it vanishes. Training shows each sequence twice.
+
+    With `informed` the likelihood t^{w_k} of a mask is added to the logits of token k, which the network otherwise has
+    to learn. With `t_min` the path ends there, in training and in bounds, and what is hidden then is read off by the
+    powers alone; `eps` is the chance that a token is still seen at t = 1.
+    """
+    sampler = TimeSampler(times, t_min if times != "low-variance" else 0.0)
+    process = Statewise(vocab_size, first_time=t_min, eps=eps, times=sampler, all_masked=all_masked)
+    model = diffusion_model(process, length, block, network if informed else None, reads_time=True)
+    if network is not None and not informed:
+        model.denoiser = Copying(transformer(process, length, model.block, network, reads_time=True), process.mask)
+    return model
 
 
-def ardm(vocab_size: int, length: int, network: Network | None) -> Model:
+def ardm(vocab_size: int, length: int, network: Network | None, *, times: str = "low-variance") -> Model:
     """An autoregressive model of any order: L/l times the cross-entropy of l hidden tokens, l uniform on 1 … L.
 
     That average over orders (Hoogeboom et al. 2022, eq. 3) is the bound of masked diffusion, masks drawn by count.
     """
-    process = Interpolating(Masking(vocab_size, schedule_by_name("linear")), exact_count=True)
-    return _diffusion(process, length, None, network, reads_time=False)
+    law = Masking(vocab_size, schedule_by_name("linear"))
+    process = Interpolating(law, exact_count=True, times=TimeSampler(times))
+    return diffusion_model(process, length, None, network, reads_time=False)
 
 
 def bd3lm(
@@ -96,16 +148,22 @@ def bd3lm(
     block: int | None = None,
     clip: Sequence[float] = (0.0, 1.0),
     loss: str = "bound",
+    exact_count: bool = True,
+    times: str = "low-variance",
 ) -> Model:
     """Masked diffusion in blocks, by default of 4 tokens or the next smaller number that divides the length.
 
-    `clip` bounds the share of masks while training, for example [0.3, 0.8].
-    Clipping makes the loss calmer (the paper takes [0.45, 0.95] for blocks of 4); bounds are measured on [0, 1].
+    `clip` bounds the share of masks while training, for example [0.3, 0.8]. That reduces the variance of the loss (the
+    paper takes [0.45, 0.95] for blocks of 4); bounds are measured on [0, 1]. Without `exact_count` training draws masks
+    by chance, again and again until their share lies within `clip`; bounds are measured with counted masks either way.
     """
     block = max(size for size in (1, 2, 3, 4) if length % size == 0) if block is None else block
     law = Masking(vocab_size, schedule_by_name("linear"))
-    process = Interpolating(law, exact_count=True, unweighted=_unweighted(loss), clip=_interval(clip))
-    return _diffusion(process, length, block, network, reads_time=False)
+    process = Interpolating(
+        law, exact_count=True, masks_by_chance=not exact_count, unweighted=is_unweighted(loss), clip=as_interval(clip),
+        times=TimeSampler(times),
+    )  # fmt: skip
+    return diffusion_model(process, length, block, network, reads_time=False)
 
 
 def d3pm_absorbing(
@@ -116,11 +174,13 @@ def d3pm_absorbing(
     timesteps: int | None = 1000,
     schedule: str | Sequence[float] = "linear",
     hybrid: float = 0.01,
+    times: str = "low-variance",
     block: int | None = None,
 ) -> Model:
     """D3PM, absorbing: β_t = 1/(T - t + 1), that is a linear signal; L_λ with λ = 0.01. timesteps=None: continuous."""
-    law = Masking(vocab_size, _chain(schedule, timesteps))
-    return _diffusion(Interpolating(law, timesteps=timesteps, hybrid=hybrid), length, block, network, reads_time=True)
+    law = Masking(vocab_size, chain_schedule(schedule, timesteps))
+    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, times=TimeSampler(times))
+    return diffusion_model(process, length, block, network, reads_time=True)
 
 
 def d3pm_uniform(
@@ -132,15 +192,22 @@ def d3pm_uniform(
     schedule: str | Sequence[float] = "cosine",
     frequencies: Sequence[float] | None = None,
     hybrid: float = 0.0,
+    reconstruction: str = "posterior",
+    times: str = "low-variance",
     block: int | None = None,
 ) -> Model:
     """D3PM, uniform: cosine signal, plain bound (λ = 0, which the paper found better for text).
 
-    With the `frequencies` of the tokens the schedule is the one that loses information evenly.
+    With the `frequencies` of the tokens the schedule is the one that loses information evenly. schedule="offset-cosine"
+    has the paper's β. With reconstruction="network" the last step draws from the network's own softmax, as D3PM's code
+    does, and not from its product with q(z_1 | x).
     """
-    curve = _chain(schedule, timesteps) if frequencies is None else _even_loss(frequencies, vocab_size)
-    process = Interpolating(Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid)
-    return _diffusion(process, length, block, network, reads_time=True)
+    curve = chain_schedule(schedule, timesteps) if frequencies is None else even_loss(frequencies, vocab_size)
+    process = Interpolating(
+        Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid, network_reads=network_reads(reconstruction),
+        times=TimeSampler(times),
+    )  # fmt: skip
+    return diffusion_model(process, length, block, network, reads_time=True)
 
 
 def d3pm_gaussian(
@@ -151,20 +218,28 @@ def d3pm_gaussian(
     timesteps: int = 100,
     hybrid: float = 0.001,
     head: str = "softmax",
+    widths: str = "variance",
+    reconstruction: str = "posterior",
+    times: str = "low-variance",
     block: int | None = None,
 ) -> Model:
     """D3PM for ordered tokens such as grey values: noise moves to neighbours; L_λ with λ = 0.001, as for images.
 
-    The paper takes 1000 steps; its β are scaled here to as many steps as there are. With head="logistic" the network
-    answers with a place and a width, as the paper's does for images, and not with a logit for each value. Either way it
-    says what the others say of a value; what the value seen says is added (D3PM, eq. 4, where p̃ is summed against q).
+    The paper takes 1000 steps; its β are scaled here to as many steps as there are, and with widths="variance" the
+    steps of few values are widened to the variance they have where values are many. With head="logistic" the network
+    predicts a place and a width, as the paper's does for images, and not a logit for each value. Either way it predicts
+    x̂, a distribution from the context, and what the value seen says is added (D3PM, eq. 4, where p̃ is summed against
+    q); with reconstruction="network" the last step takes x̂ alone.
     """
     if head not in ("softmax", "logistic"):
         raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
-    process = Ordinal(vocab_size, timesteps=timesteps, hybrid=hybrid)
-    model = _diffusion(process, length, block, network if head == "softmax" else None, reads_time=True)
+    process = Ordinal(
+        vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths, network_reads=network_reads(reconstruction),
+        times=TimeSampler(times),
+    )  # fmt: skip
+    model = diffusion_model(process, length, block, network if head == "softmax" else None, reads_time=True)
     if network is not None and head == "logistic":
-        inner = _transformer(process, length, model.block, network, reads_time=True)
+        inner = transformer(process, length, model.block, network, reads_time=True)
         inner.head = Head(network.width, 2)
         model.denoiser = Informed(Logistic(inner, vocab_size), process)
     return model
@@ -178,18 +253,23 @@ def multinomial(
     timesteps: int = 1000,
     hybrid: float = 0.0,
     importance: bool = False,
+    largest_beta: float = 0.999,
+    times: str = "low-variance",
     block: int | None = None,
 ) -> Model:
-    """Uniform noise in T steps on the paper's table of β, which leaves a trace of signal at the end and counts it.
+    """Uniform noise in T steps with the β of a cosine, which leaves a trace of signal at the end and counts it.
 
-    With `importance` steps are drawn in proportion to the root mean square of what they cost, as in the paper.
+    With `importance` steps are drawn in proportion to the root mean square of what they cost. The paper does so, and
+    cuts its β at 0.968 (`largest_beta`).
     """
     if timesteps is None or timesteps < 1:
         raise UserError(f"timesteps must be at least 1, not {timesteps}; udlm is the same in continuous time.")
-    law = Uniform(vocab_size, of_betas(cosine_betas(timesteps)))
+    if not 0 < largest_beta <= 1:
+        raise UserError(f"largest_beta must be above 0 and at most 1, not {largest_beta}.")
+    law = Uniform(vocab_size, of_betas(cosine_betas(timesteps, largest_beta)))
     clock = Clock(even_law(timesteps), calm=True) if importance and timesteps > 1 else None
-    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, clock=clock)
-    return _diffusion(process, length, block, network, reads_time=True)
+    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, clock=clock, times=TimeSampler(times))
+    return diffusion_model(process, length, block, network, reads_time=True)
 
 
 def udlm(
@@ -198,11 +278,13 @@ def udlm(
     network: Network | None,
     *,
     schedule: str | Sequence[float] = "linear",
+    times: str = "low-variance",
+    t_min: float = 0.0,
     block: int | None = None,
 ) -> Model:
     """Uniform noise in continuous time, trained on its bound."""
-    process = Interpolating(Uniform(vocab_size, schedule_by_name(schedule)))
-    return _diffusion(process, length, block, network, reads_time=True)
+    process = Interpolating(Uniform(vocab_size, schedule_by_name(schedule)), times=TimeSampler(times, t_min))
+    return diffusion_model(process, length, block, network, reads_time=True)
 
 
 def sedd_absorb(
@@ -211,10 +293,14 @@ def sedd_absorb(
     network: Network | None,
     *,
     schedule: str | Sequence[float] = "log-linear",
+    times: str = "low-variance",
+    t_min: float = 0.0,
+    all_masked: bool = False,
     block: int | None = None,
 ) -> Model:
     """Score entropy with masks: the network answers with ratios of probabilities."""
-    return _scored(Masking(vocab_size, schedule_by_name(schedule)), length, block, network)
+    law = Masking(vocab_size, schedule_by_name(schedule))
+    return score_model(law, TimeSampler(times, t_min), length, block, network, all_masked=all_masked)
 
 
 def sedd_uniform(
@@ -223,10 +309,13 @@ def sedd_uniform(
     network: Network | None,
     *,
     schedule: str | Sequence[float] = "geometric",
+    times: str = "low-variance",
+    t_min: float = 0.0,
     block: int | None = None,
 ) -> Model:
     """Score entropy with random tokens."""
-    return _scored(Uniform(vocab_size, schedule_by_name(schedule)), length, block, network)
+    law = Uniform(vocab_size, schedule_by_name(schedule))
+    return score_model(law, TimeSampler(times, t_min), length, block, network)
 
 
 def gidd(
@@ -237,68 +326,28 @@ def gidd(
     p_u: float = 0.1,
     schedule: str | Sequence[float] = "linear",
     loss: str = "dynamic",
+    times: str = "low-variance",
+    t_min: float = 0.0,
+    protocol: str = "bound",
+    own_embedding: bool = False,
     block: int | None = None,
 ) -> Model:
     """Masks and random tokens in continuous time; `p_u` of the tokens are random half way.
 
-    The weights of the bound explode at both ends of time, so training bounds them: loss "dynamic" or "clip". One head
-    answers for masks, which say nothing, and for tokens, which say nearly all; so that what is learnt at masks is not
-    spoilt by the embeddings of tokens, these do not run straight into it (Trunk, `own`).
+    The weights of the bound explode at both ends of time, so training bounds them: loss "dynamic" has the weights of
+    the paper's equation, "dynamic-code" those of its code, "clip" and "clip-2" cut the bound's at 1 and 2. Training
+    draws times from [t_min, 1 - t_min]. With protocol=published likelihoods leave out the same ends, as in the authors'
+    evaluation: 0.17 to 1.2 nats of a sequence less, a surrogate.
+
+    One head predicts at masks, which say nothing, and at tokens, which say nearly all. Unless own_embedding=True, the
+    embedding of a position's own token is taken out before that head (Trunk, `own`), because it would spoil what is
+    learnt at masks.
     """
     if loss not in WEIGHTINGS:
         raise UserError(f"There is no loss '{loss}'.{nearest(loss, WEIGHTINGS)}")
+    if protocol not in PROTOCOLS:
+        raise UserError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
     law = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
-    process = Interpolating(law, weighting=WEIGHTINGS[loss])
-    return _diffusion(process, length, block, network, reads_time=True, own=not law.spreads)
-
-
-def _unweighted(loss: str) -> bool:
-    if loss not in LOSSES:
-        raise UserError(f"There is no loss '{loss}'.{nearest(loss, LOSSES)}")
-    return loss == "cross-entropy"
-
-
-def _interval(clip: Sequence[float]) -> tuple[float, float]:
-    if len(clip) != 2:
-        raise UserError(f"clip must be an interval within [0, 1], such as [0.3, 0.8], not {list(clip)}.")
-    return clip[0], clip[1]
-
-
-def _chain(schedule: str | Sequence[float], timesteps: int | None) -> Schedule:
-    """A schedule for so many steps; a table of β must have as many."""
-    if not isinstance(schedule, str) and timesteps not in (None, len(schedule)):
-        raise UserError(f"The table of β has {len(schedule)} entries; set timesteps={len(schedule)}.")
-    return schedule_by_name(schedule)
-
-
-def _even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
-    if len(frequencies) != vocab_size:
-        raise UserError(f"There must be {vocab_size} frequencies, one for each token, not {len(frequencies)}.")
-    return information(frequencies)
-
-
-def _scored(law: Mixing, length: int, block: int | None, network: Network | None) -> Model:
-    head = Score()
-    process = Interpolating(law, head=head)
-    model = _diffusion(process, length, block, None, reads_time=True)
-    if network is not None:
-        model.denoiser = Scoring(_transformer(process, length, model.block, network, reads_time=True), law, head)
-    return model
-
-
-def _diffusion(
-    process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool, own: bool = True
-) -> Model:
-    block = length if block is None else block
-    denoiser: Denoiser | None = None
-    if network is not None:
-        denoiser = Informed(_transformer(process, length, block, network, reads_time=reads_time, own=own), process)
-    return Model(process, denoiser, length=length, block=block)
-
-
-def _transformer(
-    process: Process, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True
-) -> FullTransformer | BlockTransformer:
-    if block == length:
-        return FullTransformer(process.codec, length, network, reads_time=reads_time, own=own)
-    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time, own=own)
+    sampler = TimeSampler(times, t_min, 1 - t_min)
+    process = Interpolating(law, weighting=WEIGHTINGS[loss], times=sampler, cut_ends=protocol == "published")
+    return diffusion_model(process, length, block, network, reads_time=True, own=own_embedding or not law.spreads)

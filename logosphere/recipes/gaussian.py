@@ -3,11 +3,12 @@
 import math
 
 from logosphere.denoisers.network import Network
+from logosphere.errors import UserError, nearest
 from logosphere.model import Model
-from logosphere.recipes.gaussian_parts import Settings, assembled
+from logosphere.recipes.gaussian_parts import LEARNED, Settings, assembled
 
 # Paths end where the two nearest tokens are about 8 deviations apart, log-SNR ≈ log(64/distance²): nothing is left to
-# tell after that. Diffusion-LM alone keeps the published end.
+# tell after that. Diffusion-LM alone keeps the published end; preset="paper" has the published ones of all.
 
 
 def plaid(
@@ -24,19 +25,35 @@ def plaid(
     input: str = "state",
     self_conditioning: float = 0.0,
     spacing: str = "angle",
+    clock: str | None = None,
+    head_warmup: float = 0.0,
+    self_conditioned: str = "batches",
+    embeddings_from: str = "all",
 ) -> Model:
     """Plaid: the whole bound is trained, with the embeddings, both ends of the schedule and its shape.
 
     embedding           width of the embeddings; norm: their length (None: free)
-    schedule            learned, or cosine, sqrt, linear-beta, sigmoid, linear; highest, lowest: its log-SNR at the ends
+    schedule            learned (a line and 32 units), learned-network (Plaid's own, 1024 units), or cosine, sqrt,
+                        linear-beta, sigmoid, linear; highest, lowest: its log-SNR at the ends
     posterior_head      adds what a state says of its own token to the network's logits (the output prior)
-    input               state, or belief: what each state says of its token, in place of it
+    head_warmup         fraction of the training over which the posterior head is scaled from 0 to 1
+    input               state; scaled: states of variance 1; belief: what each state says of its token, in place of it
     self_conditioning   probability with which training shows the network its own estimate; 0: never
+    self_conditioned    batches: whole batches by chance; rows: every n-th sequence of each batch
+    embeddings_from     all sequences, or plain: embeddings and schedule learn from unconditioned sequences only
+    spacing             of the sampler's steps: angle, logsnr, information or time
+    clock               even (a sixteenth of the draws reads the token), split (Plaid's fraction, by deviations; an
+                        eighth in a bound), information; None: even for learned schedules, else information
     """
+    if embeddings_from not in (words := ("all", "plain")):
+        raise UserError(f"'{embeddings_from}' is not a choice for embeddings_from.{nearest(embeddings_from, words)}")
+    if embeddings_from == "plain" and self_conditioned != "rows":
+        raise UserError("embeddings_from=plain needs plain sequences in every batch; use self_conditioned=rows.")
     has = Settings(
         embedding=embedding, norm=norm, schedule=schedule, highest=highest, lowest=lowest,
-        clock="even" if schedule == "learned" else "information", posterior_head=posterior_head, input=input,
-        self_conditioning=self_conditioning, spacing=spacing,
+        clock=clock or ("even" if schedule in LEARNED else "information"), posterior_head=posterior_head, input=input,
+        self_conditioning=self_conditioning, spacing=spacing, head_warmup=head_warmup,
+        self_conditioned=self_conditioned, holds=embeddings_from == "plain",
     )  # fmt: skip
     return assembled(vocab_size, length, network, has)
 
@@ -96,16 +113,25 @@ def cdcd(
     input: str = "state",
     self_conditioning: float = 0.5,
     spacing: str = "logsnr",
+    clear: float = CLEAR,
+    self_conditioned: str = "batches",
 ) -> Model:
     """CDCD: score interpolation by cross-entropy, embeddings of length √d, times warped so that entropy falls evenly.
 
     Its z = x + t ε with inputs scaled by 1/√(1 + t²) is the process here, with λ = -2 log t.
+
+    clock              entropy (the warp in 32 bins, and some draws spread evenly), warp (CDCD's alone, 100 bins),
+                       information, even
+    clear              |e|²/t² at the smallest noise level t; the largest is 300 times as large
+    self_conditioned   batches: whole batches by chance; rows: every n-th sequence of each batch
     """
-    highest = math.log(CLEAR / embedding) if embedding > 0 else 0.0
+    if not 0 < clear < math.inf:
+        raise UserError(f"clear is a ratio of squared lengths and must be above 0, not {clear}.")
+    highest = math.log(clear / embedding) if embedding > 0 else 0.0
     has = Settings(
         embedding=embedding, norm=math.sqrt(max(embedding, 1)), highest=highest, lowest=highest - 2 * math.log(DARK),
         loss="cross-entropy", clock=clock, posterior_head=posterior_head, input=input,
-        self_conditioning=self_conditioning, spacing=spacing,
+        self_conditioning=self_conditioning, spacing=spacing, self_conditioned=self_conditioned,
     )  # fmt: skip
     return assembled(vocab_size, length, network, has)
 
@@ -129,14 +155,23 @@ def diffusion_lm(
     anchor: float = 1.0,
     self_conditioning: float = 0.0,
     spacing: str = "angle",
+    target: str = "clean",
+    steps: int | None = None,
 ) -> Model:
     """Diffusion-LM: squared error of x̂, cross-entropy of a tied linear head on the noisy end, and the prior term.
 
     Its decoder reads tokens off the end of the path, so that the whole is a bound, though another loss is trained.
+
+    target   clean: the embedding is predicted; noisy: the path begins at a draw around the embedding, which is
+             predicted (but the embedding itself in the first step), and from which the head reads, as published
+    steps    training draws this many times, those of the published schedule; None: continuous time
     """
+    if target not in (words := ("clean", "noisy")):
+        raise UserError(f"'{target}' is not a choice for target.{nearest(target, words)}")
     has = Settings(
         embedding=embedding, norm=None, schedule=schedule, highest=highest, lowest=lowest, predicts=predicts,
         loss="error", clock="even", anchor=anchor, head=True, self_conditioning=self_conditioning, spacing=spacing,
+        noisy_start=target == "noisy", steps=steps,
     )  # fmt: skip
     return assembled(vocab_size, length, network, has)
 
@@ -154,11 +189,17 @@ def bit_diffusion(
     clock: str = "even",
     self_conditioning: float = 0.5,
     spacing: str = "angle",
+    lowest: float | None = None,
+    clip: bool = False,
 ) -> Model:
-    """Bit Diffusion: ⌈log₂ V⌉ analog bits, squared error, self-conditioning; tokens are read off by Bayes' rule."""
+    """Bit Diffusion: ⌈log₂ V⌉ analog bits, squared error, self-conditioning; tokens are read off by Bayes' rule.
+
+    clip    the estimate that the network is conditioned on is clipped to ±1
+    clock   even spends a sixteenth of the draws on the end of the path, uniform none
+    """
     has = Settings(
-        codec="bits", schedule=schedule, shift=shift, highest=highest, predicts=predicts, loss=loss, clock=clock,
-        self_conditioning=self_conditioning, spacing=spacing,
+        codec="bits", schedule=schedule, shift=shift, highest=highest, lowest=lowest, predicts=predicts, loss=loss,
+        clock=clock, self_conditioning=self_conditioning, spacing=spacing, clips=clip,
     )  # fmt: skip
     return assembled(vocab_size, length, network, has)
 

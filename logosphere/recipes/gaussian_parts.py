@@ -9,25 +9,28 @@ from torch import Tensor
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.vertices import Coordinates
-from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.denoisers.network import Network
 from logosphere.denoisers.selfconditioned import SelfConditioned
 from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.trunk import Head
 from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
-from logosphere.logsnr.learned import Learned
+from logosphere.logsnr.learned import Learned, LearnedNetwork
 from logosphere.logsnr.schedules import LogSNR, schedule
+from logosphere.logsnr.stepwise import sqrt_steps
 from logosphere.model import Model
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.predictions import STATES
-from logosphere.types import State, Times
+from logosphere.types import Logits, Positions, State, Times
 
 INTERVALS = 128
 """The clock measures nats in intervals of so much of the path."""
 READING = 1 / 16
 """Share of draws that read the token off, where times are drawn evenly; Plaid takes 1/8 when it measures."""
+WARPED = 100
+"""Bins of CDCD's time warp."""
 SHARPNESS = 5.0
 """SSD-LM's K: its softmax reads logits of ±5."""
 
@@ -40,10 +43,12 @@ CHOICES = {
     "codec": ("embeddings", *CODECS),
     "predicts": ("tokens", *STATES),
     "loss": ("bound", "cross-entropy", "error"),
-    "clock": ("information", "entropy", "even"),
-    "input": ("belief", "state", "simplex"),
-    "spacing": ("angle", "logsnr", "information"),
+    "clock": ("information", "entropy", "warp", "even", "split", "uniform"),
+    "input": ("belief", "state", "scaled", "simplex"),
+    "spacing": ("angle", "logsnr", "information", "time"),
+    "self_conditioned": ("batches", "rows"),
 }
+LEARNED = {"learned": Learned, "learned-network": LearnedNetwork}
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,22 @@ class Settings:
     input: str = "state"
     posterior_head: bool = True
     self_conditioning: float = 0.0
+    self_conditioned: str = "batches"
+    """Which part of a training that is: whole batches by chance, or every n-th sequence of each."""
     spacing: str = "angle"
+    steps: int | None = None
+    """Steps of the schedule; None: time is continuous."""
+    noisy_start: bool = False
+    head_warmup: float = 0.0
+    holds: bool = False
+    clips: bool = False
+    """Is the estimate that a network is conditioned on clipped to ±1?"""
 
     def __post_init__(self) -> None:
         for option, words in CHOICES.items():
             if (word := getattr(self, option)) not in words:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), words)}")
-        if self.schedule == "learned" and self.loss != "bound":
+        if self.schedule in LEARNED and self.loss != "bound":
             raise UserError("A learned schedule follows the bound; train with loss=bound, or choose another schedule.")
         if self.codec == "embeddings" and self.norm is None and self.loss == "cross-entropy" and not self.anchor:
             raise UserError(
@@ -81,6 +95,23 @@ class Settings:
             raise UserError(f"The weight of the anchor must not be negative, but is {self.anchor}.")
         if self.input == "simplex" and self.codec not in ("logits", "one-hot"):
             raise UserError("input=simplex reads one coordinate for each token; use the codec logits or one-hot.")
+        if self.input == "scaled" and (self.codec != "embeddings" or self.norm is None):
+            raise UserError("input=scaled needs learned embeddings of one length; use input=state, or give a norm.")
+        if self.steps is not None and (self.schedule != "sqrt" or self.highest is not None or self.lowest is not None):
+            raise UserError("A number of steps needs schedule=sqrt with its own ends: highest=None and lowest=None.")
+        if self.self_conditioned == "rows" and self.self_conditioning and self.every < 2:
+            raise UserError(
+                "self_conditioned=rows conditions every n-th sequence of a batch: the probability must be 1/2, 1/3, "
+                f"1/4, …, not {self.self_conditioning}."
+            )
+
+    @property
+    def every(self) -> int:
+        """n, where every n-th sequence of a training batch is conditioned on its own estimate; 0 otherwise."""
+        if self.self_conditioned != "rows" or not self.self_conditioning:
+            return 0
+        every = round(1 / self.self_conditioning)
+        return every if abs(every * self.self_conditioning - 1) < 1e-6 else 0
 
 
 def assembled(vocab_size: int, length: int, network: Network | None, has: Settings) -> Model:
@@ -92,29 +123,46 @@ def assembled(vocab_size: int, length: int, network: Network | None, has: Settin
     process = Gaussian(
         codec,
         _schedule(has),
-        _clock(has.clock),
+        _clock(has),
         predicts=STATES.get(has.predicts),
         loss=has.loss,  # type: ignore[arg-type]
         anchor=has.anchor,
         head=has.head,
         spacing=has.spacing,  # type: ignore[arg-type]
+        noisy_start=has.noisy_start,
+        discrete=has.steps is not None,
+        head_warmup=has.head_warmup,
+        holds=has.holds,
     )
     denoiser = None if network is None else _network(process, codec, length, network, has)
     return Model(process, denoiser, length=length, block=length)
 
 
 def _schedule(has: Settings) -> LogSNR:
-    if has.schedule != "learned":
+    if has.steps is not None:
+        return sqrt_steps(has.steps)
+    if has.schedule not in LEARNED:
         return schedule(has.schedule, shift=has.shift, highest=has.highest, lowest=has.lowest)
     if has.highest is None or has.lowest is None:
         raise UserError("A learned schedule needs the highest and the lowest log-SNR to begin with.")
-    return Learned(has.highest + has.shift, has.lowest + has.shift)
+    return LEARNED[has.schedule](has.highest + has.shift, has.lowest + has.shift)
 
 
-def _clock(name: str) -> Clock:
-    even = torch.full((INTERVALS + 1,), (1 - READING) / INTERVALS, dtype=torch.float64)
-    even[-1] = READING
-    return Clock(even, even if name == "even" else None, warped=name == "entropy")
+def _clock(has: Settings) -> Clock:
+    """Intervals of the path and the reading; where the schedule has steps, the reading is the first of them."""
+    intervals, reading = INTERVALS, READING
+    if has.steps is not None:
+        intervals, reading = has.steps - 1, 1 / has.steps
+    elif has.clock == "uniform":
+        reading = 0.0
+    elif has.clock == "warp":
+        intervals = WARPED
+    even = torch.full((intervals + 1,), (1 - reading) / intervals, dtype=torch.float64)
+    even[-1] = reading
+    drawn = even if has.clock in ("even", "uniform") else None
+    if has.clock == "warp":
+        return Clock(even, warped=True, bare=True, bins=WARPED)
+    return Clock(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
 
 
 class SimplexStem(Coordinates):
@@ -122,6 +170,26 @@ class SimplexStem(Coordinates):
 
     def forward(self, z: State) -> State:
         return super().forward(self.in_features**0.5 * (SHARPNESS * z).softmax(-1))
+
+
+class Standardised(Wrapper):
+    """Scales states to variance 1, z/√(α²|e|²/d + σ²), and the estimates behind them likewise, √d x̂/|e| (Plaid)."""
+
+    def __init__(self, inner: Denoiser, process: Gaussian):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        self._process = [process]  # in a list, so that its parameters are not registered twice
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        codec = self._process[0].codec
+        assert isinstance(codec, Embeddings) and codec.norm is not None
+        clean = codec.norm**2 / codec.width
+        alpha, sigma = self._process[0].levels(t)
+        seen = z[..., : codec.width] / (clean * alpha.square() + sigma.square()).sqrt()
+        return self.inner(torch.cat([seen, z[..., codec.width :] / clean**0.5], -1), t, context, where)
+
+    def around(self, inner: Denoiser) -> Denoiser:
+        return Standardised(inner, self._process[0])
 
 
 def _network(process: Gaussian, codec: Embeddings, length: int, network: Network, has: Settings) -> Denoiser:
@@ -140,28 +208,29 @@ def _network(process: Gaussian, codec: Embeddings, length: int, network: Network
     if has.predicts != "tokens":
         inner.head = Head(network.width, codec.width)
     informs = has.predicts == "tokens" and has.posterior_head
-    denoiser: Denoiser = inner
+    denoiser: Denoiser = Standardised(inner, process) if has.input == "scaled" else inner
     if has.self_conditioning:
-        estimate = _belief_after(informs) if believes else _state_after(process, informs)
-        denoiser = SelfConditioned(inner, reads, shown, estimate, has.self_conditioning)
+        estimate = _belief_after(process, informs) if believes else _state_after(process, informs, has.clips)
+        denoiser = SelfConditioned(denoiser, reads, shown, estimate, has.self_conditioning, has.every)
     denoiser = Believing(denoiser, process) if believes else denoiser
     return Informed(denoiser, process) if informs else denoiser
 
 
-def _state_after(process: Gaussian, informs: bool) -> Callable[[Tensor, State, Times], Tensor]:
+def _state_after(process: Gaussian, informs: bool, clips: bool) -> Callable[[Tensor, State, Times], Tensor]:
     """x̂, as the process understands the network."""
 
     def estimate(out: Tensor, z: State, t: Times) -> Tensor:
-        return process.clean(process.inform(out, z, t) if informs else out, z, t)
+        clean = process.clean(process.inform(out, z, t) if informs else out, z, t)
+        return clean.clamp(-1, 1) if clips else clean
 
     return estimate
 
 
-def _belief_after(informs: bool) -> Callable[[Tensor, State, Times], Tensor]:
+def _belief_after(process: Gaussian, informs: bool) -> Callable[[Tensor, State, Times], Tensor]:
     """p(token), scaled like the belief that the network saw."""
 
     def estimate(out: Tensor, seen: State, t: Times) -> Tensor:
         scale = out.shape[-1] ** 0.5
-        return scale * (out + seen.clamp_min(1e-30).log() if informs else out).softmax(-1)
+        return scale * (out + process.scale() * seen.clamp_min(1e-30).log() if informs else out).softmax(-1)
 
     return estimate

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
+from torch import nn
 
 from logosphere.autoencoders.decoders import Causal, Decoder, Parallel
 from logosphere.autoencoders.perceiver import Perceiver
@@ -21,7 +23,7 @@ from logosphere.logsnr.schedules import schedule as schedule_by_name
 from logosphere.model import Model
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import Gaussian
-from logosphere.processes.latent import Latent
+from logosphere.processes.latent import Latent, Weighting
 from logosphere.processes.predictions import STATES
 
 INTERVALS = 128
@@ -30,6 +32,9 @@ COMPRESSION, NUMBERS = 4, 16
 """Tokens to a latent and numbers in it, if nothing is said: at the end of the path, at a log-SNR of 3, 16 numbers can
 say ½ · 16 log(1 + e³) = 24 nats, 6 a token. The papers have 64 and more; whatever they do not say is paid for all the
 same, and must be learnt by the path (docs/results.md)."""
+
+SCALES: dict[str, Scale] = {name: name for name in get_args(Scale)}
+WEIGHTINGS: dict[str, Weighting] = {name: name for name in get_args(Weighting)}
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,13 @@ class Settings:
     """Fewer latents than tokens; else every token has its own."""
     from_left: bool
     """The decoder writes token after token; else all at once."""
-    scale: Scale
+    scale: str
     teaching: Teaching
     predicts: str
     latents: int | None = None
+    compression: int = COMPRESSION
     latent_width: int | None = None
+    layer_norm: bool = True
     encoder: str | None = None
     layer: int = 6
     pieces: list[int] | None = None
@@ -52,14 +59,22 @@ class Settings:
     schedule: str = "cosine"
     tan: float = 1.0
     last: float = 3.0
+    lowest: float | None = None
     blurred: float | None = None
+    weighting: str = "uniform"
     self_conditioning: float = 0.5
+    learned_null: bool = False
     stage_one: float = 0.4
     joint: bool = False
 
     def __post_init__(self) -> None:
         if self.predicts not in STATES:
             raise UserError(f"'{self.predicts}' is not a choice for predicts.{nearest(self.predicts, STATES)}")
+        for option, value, choices in (("scale", self.scale, SCALES), ("weighting", self.weighting, WEIGHTINGS)):
+            if value not in choices:
+                raise UserError(f"'{value}' is not a choice for {option}.{nearest(value, choices)}")
+        if self.compression < 1:
+            raise UserError(f"compression is a number of tokens to a latent, at least 1, not {self.compression}.")
         if self.tan <= 0:
             raise UserError(f"tan, the d of a tan-d schedule, must be above 0, not {self.tan}.")
         if self.autoencoder_depth < 1 or (self.latent_width is not None and self.latent_width < 1):
@@ -84,7 +99,10 @@ def _builder(system: Settings) -> Callable[..., Model]:
         network: Network | None,
         *,
         latents: int | None = system.latents,
+        compression: int = system.compression,
         latent_width: int | None = system.latent_width,
+        scale: str = system.scale,
+        layer_norm: bool = system.layer_norm,
         encoder: str | None = system.encoder,
         layer: int = system.layer,
         pieces: list[int] | None = system.pieces,
@@ -93,41 +111,59 @@ def _builder(system: Settings) -> Callable[..., Model]:
         schedule: str = system.schedule,
         tan: float = system.tan,
         last: float = system.last,
+        lowest: float | None = system.lowest,
         blurred: float | None = system.blurred,
+        weighting: str = system.weighting,
         self_conditioning: float = system.self_conditioning,
+        learned_null: bool = system.learned_null,
         stage_one: float = system.stage_one,
         joint: bool = system.joint,
         match: float = taught.match,
         position_drop: float = taught.position_drop,
         feature_noise: float = taught.feature_noise,
         latent_dropout: float = taught.latent_dropout,
+        zeroing: bool = taught.zeroing,
+        clean_statistics: bool = taught.clean_statistics,
         substitution: float = taught.substitution,
         divergence: float | None = taught.divergence,
+        divergence_sum: bool = taught.divergence_sum,
     ) -> Model:
         """Latent diffusion in two stages: an autoencoder, then Gaussian diffusion of its latents.
 
-        latents, latent_width   how many and how wide; by default one of 16 numbers for 4 tokens
-        encoder, layer          minilm or hf:OWNER/NAME, and which of its layers; left out, a reader is trained
+        latents, latent_width   how many and how wide; None: one for `compression` tokens, of the encoder's width
+        compression             tokens to a latent where latents is None
+        scale                   sphere (length √d), standard (mean 0, variance 1) or none (as the encoder makes them)
+        layer_norm              layer-normalise latents first, so that a learned encoder cannot answer noise by size
+        encoder, layer          minilm or hf:OWNER/NAME, and which of its layers (-1: the last); None: trained here
         pieces                  the encoder's number of each token, for vocabularies that are a part of the encoder's
         predicts                v, x0, eps or score; tan: the d of the tan-d schedule, λ - 2 log d
         last                    log-SNR at which latents are read; blurred: the lowest the decoder learns to read
+        lowest                  log-SNR at the other end of the path, t = 1; None: that of the schedule
+        weighting               uniform: the squared error of what is predicted; p2: α² |u - x̂|²
         self_conditioning       share of steps that show the network its own answer
+        learned_null            without an answer to show, show a learned vector instead of zeros
         stage_one               share of the training for the autoencoder; joint: both learn together (LDLM)
         match                   weight of the mean squared error of the states rebuilt
         position_drop           share of states hidden from the compressor, in half of the sequences
         feature_noise           noise on the states of the other half (0.71 leaves a signal of 0.7)
         latent_dropout          share of latent features that are dropped
+        zeroing                 drop by zeros before latents are standardised, without rescaling the others
+        clean_statistics        standardise by latents of undisturbed states
         substitution            share of tokens the encoder sees replaced
         divergence              weight of KL(q(u | x) || N(0, 1)), averaged over elements; left out, nothing is drawn
+        divergence_sum          the same weight on the sum over elements and batch
         """
         teaching = Teaching(
             match=match, position_drop=position_drop, feature_noise=feature_noise, latent_dropout=latent_dropout,
-            substitution=substitution, divergence=divergence,
+            zeroing=zeroing, clean_statistics=clean_statistics, substitution=substitution, divergence=divergence,
+            divergence_sum=divergence_sum,
         )  # fmt: skip
         has = replace(
-            system, teaching=teaching, latents=latents, latent_width=latent_width, encoder=encoder, layer=layer,
-            pieces=pieces, autoencoder_depth=autoencoder_depth, predicts=predicts, schedule=schedule, tan=tan,
-            last=last, blurred=blurred, self_conditioning=self_conditioning, stage_one=stage_one, joint=joint,
+            system, teaching=teaching, latents=latents, compression=compression, latent_width=latent_width,
+            scale=scale, layer_norm=layer_norm, encoder=encoder, layer=layer, pieces=pieces,
+            autoencoder_depth=autoencoder_depth, predicts=predicts, schedule=schedule, tan=tan, last=last,
+            lowest=lowest, blurred=blurred, weighting=weighting, self_conditioning=self_conditioning,
+            learned_null=learned_null, stage_one=stage_one, joint=joint,
         )  # fmt: skip
         return _model(vocab_size, length, network, has)
 
@@ -155,7 +191,7 @@ tencdm = _builder(
 )  # fmt: skip
 """TEncDM: standardised states of an encoder, one for each token; a decoder that learns to read noisy ones.
 
-blurred=-1.5 is where TEncDM's decoder stops, at t = 0.15 of tan-9.
+blurred=-1.5 is about where TEncDM's decoder stops, at t = 0.15 of tan-9; the published path begins at a log-SNR of 8.5.
 """
 
 cosmos = _builder(
@@ -168,8 +204,8 @@ cosmos = _builder(
 """COSMOS: states compressed and rebuilt, all tokens at once; latents made smooth by what the encoder must endure."""
 
 
-def _count(latents: int | None, length: int) -> int:
-    count = max(1, length // COMPRESSION) if latents is None else latents
+def _count(latents: int | None, compression: int, length: int) -> int:
+    count = max(1, length // compression) if latents is None else latents
     if not 1 <= count < length:
         raise UserError(
             f"{count} latents do not compress {length} tokens; choose at least 1 and fewer than the length."
@@ -183,14 +219,20 @@ def _model(vocab_size: int, length: int, network: Network | None, has: Settings)
     codec = _codec(vocab_size, length, network or Network(), has)
     path = Gaussian(
         codec,
-        schedule_by_name(has.schedule, shift=-2 * math.log(has.tan), highest=has.last),
+        schedule_by_name(has.schedule, shift=-2 * math.log(has.tan), highest=has.last, lowest=has.lowest),
         _clock(),
         predicts=STATES[has.predicts],
         loss="error",
     )
     blurred = has.last if has.blurred is None else has.blurred
-    process = Latent(path, stage_one=has.stage_one, blurred=blurred, joint=has.joint)
-    denoiser = None if network is None else _network(process, codec, network, has.self_conditioning)
+    process = Latent(
+        path,
+        stage_one=has.stage_one,
+        blurred=blurred,
+        joint=has.joint,
+        weighting=WEIGHTINGS[has.weighting],
+    )
+    denoiser = None if network is None else _network(process, codec, network, has)
     return Model(process, denoiser, length=length, block=length)
 
 
@@ -199,14 +241,15 @@ def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> Tex
     reader: Reader = Learned(vocab_size, length, size)
     if has.encoder is not None:
         reader = Frozen(encoder_by_name(has.encoder, has.layer), vocab_size, length, has.pieces)
-    latents = _count(has.latents, length) if has.compressed else length
+    latents = _count(has.latents, has.compression, length) if has.compressed else length
     features = reader.width if has.latent_width is None else has.latent_width
     compressor, decoder = None, _decoder(vocab_size, length, size, latents, features, reader.width, has.from_left)
     if has.compressed:
         compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
     return TextAutoencoder(
         vocab_size, length, reader, compressor, decoder,
-        latents=latents, features=features, scale=has.scale, teaching=has.teaching,
+        latents=latents, features=features, scale=SCALES[has.scale], teaching=has.teaching,
+        layer_norm=has.layer_norm,
     )  # fmt: skip
 
 
@@ -226,9 +269,11 @@ def _clock() -> Clock:
     return Clock(even, even)
 
 
-def _network(process: Latent, codec: TextAutoencoder, network: Network, self_conditioning: float) -> Denoiser:
+def _network(process: Latent, codec: TextAutoencoder, network: Network, has: Settings) -> Denoiser:
     inner = FullTransformer(codec, codec.latents, network, reads_time=True)
-    if not self_conditioning:
+    if not has.self_conditioning:
         return inner
-    inner.stem = Coordinates(2 * codec.features, network.width)
-    return SelfConditioned(inner, codec.features, codec.features, process.estimate, self_conditioning)
+    width = codec.features
+    inner.stem = Coordinates(2 * width, network.width)
+    null = nn.Parameter(torch.zeros(width)) if has.learned_null else None
+    return SelfConditioned(inner, width, width, process.estimate, has.self_conditioning, null=null)

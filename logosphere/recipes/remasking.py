@@ -4,6 +4,7 @@ from logosphere.denoisers.network import Network
 from logosphere.denoisers.remasker import Remasker
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.interpolating import Interpolating
 from logosphere.recipes.discrete import mdlm
 from logosphere.systems import build
 
@@ -16,18 +17,39 @@ def g_star(
     schedule: str = "linear",
     exact_count: bool = True,
     loss: str = "cross-entropy",
+    times: str = "low-variance",
+    t_min: float = 0.0,
+    all_masked: bool = False,
     remasker_depth: int = 1,
 ) -> Model:
     """mdlm and a remasker, to be trained by `train_remasker` when the denoiser is."""
-    model = mdlm(vocab_size, length, network, schedule=schedule, exact_count=exact_count, loss=loss)
+    model = mdlm(
+        vocab_size, length, network, schedule=schedule, exact_count=exact_count, loss=loss, times=times, t_min=t_min,
+        all_masked=all_masked,
+    )  # fmt: skip
     if network is not None:
         model.remasker = Remasker(model.process.codec, length, network, remasker_depth)
     return model
 
 
-def llada(vocab_size: int, length: int, network: Network | None, *, loss: str = "bound") -> Model:
-    """Masked diffusion with the linear schedule and the weight 1/t, read without time."""
-    return mdlm(vocab_size, length, network, loss=loss)
+def llada(
+    vocab_size: int,
+    length: int,
+    network: Network | None,
+    *,
+    loss: str = "bound",
+    exact_count: bool = True,
+    times: str = "low-variance",
+    t_min: float = 0.0,
+) -> Model:
+    """Masked diffusion with the linear schedule and the weight 1/t, read without time.
+
+    The paper trains with masks by chance (exact_count=False) and measures with counted masks, as is always done here.
+    """
+    model = mdlm(vocab_size, length, network, loss=loss, times=times, t_min=t_min)
+    assert isinstance(model.process, Interpolating)
+    model.process.masks_by_chance = not exact_count
+    return model
 
 
 def with_remasker(model: Model, depth: int = 1) -> Model:

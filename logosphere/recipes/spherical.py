@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +18,18 @@ from logosphere.denoisers.transformer import FullTransformer
 from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
-from logosphere.geometry.laws import STEPS, bridge_laws
-from logosphere.geometry.normal import moment_matched
+from logosphere.geometry.laws import STEPS, bridge_laws, laws_at
+from logosphere.geometry.normal import moment_matched, normal_parameters
 from logosphere.model import Model
-from logosphere.processes.clock import Clock, even_law, paper_law, paper_time, window_law
+from logosphere.processes.clock import Clock, even_law, paper_law, window_law
+from logosphere.processes.rates import SCHEDULES, noise_left
+from logosphere.processes.scheduled import ScheduledSpherical, ScheduledSplit, table_times
 from logosphere.processes.spherical import Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
 from logosphere.processes.stagger import Stagger
 from logosphere.processes.turns import Turns
 from logosphere.processes.wide import Projection, WideCodec, WideSpherical
+from logosphere.recipes.starts import shares, starts
 
 CHOICES = {
     "input": ("belief", "state"),
@@ -35,6 +39,8 @@ CHOICES = {
     "digits": ("positions", "heads"),
     "order": ("random", "left-to-right"),
     "path": ("together", "in-turn"),
+    "codes": ("valid", "published"),
+    "protocol": ("bound", "published"),
 }
 
 
@@ -55,9 +61,12 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         clock: str = "information",
         window: list[float] | None = None,
         transitions: str = "exact",
+        rho_scale: float = 1.0,
+        protocol: str = "bound",
         timesteps: int | None = None,
         base: int | None = None,
         digits: str = "positions",
+        codes: str = "valid",
         self_conditioning: bool | float = False,
         projected: bool = False,
         stagger: float = 0.0,
@@ -65,20 +74,25 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         path: str | None = None,
         taught_in_turn: float | None = None,
     ) -> Model:
-        """A model on the sphere; posterior_head=False with input="state" is the published network.
+        """A model on the sphere; preset="paper" selects all options of the published system.
 
         start         mask, uniform, a share of the way between; "mask+uniform": one of both for each sequence;
                       step:0.35, linear, sqrt: the paper's mixture paths, whose value is a surrogate
         total_noise   V; by default chosen for the size of the vocabulary
         posterior_head  what a state says of its own token is added to the logits; by default where the network reads
                       states, for one that reads beliefs learns faster without
-        loss          cross-entropy, importance-weighted (towards the paper's clock), bound-weighted, drift (the bound)
+        loss          cross-entropy, importance-weighted (even in schedule time), bound-weighted, drift (the bound)
         switch        the share of training after which the loss becomes bound-weighted
         clock         information (learned), even, or the paper's geometric, linear, cosine; window: its [left, right]
         transitions   exact, or the Riemannian normal with the right (normal) or the published moments, under which the
                       value of the path together is a surrogate
+        rho_scale     factor on the standard deviation ρ of the Riemannian normal (the paper has 1.14 on LM1B)
+        protocol      bound: times of a table that ends where tokens are certain, and a reconstruction term there;
+                      published: the continuous time of the schedule up to 1 - 10⁻⁴, training on `transitions`,
+                      values on simulated bridges without that term, a surrogate (processes/scheduled.py)
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
+        codes         valid: codes of no token have probability 0; published: digits are independent, smallest first
         self_conditioning   the probability with which training shows the network its own estimate; True: 0.5
         stagger       the share of the time over which positions set out one after another; 0: all at once (the paper)
         order         in which they do: random, drawn for each sequence, or left-to-right
@@ -89,7 +103,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
         given = {"input": input, "loss": loss, "clock": clock, "transitions": transitions, "digits": digits}
-        given |= {"order": order, "path": usual_path if path is None else path}
+        given |= {"order": order, "path": usual_path if path is None else path, "codes": codes, "protocol": protocol}
         for option, word in given.items():
             if word not in CHOICES[option]:
                 raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
@@ -104,14 +118,32 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
                 )
             codec: Codec = WideCodec(vocab_size)
         else:
-            codec = VertexCodec(vocab_size) if base is None else DigitCodec(vocab_size, base)
+            codec = _codec(vocab_size, base, codes)
         d = codec.choices + 1
         bridge = bridge_on(d, default_noise(d) if total_noise is None else total_noise)
         points, mixing = starts(start, codec.choices)
+        _check_rho(rho_scale, transitions)
+        if protocol == "published":
+            _check_published(bridge, clock, stagger, timesteps, projected, path, taught_in_turn)
+            scheduled = _scheduled(
+                ScheduledSplit if base is not None and codes == "valid" else ScheduledSpherical,
+                codec,
+                bridge,
+                points,
+                transitions,
+                rho_scale,
+                schedule=clock,
+                length=length,
+                uniform=mixing,
+                window=None if window is None else _window(window),
+                loss=loss,
+                switch=switch,
+            )
+            return _model(scheduled, length, network, input, digits, self_conditioning, posterior_head)
         steps = STEPS if timesteps is None else timesteps - 1
         laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
         if transitions != "exact":
-            laws = [moment_matched(law, d, published=transitions == "published") for law in laws]
+            laws = [moment_matched(law, d, published=transitions == "published", scale=rho_scale) for law in laws]
         # Mixture paths, fixed steps and staggered clocks are about moving together.
         plain = mixing is None and timesteps is None and stagger == 0
         in_turn = given["path"] == "in-turn" and (path is not None or plain)
@@ -120,13 +152,13 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             taught_in_turn = 0.5 if in_turn and plain_loss else 0.0
         _check_turns(in_turn, taught_in_turn, plain_loss, mixed=mixing is not None, timesteps=timesteps)
         together = codec.digits if isinstance(codec, DigitCodec) else 1
-        kind = WideSpherical if projected else Spherical if base is None else SplitSpherical
+        kind = WideSpherical if projected else SplitSpherical if base is not None and codes == "valid" else Spherical
         process = kind(
             codec,
             bridge,
             [Start(point, law) for point, law in zip(points, laws, strict=True)],
             _clock(clock, window, laws[0].times),
-            shares=None if mixing is None else mixing(laws[0].times),
+            shares=None if mixing is None else shares(mixing, laws[0].times),
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
             exact=transitions == "exact",
@@ -135,18 +167,72 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
             taught_in_turn=taught_in_turn,
         )
-        denoiser: Denoiser | None = None
-        if network is not None:
-            denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
-            if posterior_head or (posterior_head is None and (projected or input == "state")):
-                denoiser = Informed(denoiser, process)
-        return Model(process, denoiser, length=length, block=length)
+        return _model(process, length, network, input, digits, self_conditioning, posterior_head)
 
     return build
 
 
 rdlm = _builder(lambda d, total_noise: LogBridge(total_noise))
 rdlm_heat = _builder(HeatBridge.on, "in-turn")
+
+
+def _model(
+    process: Spherical,
+    length: int,
+    network: Network | None,
+    input: str,
+    digits: str,
+    self_conditioning: bool | float,
+    posterior_head: bool | None,
+) -> Model:
+    denoiser: Denoiser | None = None
+    if network is not None:
+        denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
+        reads_states = isinstance(process, WideSpherical) or input == "state"
+        if posterior_head or (posterior_head is None and reads_states):
+            denoiser = Informed(denoiser, process)
+    return Model(process, denoiser, length=length, block=length)
+
+
+def _codec(vocab_size: int, base: int | None, codes: str) -> Codec:
+    if base is None:
+        if codes != "valid":
+            raise UserError("codes=published is about digits; give a base as well.")
+        return VertexCodec(vocab_size)
+    return DigitCodec(vocab_size, base, smallest_first=codes == "published")
+
+
+def _scheduled(
+    kind: type[ScheduledSpherical],
+    codec: Codec,
+    bridge: Bridge,
+    points: list[Tensor],
+    transitions: str,
+    rho_scale: float,
+    *,
+    schedule: str,
+    **options: Any,
+) -> ScheduledSpherical:
+    """The process of protocol=published."""
+    d, cosines = codec.choices + 1, [float(point[0]) for point in points]
+    laws = laws_at(bridge, d, cosines, 1 - noise_left(schedule, table_times()))
+    normals = None
+    if transitions != "exact":
+        published = transitions == "published"
+        # A last row at τ = 1, where the mean is the vertex and ρ = 0.
+        rows = [
+            torch.cat(
+                [
+                    normal_parameters(law, d, cosine, published=published, scale=rho_scale),
+                    torch.tensor([[math.sqrt(1 - cosine**2)], [0.0]]),
+                ],
+                dim=1,
+            )
+            for law, cosine in zip(laws, cosines, strict=True)
+        ]
+        normals = torch.stack(rows)
+    begun = [Start(point, law) for point, law in zip(points, laws, strict=True)]
+    return kind(codec, bridge, begun, schedule=schedule, normals=normals, **options)
 
 
 def _network(
@@ -187,9 +273,13 @@ def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
     law = paper_law(name, times)
     if window is None:
         return Clock(law, law)
+    return Clock(law, window_law(name, times, *_window(window)))
+
+
+def _window(window: list[float]) -> tuple[float, float]:
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
         raise UserError(f"A window is two times [left, right] between 0 and 1, not {window}.")
-    return Clock(law, window_law(name, times, *window))
+    return window[0], window[1]
 
 
 def _stagger(
@@ -213,53 +303,33 @@ def _check_turns(in_turn: bool, taught: float, plain_loss: bool, *, mixed: bool,
         raise UserError("What is taught in turn is learnt by cross-entropy; leave the loss at that, without a switch.")
 
 
-Path = Callable[[Tensor], Tensor]
-"""The shares [N, 2] of mask and uniform at tabulated times."""
+def _check_rho(rho_scale: float, transitions: str) -> None:
+    if not rho_scale > 0:
+        raise UserError(f"rho_scale must be above 0, not {rho_scale}.")
+    if rho_scale != 1 and transitions == "exact":
+        raise UserError(f"rho_scale={rho_scale} scales a Riemannian normal and needs transitions=normal or published.")
 
 
-def starts(start: str | float, tokens: int) -> tuple[list[Tensor], Path | None]:
-    """The points where bridges begin, and the path of their shares unless these are constant.
-
-    The paper's mixture paths begin at the uniform point with the probability 1 before the threshold and 0 after it
-    (step), 1 - t (linear), or 1 - √t (sqrt), in its own time t.
-    """
-    both = [start_point("mask", tokens), start_point("uniform", tokens)]
-    if start == "mask+uniform":
-        return both, None
-    kind, _, threshold = str(start).partition(":")
-    if kind not in ("step", "linear", "sqrt"):
-        return [start_point(start, tokens)], None
-    try:
-        switch = float(threshold) if kind == "step" else 0.0
-    except ValueError:
-        raise UserError(f"A step path needs its time, for example step:0.35, not '{start}'.") from None
-
-    def shares(times: Tensor) -> Tensor:
-        t = paper_time("geometric", times.double())
-        uniform = {"step": (t < switch).double(), "linear": 1 - t, "sqrt": 1 - t.sqrt()}[kind]
-        return torch.stack([1 - uniform, uniform], 1)
-
-    return both, shares
-
-
-def start_point(start: str | float, tokens: int) -> Tensor:
-    """Where bridges begin: 'mask', 'uniform' (the centre of the orthant, mask included), or a share λ of the tokens.
-
-    λ puts √(λ/V) on every token and √(1 - λ) on the mask.
-    """
-    if isinstance(start, str):
-        named = {"mask": 0.0, "uniform": tokens / (tokens + 1)}
-        if start not in named:
-            known = [*named, "mask+uniform", "step", "linear", "sqrt"]
-            raise UserError(f"There is no start '{start}'.{nearest(start, known)}")
-        start = named[start]
-    if not 0 <= start <= 1:
+def _check_published(
+    bridge: Bridge,
+    clock: str,
+    stagger: float,
+    timesteps: int | None,
+    projected: bool,
+    path: str | None,
+    taught_in_turn: float | None,
+) -> None:
+    if not isinstance(bridge, LogBridge):
+        raise UserError("protocol=published is that of rdlm and its log bridge; rdlm-heat has protocol=bound.")
+    if clock not in SCHEDULES:
         raise UserError(
-            f"A start between the mask (0) and the tokens' centre (1) is a number from 0 to 1, not {start}."
+            f"protocol=published needs clock={', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}, not '{clock}'."
         )
-    point = torch.full((tokens + 1,), math.sqrt(start / tokens))
-    point[-1] = math.sqrt(1 - start)
-    return point
+    if stagger or timesteps is not None or projected or path == "in-turn" or taught_in_turn:
+        raise UserError(
+            "protocol=published moves all positions together in continuous time: it allows no stagger, timesteps, "
+            "projected, path=in-turn or taught_in_turn."
+        )
 
 
 def default_noise(d: int) -> float:

@@ -6,6 +6,9 @@ from logosphere.errors import UserError, nearest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
+LATENT = "latent diffusion"
+EULERIAN = "fisher-flow, dirichlet-flow with churn=0, ddsm with predicts=score"
+BAYESIAN = "Bayesian flow networks"
 REMASKED = "masked diffusion with a remasker"
 HIDDEN = "masked diffusion and the sphere in turn"
 
@@ -24,7 +27,10 @@ class Listing:
 LISTINGS = [
     Listing("ancestral", "the process's own backward step", "every system", True),
     Listing("cached", "ancestral, asking only about sequences that have changed", TIME_FREE, True),
-    Listing("analytic", "the posterior of the score; with a predicted token it is ancestral", DISCRETE, True),
+    Listing("euler", "Euler steps on the network's own scores, then noise removal (SEDD)", DISCRETE, True),
+    Listing("analytic", "Tweedie steps on the network's own scores, then noise removal (SEDD)", DISCRETE, True),
+    Listing("mdlm", "cached steps to t = 1e-5, then the likeliest tokens (MDLM)", TIME_FREE, True),
+    Listing("md4", "steps on a cosine grid, then the likeliest tokens (MD4)", DISCRETE, True),
     Listing("first-hitting", "one random position after another, no error of time", TIME_FREE, True),
     Listing("tau-leaping", "jumps at rates held over each step", DISCRETE, True),
     Listing("tau-leaping-pc", "the same, and one corrector after each step", DISCRETE, True),
@@ -44,21 +50,34 @@ LISTINGS = [
     Listing("entropy", "the least doubtful positions first", HIDDEN, False),
     Listing("random", "as many positions at random as the schedule asks for", HIDDEN, True),
     Listing("llada", "the likeliest tokens first, in four blocks from left to right", HIDDEN, False),
+    Listing("llada-greedy", "llada with the likeliest token at each position instead of a draw", HIDDEN, False),
     Listing("threshold", "all tokens of more than 0.9 probability at once", HIDDEN, False),
     Listing("entropy-bounded", "as many positions at once as 0.1 nats of joint doubt allow", HIDDEN, False),
     Listing("self-correcting", "half of the steps mend single tokens at the end", "uniform diffusion", False),
     Listing("bridge", "towards a drawn token along its bridge, all positions together", "the sphere", True),
-    Listing("geodesic", "the paper's random walk on the sphere", "the sphere", True),
+    Listing("geodesic", "the random walk on the sphere, in equal steps of information", "the sphere", True),
     Listing("matched", "second-order steps on the sphere", "the sphere", True),
+    Listing("rdlm", "RDLM's walk in equal steps of its own time, then the largest coordinate", "the sphere", True),
     Listing("ddim", "the probability flow, first order", GAUSSIAN, True),
     Listing("dpm++", "the probability flow, second order with the memory of one step (2M)", GAUSSIAN, True),
     Listing("heun", "the probability flow, or that of flows, second order with two looks a step", GAUSSIAN, True),
+    Listing("euler-flow", "equal Euler steps, the likeliest token at the end", EULERIAN, False),
+    Listing("messages", "messages at equal times, the likeliest token at the end", BAYESIAN, False),
     Listing("token-drawn", "ancestral towards a token drawn anew in each step", GAUSSIAN, True),
     Listing("q-sampling", "fresh noise on the expected state in each step", GAUSSIAN, False),
     Listing("ssd", "fresh noise on a token drawn in each step (SSD-LM)", GAUSSIAN, False),
     Listing("clamped", "ancestral towards the nearest embedding (Diffusion-LM)", GAUSSIAN, False),
     Listing("renormalised", "ddim towards the expected state at the length of embeddings (CDCD)", GAUSSIAN, False),
     Listing("asymmetric", "ddim steps that go 0.02 of the time further than the network is told", GAUSSIAN, False),
+    Listing("euler-tencdm", "Euler steps of the reverse SDE at even times from 1 to 0.01 (TEncDM)", LATENT, True),
+    Listing("euler-cosmos", "Euler steps of the reverse SDE at even times from 1 to 0.05 (COSMOS)", LATENT, True),
+    Listing("ddpm-ld4lg", "ancestral with the variance of the forward step, at even times (LD4LG)", LATENT, True),
+    Listing("ddim-planner", "ddim at even times (PLANNER)", LATENT, True),
+    Listing("plaid", "ancestral with ε̂ divided by 0.9; the likeliest tokens at the end (Plaid)", GAUSSIAN, False),
+    Listing("diffusion-lm", "clamped, with variances β; the likeliest tokens at the end", GAUSSIAN, False),
+    Listing(
+        "bit-diffusion", "ancestral with variances β towards x̂ clipped to ±1, and tokens nearest to it", GAUSSIAN, False
+    ),
 ]
 
 _BY_NAME = {listing.name: listing for listing in LISTINGS}

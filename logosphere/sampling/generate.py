@@ -158,7 +158,7 @@ def _chosen(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule
 
 def filters(process: Process) -> bool:
     """Are there probabilities of tokens that a temperature, top-k, top-p or min-p could change?"""
-    return path_of_states(process) is None
+    return process.predicts_tokens and path_of_states(process) is None
 
 
 def _check_move(move: Stepper, network: Denoiser, filtered: bool) -> None:

@@ -57,6 +57,19 @@ class StandingEnd:
         return torch.cat([falling, torch.full((standing,), self.level), torch.zeros(1)])
 
 
+@dataclass(frozen=True)
+class FinalStep:
+    """A grid of one step less that ends at `eps`, and a last step from there to 0, which removes what noise is left."""
+
+    eps: float
+    inner: Grid = uniform_grid
+
+    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+        if steps == 1:
+            return uniform_grid(1)
+        return torch.cat([self.eps + (1 - self.eps) * self.inner(steps - 1), torch.zeros(1)])
+
+
 GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
 
 

@@ -7,22 +7,27 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.processes.base import uniform_grid
+from logosphere.processes.fields import TangentFlow
 from logosphere.processes.flow import Flow
-from logosphere.processes.gaussian_moves import ddim, renoised
+from logosphere.processes.gaussian_moves import ddim, renoised, wide
 from logosphere.processes.moves import MOVES
 from logosphere.sampling.catalogue import listing
-from logosphere.sampling.plan import Grid, Loop, StandingEnd
+from logosphere.sampling.plan import FinalStep, Grid, Loop, StandingEnd, cosine_grid
 from logosphere.sampling.steppers import (
     Above,
     Cap,
     Doubtful,
+    GreedyEnd,
     Leaping,
     Moved,
     Ordered,
+    PublishedWalk,
     Remasking,
     Rescale,
     Rewriting,
     Rule,
+    Scored,
     SelfCorrecting,
     Stepper,
     Windowed,
@@ -38,9 +43,19 @@ from logosphere.sampling.steppers import (
     random_order,
 )
 from logosphere.sampling.steppers.base import masked
-from logosphere.sampling.steppers.flows import Downstream
-from logosphere.sampling.steppers.gaussian import Directed, Heun, Multistep, drawn, renormalised, rounded
+from logosphere.sampling.steppers.flows import Downstream, Euler, Messages
+from logosphere.sampling.steppers.gaussian import (
+    Directed,
+    Heun,
+    Multistep,
+    Tempered,
+    clipped,
+    drawn,
+    renormalised,
+    rounded,
+)
 from logosphere.sampling.steppers.jumps import jumping
+from logosphere.sampling.steppers.latent import EulerMaruyama, EvenTimes, latent_path
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,9 @@ STAR_FROM = 0.3
 HELD = 0.1
 """The share of masks while a loop stands still (Wang et al. 2025)."""
 
+REMOVAL = 1e-5
+"""The time at which MDLM and SEDD stop their steps and remove what noise is left."""
+
 
 def _loop(inside: Stepper) -> Callable[[Model], Sampler]:
     def made(model: Model) -> Sampler:
@@ -82,13 +100,16 @@ def _critic(model: Model) -> Sampler:
     return Sampler(Windowed(Rewriting(model.remasker), STAR_FROM))
 
 
-def _blocks(model: Model) -> Sampler:
+def _blocks(stepper: Stepper) -> Callable[[Model], Sampler]:
     """Four parts, or as many as neither the length nor blocks of the model forbid."""
 
-    def fits(parts: int) -> bool:
-        return model.length % parts == 0 and model.block % min(model.block, model.length // parts) == 0
+    def made(model: Model) -> Sampler:
+        def fits(parts: int) -> bool:
+            return model.length % parts == 0 and model.block % min(model.block, model.length // parts) == 0
 
-    return Sampler(Ordered(likelihood_order), blocks=next(parts for parts in (4, 3, 2, 1) if fits(parts)))
+        return Sampler(stepper, blocks=next(parts for parts in (4, 3, 2, 1) if fits(parts)))
+
+    return made
 
 
 def _correcting(model: Model) -> Sampler:
@@ -101,6 +122,16 @@ def _heun(model: Model) -> Sampler:
     return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
 
 
+def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
+    """A stepper of latents along even times, down to the time `end`."""
+    return lambda model: Sampler(stepper, grid=EvenTimes(latent_path(model.process), end))
+
+
+def _euler_flow(model: Model) -> Sampler:
+    """A tangent field's own step is Euler's already."""
+    return Sampler(ancestral, grid=uniform_grid) if isinstance(model.process, TangentFlow) else Sampler(Euler())
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
@@ -108,7 +139,10 @@ def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
 MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "ancestral": _always(Sampler(ancestral)),
     "cached": _always(Sampler(ancestral, cached=True)),
-    "analytic": _always(Sampler(ancestral)),
+    "euler": _always(Sampler(Scored(), grid=FinalStep(REMOVAL))),
+    "analytic": _always(Sampler(Scored(analytic=True), grid=FinalStep(REMOVAL))),
+    "mdlm": _always(Sampler(GreedyEnd(ancestral), grid=FinalStep(REMOVAL), cached=True)),
+    "md4": _always(Sampler(GreedyEnd(ancestral), grid=FinalStep(REMOVAL, cosine_grid))),
     "first-hitting": _always(Sampler(first_hitting)),
     "tau-leaping": _always(Sampler(Leaping())),
     "tau-leaping-pc": _always(Sampler(Leaping(corrections=1))),
@@ -127,22 +161,33 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "margin": _always(Sampler(Ordered(margin_order))),
     "entropy": _always(Sampler(Ordered(entropy_order))),
     "random": _always(Sampler(Ordered(random_order, temperature=1.0))),
-    "llada": _blocks,
+    "llada": _blocks(Ordered(likelihood_order)),
+    "llada-greedy": _blocks(Ordered(likelihood_order, greedy=True)),
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
     "self-correcting": _correcting,
     "bridge": _always(Sampler(Moved(MOVES["bridge"]))),
     "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
     "matched": _always(Sampler(Moved(MOVES["matched"]))),
+    "rdlm": _always(Sampler(PublishedWalk())),
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),
     "heun": _heun,
+    "euler-flow": _euler_flow,
+    "messages": _always(Sampler(Messages())),
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
     "q-sampling": _always(Sampler(Directed(renoised))),
     "ssd": _always(Sampler(Directed(renoised, drawn))),
     "clamped": _always(Sampler(Directed(aim=rounded))),
     "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
+    "euler-tencdm": _evenly(EulerMaruyama(0.01), 0.01),
+    "euler-cosmos": _evenly(EulerMaruyama(0.05), 0.05),
+    "ddpm-ld4lg": _evenly(Directed(wide)),
+    "ddim-planner": _evenly(Directed(ddim)),
+    "plaid": _always(Sampler(Directed(aim=Tempered(0.9), greedy=True))),
+    "diffusion-lm": _always(Sampler(Directed(wide, rounded, greedy=True))),
+    "bit-diffusion": _always(Sampler(Directed(wide, clipped, greedy=True))),
 }
 
 

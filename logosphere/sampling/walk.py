@@ -37,6 +37,10 @@ class Frame:
     """That token, or HIDDEN where the network has not looked; None where `sure` is."""
 
 
+def _tells_tokens(process: Process) -> bool:
+    return process.predicts_tokens and path_of_states(process) is None
+
+
 def walk(
     process: Process,
     predict: Predict,
@@ -83,7 +87,7 @@ def walk(
                 out = (predict if of is None else of)(seen, seen_t, context=z, where=where)
             if sure is not None and likeliest is not None and of is None:
                 share, token = out.float().softmax(-1).max(-1)
-                tells = out.shape[-1] == codec.choices and path_of_states(process) is None
+                tells = out.shape[-1] == codec.choices and _tells_tokens(process)
                 sure = sure.masked_scatter(where, share) if tells else None
                 likeliest = likeliest.masked_scatter(where, token) if tells else None
             return out

@@ -17,7 +17,8 @@ from logosphere.sampling.steppers.ordered import (
 )
 from logosphere.sampling.steppers.remasking import Cap, Doubtful, Remasking, Rescale, forward_backward, fresh
 from logosphere.sampling.steppers.rewriting import Rewriting
-from logosphere.sampling.steppers.sphere import Moved
+from logosphere.sampling.steppers.scores import Scored
+from logosphere.sampling.steppers.sphere import Moved, PublishedWalk
 from logosphere.sampling.steppers.windows import GreedyEnd, Windowed
 
 __all__ = [
@@ -31,11 +32,13 @@ __all__ = [
     "Leaping",
     "Moved",
     "Ordered",
+    "PublishedWalk",
     "Remasking",
     "Rescale",
     "Rewriting",
     "Rule",
     "Ruled",
+    "Scored",
     "SelfCorrecting",
     "Stepper",
     "Tilt",

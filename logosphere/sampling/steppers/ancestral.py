@@ -14,8 +14,9 @@ from logosphere.types import State, Times
 class Ancestral(Stepper):
     """Draw z_s from the process's own backward step, right for every process; or from laws tilted by guidance.
 
-    For discrete processes this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
-    score s_y = q(y | x̂)/q(z | x̂) of a predicted token, (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂).
+    For a predicted token this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
+    score s_y = q(y | x̂)/q(z | x̂), (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂). For raw scores, whose
+    mass counts there, see scores.py.
     """
 
     tilts: tuple[Tilt, ...] = ()

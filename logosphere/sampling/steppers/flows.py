@@ -1,12 +1,20 @@
-"""Steppers along flows of the simplex that are sampled without noise."""
+"""Steppers along flows and diffusions of the simplex: of second order, and those of the papers."""
 
 from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
-from logosphere.processes.flow import Flow, Transport
+from logosphere.processes.belief import BeliefPath
+from logosphere.processes.flow import Eulerian, Flow, Transport
+from logosphere.sampling.steppers.ancestral import ancestral
 from logosphere.sampling.steppers.base import Ask, Stepper
+from logosphere.sampling.steppers.windows import GreedyEnd
+from logosphere.shapes import Float
 from logosphere.types import State, Times
 
 
@@ -48,3 +56,59 @@ class Downstream(Stepper):
         moved = ahead.clone()
         moved[again] = path.onto(here + (then - now)[:, None] * (first + second) / 2)
         return moved
+
+
+def _eulerian(process: Process) -> tuple[Flow, Eulerian]:
+    """A flow with the Euler steps of its paper, or a sentence."""
+    path: object = process.path if isinstance(process, Flow) else None
+    noisy = isinstance(path, Transport) and not path.deterministic
+    if isinstance(process, Flow) and isinstance(path, Eulerian) and not noisy:
+        return process, path
+    raise UserError(
+        "The euler-flow sampler is for fisher-flow, dirichlet-flow with churn=0 and ddsm with predicts=score; use the "
+        "ancestral sampler here."
+    )
+
+
+@dataclass(frozen=True)
+class Euler(Stepper):
+    """Equal steps of Euler's method; the last one ends in the token of which the path then is most certain."""
+
+    def check(self, process: Process) -> None:
+        _eulerian(process)
+
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        flow, path = _eulerian(process)
+        return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        (flow, path), where = _eulerian(process), process.wanted(z, t > s)
+        if not where.any():
+            return z
+        out, here, now, then = ask(z, t, where), z[where], flow.share(t[where]), flow.share(s[where])
+        corner = F.one_hot(path.decided(out, here, now), z.shape[-1]).to(z.dtype)
+        ahead = path.euler(out, here, now, then, noise.at(where))
+        moved = z.clone()
+        moved[where] = torch.where((s[where] == 0)[:, None], corner, ahead)
+        return moved
+
+
+@dataclass(frozen=True)
+class Messages(Stepper):
+    """A Bayesian flow in n messages at equal times, then the likeliest token: n + 1 looks (Graves et al. 2023)."""
+
+    def check(self, process: Process) -> None:
+        if not isinstance(process, Flow) or not isinstance(process.path, BeliefPath):
+            raise UserError("The messages sampler is for Bayesian flow networks; use bfn, or the ancestral sampler.")
+
+    def steps(self, length: int, steps: int) -> int:
+        return steps + 1
+
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        self.check(process)
+        assert isinstance(process, Flow)
+        shares = torch.arange(steps) / max(1, steps - 1)
+        return F.pad(process.time(shares), (0, 1))
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        return GreedyEnd(ancestral)(process, ask, z, t, s, noise)

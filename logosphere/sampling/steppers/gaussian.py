@@ -21,6 +21,7 @@ from logosphere.processes.base import Process
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.gaussian_moves import Move, ancestral, ddim
 from logosphere.processes.latent import Latent
+from logosphere.processes.predictions import LEAST
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
 
@@ -54,6 +55,23 @@ def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noi
     return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
 
 
+def clipped(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂ within ±1, as far as bits go (Chen et al. 2022, Bit Diffusion)."""
+    return process.clean(out, z, t).clamp(-1, 1)
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """x̂ that follows from ε̂/τ: (z - (z - α x̂)/τ)/α (Gulrajani and Hashimoto 2023, Plaid's score temperature)."""
+
+    temperature: float
+
+    def __call__(self, process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+        alpha, _ = process.levels(t)
+        clean = process.clean(out, z, t)
+        return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(LEAST)
+
+
 def gaussian(process: Process) -> Gaussian:
     """A Gaussian diffusion, of latents too, or a sentence."""
     if isinstance(process, Latent):
@@ -67,11 +85,15 @@ def gaussian(process: Process) -> Gaussian:
 
 @dataclass(frozen=True)
 class Directed(Stepper):
-    """Moves towards an aim. With `ahead` it goes that much time further than the network is told (Chen et al. 2022)."""
+    """Moves towards an aim. With `ahead` it goes that much time further than the network is told (Chen et al. 2022).
+
+    With `greedy` the last step takes the likeliest token instead of a draw.
+    """
 
     move: Move = ancestral
     aim: Aim = expected
     ahead: float = 0.0
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.ahead < 1:
@@ -90,7 +112,7 @@ class Directed(Stepper):
         moved = z.clone()
         packed = noise.at(where)
         aim = self.aim(path, out, z[where], now, packed)
-        moved[where] = path.moved(self.move, aim, out, z[where], now, then, packed)
+        moved[where] = path.moved(self.move, aim, out, z[where], now, then, packed, greedy=self.greedy)
         return moved
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
+from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import Process
 from logosphere.processes.spherical import Spherical
 from logosphere.sampling.steppers.base import (
@@ -99,18 +99,22 @@ class WithinEntropy:
 
     def __call__(self, falling: Tensor, due: Tensor) -> Tensor:
         entropy = -falling
-        others = entropy.cumsum(1) - entropy  # entropies rise, so the last of a run is its largest
+        others = running_sum(entropy, 1) - entropy  # entropies rise, so the last of a run is its largest
         fits = (others <= self.budget) & entropy.isfinite()
         return fits.sum(1, keepdim=True).clamp_min(1)
 
 
 @dataclass(frozen=True)
 class Ordered(Stepper):
-    """Commit the best positions first; `temperature` is that of the order, 0 for the plain one."""
+    """Commit the best positions first; `temperature` is that of the order, 0 for the plain one.
+
+    With `greedy` the likeliest tokens are taken instead of drawn ones (LLaDA at temperature 0).
+    """
 
     order: Order = likelihood_order
     count: Count = scheduled
     temperature: float = 0.0
+    greedy: bool = False
 
     def check(self, process: Process) -> None:
         _hiding(process)
@@ -136,7 +140,7 @@ class Ordered(Stepper):
         if not where.any():
             return z
         out = ask(z, where.float() if isinstance(process, Spherical) else t, where)
-        drawn = categorical(out, noise.at(where).uniform(len(out)))
+        drawn = out.argmax(-1) if self.greedy else categorical(out, noise.at(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
         due = (hidden - still_hidden(_hiding(process), s, falls)).clamp_min(0)

@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
-from logosphere.processes.moves import Move
+from logosphere.processes.moves import Move, geodesic
+from logosphere.processes.rates import noise_left, noise_rate
 from logosphere.processes.spherical import Spherical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.shapes import Float
-from logosphere.types import Positions, State, Times
+from logosphere.types import Logits, Positions, State, Times
+
+ENDING = 1e-5
+"""RDLM's sampler stops so much before the end of its time."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,49 @@ class Moved(Stepper):
         moved = z.clone()
         moved[where] = path.moved(self.move, ask(z, t, where), z[where], t[where], s[where], noise.at(where))
         return moved
+
+
+@dataclass(frozen=True)
+class PublishedWalk(Stepper):
+    """RDLM's sampler (Jo and Hwang 2025): M equal steps of its own time τ from 0 to 1 - 10⁻⁵,
+
+        X ← exp_X(γ_τ Σ_k p_k log_X(e_k) dτ + √(β_τ dτ) z)
+
+    the last one included, and then the largest coordinate of X among the tokens, whatever the network predicts.
+    """
+
+    def check(self, process: Process) -> None:
+        _spherical(process)
+
+    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+        tau = torch.arange(steps, dtype=torch.float64) * ((1 - ENDING) / steps)
+        return F.pad(_spherical(process).time_of(tau), (0, 1))
+
+    def clocks(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, "S #B M"]:
+        return rows[:, None]
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        path, where = _spherical(process), t > s
+        if not where.any():
+            return z
+        out, x, moved = ask(z, t, where), z[where], z.clone()
+        walked = self.walked(path, out, x, t[where], s[where], noise.at(where))
+        token = walked[..., : path.choices].argmax(-1)
+        vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
+        moved[where] = torch.where((s[where] == 0)[..., None], vertex, walked)
+        return moved
+
+    @staticmethod
+    def walked(path: Spherical, out: Logits, x: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """One step of the walk, with drift and noise as they are at its beginning."""
+        now = path.schedule_time(t)
+        then = torch.where(s == 0, 1 - ENDING, path.schedule_time(s))
+        left, rate = noise_left(path.schedule, 1 - now), noise_rate(path.schedule, 1 - now)
+        spent = 1 - left
+        p = path.probabilities(out)
+        return geodesic(path.bridge, p, p.argmax(-1), x, spent, spent + rate * (then - now), noise).to(x.dtype)
 
 
 def _spherical(process: Process) -> Spherical:

@@ -1,0 +1,100 @@
+"""What the builders of the discrete systems share: options as they are checked, and the network around a process."""
+
+from collections.abc import Sequence
+
+from logosphere.denoisers.base import Denoiser
+from logosphere.denoisers.network import Network
+from logosphere.denoisers.scoring import Scoring
+from logosphere.denoisers.transformer import BlockTransformer, FullTransformer
+from logosphere.denoisers.wrappers import Informed
+from logosphere.errors import UserError, nearest
+from logosphere.model import Model
+from logosphere.processes.base import Process
+from logosphere.processes.heads import Score
+from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.mixing import Mixing
+from logosphere.processes.times import TimeSampler
+from logosphere.schedules import Schedule, cosine_betas, information, of_betas
+from logosphere.schedules import schedule as schedule_by_name
+
+LOSSES = ("bound", "cross-entropy")
+RECONSTRUCTIONS = ("posterior", "network")
+OFFSET_COSINE = "offset-cosine"
+"""The β of cosine_betas, as many as there are steps."""
+
+
+def is_unweighted(loss: str) -> bool:
+    """Does training drop the weights of the bound?"""
+    if loss not in LOSSES:
+        raise UserError(f"There is no loss '{loss}'.{nearest(loss, LOSSES)}")
+    return loss == "cross-entropy"
+
+
+def as_interval(clip: Sequence[float]) -> tuple[float, float]:
+    """Two numbers as an interval."""
+    if len(clip) != 2:
+        raise UserError(f"clip must be an interval within [0, 1], such as [0.3, 0.8], not {list(clip)}.")
+    return clip[0], clip[1]
+
+
+def chain_schedule(schedule: str | Sequence[float], timesteps: int | None) -> Schedule:
+    """A schedule for so many steps; a table of β must have as many."""
+    if not isinstance(schedule, str) and timesteps not in (None, len(schedule)):
+        raise UserError(f"The table of β has {len(schedule)} entries; set timesteps={len(schedule)}.")
+    if schedule != OFFSET_COSINE:
+        return schedule_by_name(schedule)
+    if timesteps is None or timesteps < 1:
+        raise UserError(f"schedule={OFFSET_COSINE} needs a number of timesteps, at least 1, not {timesteps}.")
+    return of_betas(cosine_betas(timesteps))
+
+
+def network_reads(reconstruction: str) -> bool:
+    """Does the last step draw from the network's own distribution?"""
+    if reconstruction not in RECONSTRUCTIONS:
+        raise UserError(f"There is no reconstruction '{reconstruction}'.{nearest(reconstruction, RECONSTRUCTIONS)}")
+    return reconstruction == "network"
+
+
+def even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
+    """The schedule that loses information on tokens of these frequencies evenly."""
+    if len(frequencies) != vocab_size:
+        raise UserError(f"There must be {vocab_size} frequencies, one for each token, not {len(frequencies)}.")
+    return information(frequencies)
+
+
+def score_model(
+    law: Mixing,
+    times: TimeSampler,
+    length: int,
+    block: int | None,
+    network: Network | None,
+    *,
+    all_masked: bool = False,
+) -> Model:
+    """A model whose network predicts ratios of probabilities."""
+    head = Score()
+    process = Interpolating(law, head=head, times=times, all_masked=all_masked)
+    model = diffusion_model(process, length, block, None, reads_time=True)
+    if network is not None:
+        model.denoiser = Scoring(transformer(process, length, model.block, network, reads_time=True), law, head)
+    return model
+
+
+def diffusion_model(
+    process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool, own: bool = True
+) -> Model:
+    """A model around a process, with a transformer if it is to have one."""
+    block = length if block is None else block
+    denoiser: Denoiser | None = None
+    if network is not None:
+        denoiser = Informed(transformer(process, length, block, network, reads_time=reads_time, own=own), process)
+    return Model(process, denoiser, length=length, block=block)
+
+
+def transformer(
+    process: Process, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True
+) -> FullTransformer | BlockTransformer:
+    """The transformer that reads whole sequences, or block after block."""
+    if block == length:
+        return FullTransformer(process.codec, length, network, reads_time=reads_time, own=own)
+    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time, own=own)

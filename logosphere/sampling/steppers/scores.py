@@ -1,0 +1,86 @@
+"""Steps on scores as SEDD takes them (Lou et al. 2024): ratios s_y = p_t(y)/p_t(z) keep the mass the network gave them.
+
+    Euler      p(y) = [y = z] + τ (r_t(z) s_y - [y = z] Σ_k r_t(z) s_k)
+    analytic   p(y) = (s_y - b_ts(y) Σ_k s_k) (a_s/a_t) · q(z_t = z | z_s = y)
+
+Ratios of a network need not come from any distribution over tokens. `Leaping` and the ancestral step normalise them
+first, these two do not: where the ratios at a mask add up to more than they should, more masks are lifted. Large steps
+can make entries negative; these count as 0, and what is left is normalised.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from logosphere.noise import Noise, categorical
+from logosphere.processes.base import Process
+from logosphere.processes.heads import Score
+from logosphere.processes.interpolating import Interpolating
+from logosphere.sampling.steppers.base import Ask, Stepper
+from logosphere.sampling.steppers.jumps import jumping
+from logosphere.shapes import Float
+from logosphere.types import Logits, State, Times
+
+Mass = Float[Tensor, "N K"]
+
+
+def ratios(process: Interpolating, out: Logits, z: State, t: Float[Tensor, "N"]) -> Mass:
+    """p_t(y)/p_t(z) for every state y, 1 at y = z: the network's own where it predicts ratios, else those of x̂."""
+    law, own = process.law, z[:, None]
+    if not isinstance(process.head, Score):
+        q = law.marginal(process.context(out, z, t), t)
+        return q / q.gather(1, own)
+    found = F.pad(out.exp(), (0, int(law.hides)))
+    return found.scatter(1, own, 1.0)
+
+
+def euler_step(process: Interpolating, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
+    """Probabilities of z_s by one Euler step of the backward rates."""
+    law, own = process.law, z[:, None]
+    rate = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t)) * (t - s)
+    moved = (rate[:, None] * score).scatter(1, own, 0.0)
+    return moved.scatter(1, own, 1 - moved.sum(1, keepdim=True)).clamp_min(0)
+
+
+def analytic_step(process: Interpolating, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
+    """Probabilities of z_s by Tweedie's formula: the inverse of the noise from s to t applied to the score."""
+    law, states = process.law, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
+    stayed, added = law.jump(states, t[:, None], s[:, None])
+    earlier = (score.double() - added * score.double().sum(1, keepdim=True)) / stayed
+    into = stayed * (states == z[:, None]) + added.gather(1, z[:, None])
+    return (earlier * into).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Scored(Stepper):
+    """Euler or analytic steps on raw scores; the last step, to t = 0, is always analytic and never leaves a mask.
+
+    At times without any signal, where no ratio says anything, the step is the ancestral one.
+    """
+
+    analytic: bool = False
+
+    def check(self, process: Process) -> None:
+        jumping(process)
+
+    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+        path = jumping(process)
+        where = path.wanted(z, t > s)
+        if not where.any():
+            return z
+        out, here, late, early = ask(z, t, where), z[where], t[where].double(), s[where].double()
+        blind = path.law.signal(late) == 0
+        late = torch.where(blind, (late + early) / 2, late)
+        score = ratios(path, out, here, late.to(out.dtype)).double()
+        mass = analytic_step(path, score, here, late, early)
+        if not self.analytic:
+            mass = torch.where(early[:, None] > 0, euler_step(path, score, here, late, early), mass)
+        if path.mask is not None:
+            mass[early == 0, path.mask] = 0.0
+        drawn = categorical(mass.log(), noise.at(where).uniform(len(mass)))
+        if bool(blind.any()):
+            plain = path.step(out, here, t[where], s[where], noise.at(where))
+            drawn = torch.where(blind, plain, drawn)
+        return z.masked_scatter(where, drawn)

@@ -1,0 +1,341 @@
+"""What every system has to do on the pretend device. These functions run in its process (pretend_server.py).
+
+A job raises where the package fails, and returns what it has to report. Wherever the package draws keyed noise, numbers
+must be those of the CPU, up to rounding: that finds parts left behind that no operation happens to mix.
+"""
+
+import json
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pretend_device
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.cli import main
+from logosphere.encoders import bert, pretrained
+from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.runs.train import _recompute
+from logosphere.sampling.samplers import MAKERS
+from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
+from logosphere.training.debug import use_deterministic
+from logosphere.training.trainer import Trainer
+from logosphere.types import Batch, Condition
+
+V, L, B, LABELS, STEPS = 11, 8, 4, 3, 4
+SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2}
+CLOSE = 1e-3
+"""Largest relative distance of losses on both devices: attention is summed in another order there."""
+
+SAME = 0.75
+"""Share of sampled tokens that must be those of the CPU; a draw at the edge of two tokens may turn out otherwise."""
+
+Report = dict[str, Any]
+
+
+def built(system: str, preset: str, device: str = "cuda", **options: Any) -> Model:
+    """A small model, always the same."""
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"vocab_size": V, "length": L} | SMALL
+    if (ls.presets(system)[preset].options | options).get("encoder") is not None:
+        size["pieces"] = list(range(V))  # tokens are the first word pieces of the encoder
+    return ls.build(system, preset=preset, **(size | options)).to(device)
+
+
+@cache
+def small_encoder() -> Path:
+    """A model of the form of minilm, only smaller and untrained: the real one is a package of its own."""
+    place = Path(tempfile.mkdtemp())
+    config = {
+        "hidden_size": 8, "layer_norm_eps": 1e-12, "num_hidden_layers": 6, "vocab_size": 120, "intermediate_size": 16,
+        "max_position_embeddings": L + 2, "type_vocab_size": 2, "num_attention_heads": 2,
+    }  # fmt: skip
+    (place / "config.json").write_text(json.dumps(config))
+    with torch.random.fork_rng(devices=[]):
+        tensors = {bert._published(name): tensor.clone() for name, tensor in bert.Bert(config).state_dict().items()}
+    save_file(tensors, place / "model.safetensors")
+    return place
+
+
+pretrained.minilm_folder = small_encoder
+
+
+def tokens(seed: int = 0, length: int = L) -> Tensor:
+    return torch.randint(V, (B, length), generator=torch.Generator().manual_seed(seed))
+
+
+def batches(count: int, length: int = L, *, labelled: bool = False) -> list[Batch]:
+    """Batches on the CPU, where data comes from."""
+    condition = Condition.of(labels=torch.arange(B) % LABELS) if labelled else None
+    return [Batch.of(tokens(step, length), first=B * step, condition=condition) for step in range(count)]
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def fitted(model: Model, steps: int = 2, **settings: Any) -> list[float]:
+    """The losses of a short training."""
+    return [progress.loss for progress in ls.fit(model, batches(steps, model.length), steps=steps, **settings)]
+
+
+def check_close(found: float | list[float], expected: float | list[float], what: str, tolerance: float = CLOSE) -> None:
+    found, expected = torch.tensor(found).double(), torch.tensor(expected).double()
+    if not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
+        raise AssertionError(f"{what} is {found.tolist()} on the device and {expected.tolist()} on the CPU")
+
+
+def check_samples(drawn: Tensor, model: Model) -> None:
+    shape = (B, model.length)
+    assert drawn.is_cuda and drawn.shape == shape, f"samples are {tuple(drawn.shape)} on {drawn.device}"
+    assert 0 <= int(drawn.min()) and int(drawn.max()) < model.vocab_size, "samples that are no tokens"
+
+
+def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Training, measuring, saving, loading and resuming, with the numbers of the CPU."""
+    options = options or {}
+    model, other = built(system, preset, **options), built(system, preset, "cpu", **options)
+    pretend_device.synchronisations.clear()
+    losses = fitted(model)
+    waits = {name: count / 2 for name, count in pretend_device.synchronisations.items() if count}
+    check_close(losses, fitted(other), "the loss")
+    data = [tokens(7, model.length)]
+    bits, expected = (ls.evaluate(one, data, draws=2, rng=0).bits for one in (model, other))
+    check_close(bits, expected, "the bound", 10 * CLOSE)
+    bound = model.nelbo(data[0].cuda(), rng(), draws=2)
+    assert bound.total.is_cuda and bool(bound.total.isfinite().all()), f"the bound is {bound.total}"
+    model.figures()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(folder)
+        loaded = ls.load(folder).to("cuda")
+        check_close(ls.evaluate(loaded, data, draws=2, rng=0).bits, bits, "the bound of what was loaded", 1e-9)
+    resume(system, preset, options)
+    return {"synchronisations per step": waits}
+
+
+def resume(system: str, preset: str, options: dict[str, Any]) -> None:
+    """A training that is saved and resumed takes the same third step as one that goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainings = [Trainer(built(system, preset, **options), ema=0.9) for _ in range(2)]
+        first, *rest = batches(3, trainings[0].model.length)
+        trainings[0].train_step(first, 0.0)
+        path = save_checkpoint(Path(folder), trainings[0], {})
+        load_checkpoint(path, trainings[1])
+        losses = [[trainer.train_step(batch, 0.3).loss for batch in rest] for trainer in trainings]
+    check_close(losses[0], losses[1], "the loss after resuming", 1e-9)
+
+
+def settings(system: str, preset: str) -> Report:
+    """Half precision, averaged weights, accumulated gradients and recomputed activations."""
+    for change in ({"precision": "bfloat16"}, {"precision": "auto", "ema": 0.9, "accumulate": 2}):
+        model = built(system, preset)
+        fitted(model, **change)
+        assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
+    plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
+    _recompute(recomputing)
+    check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
+    return {}
+
+
+def deterministic(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Training, measuring and sampling where only deterministic algorithms are allowed."""
+    with use_deterministic(True):
+        model = built(system, preset, **(options or {}))
+        fitted(model)
+        ls.evaluate(model, [tokens(7)], rng=0)
+        for change in ({}, {"top_p": 0.5}, {"sampler": "entropy-bounded"}):
+            try:
+                ls.sample(model, B, STEPS, rng(), **change)
+            except UserError:
+                assert change, "the sampler of the system does not fit it"
+    return {}
+
+
+def sample(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Every sampler that fits."""
+    model = built(system, preset, **(options or {}))
+    used, failed = [], []
+    for name in MAKERS:
+        try:
+            check_samples(ls.sample(model, B, STEPS, rng(), sampler=name), model)
+            used.append(name)
+        except UserError:
+            continue
+        except Exception:
+            failed.append(f"{name}: {shortened()}")
+    assert not failed, "\n".join(failed)
+    assert used, "no sampler fits"
+    drawn = ls.sample(model, B, STEPS, 0)
+    same = (drawn.cpu() == ls.sample(model.to("cpu"), B, STEPS, 0)).float().mean().item()
+    assert same > SAME, f"only {same:.0%} of the tokens are those of the CPU"
+    return {"samplers": used}
+
+
+def infill(system: str, preset: str) -> Report:
+    """Known positions, given on the CPU and on the device; all samplers again, for some look at what is known."""
+    model, text = built(system, preset), tokens(3)
+    gaps = torch.tensor([True, False, True, True, False, False, True, False])
+    start = torch.arange(L) < 3
+    known = next((where for where in (gaps, start) if model.process.codec.local and model.sees(where)), None)
+    if known is None:
+        return {"skipped": "no position can be held fixed"}
+    used, failed = [], []
+    for name in MAKERS:
+        try:
+            drawn = ls.sample(model, B, STEPS, rng(), known=known, tokens=text, sampler=name)
+            check_samples(drawn, model)
+            assert torch.equal(drawn.cpu()[:, known], text[:, known]), "known tokens have changed"
+            used.append(name)
+        except UserError:
+            continue
+        except Exception:
+            failed.append(f"{name}: {shortened()}")
+    assert not failed, "\n".join(failed)
+    ls.sample(model, B, STEPS, rng(), known=known.cuda(), tokens=text.cuda())
+    assert model.nelbo(text.cuda(), rng(), known=known.expand(B, L).cuda()).total.isfinite().all()
+    return {"samplers": used}
+
+
+def guide(system: str, preset: str) -> Report:
+    """Labels, with and without guidance by the condition; a classifier of noisy states; filters."""
+    done = []
+    model = built(system, preset, labels=LABELS)
+    given = batches(2, labelled=True)
+    list(ls.fit(model, given, steps=2, withhold=0.5))
+    condition = Condition.of(labels=torch.arange(B) % LABELS)
+    model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.each(lambda field: field.cuda()))
+    for what, options in (
+        ("condition", {"condition": condition}),
+        ("guidance", {"condition": condition, "guidance": 2.0}),
+        ("filters", {"temperature": 0.8, "top_p": 0.9, "top_k": 5, "min_p": 0.01}),
+        ("cached", {"cached": True}),
+    ):
+        try:
+            check_samples(ls.sample(model, B, STEPS, rng(), **options), model)
+            done.append(what)
+        except UserError:
+            continue
+    try:
+        labeller = ls.Labeller.fresh(model, ["a", "b", "c"])
+        list(ls.train_classifier(labeller.classifier, model, given, steps=2))
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0)), model)
+        done.append("classifier")
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0, exact=True)), model)
+        done.append("exact edits")
+    except UserError:
+        pass  # the classifier does not fit this process, which it has said
+    return {"guided by": done}
+
+
+def command_line(system: str, preset: str) -> Report:
+    """train, evaluate and sample with --device cuda, on a text file."""
+    with tempfile.TemporaryDirectory() as folder:
+        text, run = Path(folder) / "text.txt", str(Path(folder) / "run")
+        text.write_text("".join(f"line {number}: the quick brown fox jumps.\n" for number in range(80)))
+        small = ["--length", "16", "--batch", "4", "--validation-sequences", "8", "--validations", "2"]
+        small += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--device", "cuda"]
+        train = ["train", "--system", system, "--data", str(text), "--steps", "3", "--out", run, *small]
+        commands = [
+            [*train, "--precision", "bfloat16"],
+            ["evaluate", run, "--sequences", "8", "--draws", "2"],
+            ["sample", run, "-n", "2", "--steps", "4"],
+            ["train", "--resume", "--out", run],
+        ]
+        if ls.system(system).family != "latent":
+            commands.append(["sample", run, "-n", "2", "--steps", "4", "--prompt", "the "])
+        for words in commands:
+            assert main([*words, "--debug"]) == 0, " ".join(words)
+    return {}
+
+
+def conditions(system: str, preset: str) -> Report:
+    """Source texts and signals along the sequence."""
+    model = built(system, preset, source=V, source_length=4, signal=2)
+    source = torch.tensor([[1, 2, -1]] * B)
+    condition = Condition.of(source=source, signal=torch.ones(B, L, 2))
+    given = [Batch.of(tokens(step), first=B * step, condition=condition) for step in range(2)]
+    list(ls.fit(model, given, steps=2, withhold=0.5))
+    check_samples(ls.sample(model, B, STEPS, rng(), condition=condition, guidance=1.5), model)
+    assert ls.evaluate(model, given, rng=0).bits > 0
+    return {}
+
+
+def lengths(system: str, preset: str) -> Report:
+    """Texts of a wanted length, texts longer than a model, and frames on the way."""
+    model, frames = built(system, preset), []
+    wanted = ls.of_length(model, 0, 5)
+    drawn = ls.sample(model, B, STEPS, rng(), wanted.denoiser, wanted.known, wanted.tokens)
+    assert bool((drawn[:, :5] != 0).all()) and bool((drawn[:, 5:] == 0).all())
+    long = ls.slide(
+        lambda known, tokens: ls.generate(model, B, STEPS, 0, known=known, tokens=tokens, watch=frames.append),
+        window=L, length=2 * L, overlap=2,
+    )  # fmt: skip
+    assert long.tokens.is_cuda and long.tokens.shape == (B, 2 * L) and frames
+    return {}
+
+
+def remasker(system: str, preset: str) -> Report:
+    """The second network of g-star."""
+    from logosphere.training.remasker import train_remasker
+
+    model = built(system, preset)
+    list(train_remasker(model, batches(2), steps=2))
+    check_samples(ls.sample(model, B, STEPS, rng(), sampler="g-star"), model)
+    ls.with_remasker(built("mdlm", "default"))
+    return {}
+
+
+def ode(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Likelihoods of flows by the ODE."""
+    model = built(system, preset, **(options or {}))
+    for exact in (False, True):
+        bound = ls.ode_nelbo(model, tokens(7).cuda(), rng(), steps=2, exact=exact)
+        assert bound.total.is_cuda and bool(bound.total.isfinite().all())
+    return {}
+
+
+def without_float64(system: str, preset: str) -> Report:
+    """How far a system comes on a device without 64-bit floating point, and where it uses it: a report, no failure."""
+    came: Report = {}
+    places: Counter[str] = Counter()
+    with pretend_device.float64_counted(places, "logosphere"):
+        model = built(system, preset)
+        fitted(model)
+        ls.evaluate(model, [tokens(7)], rng=0)
+        ls.sample(model, B, STEPS, rng())
+    came["places"] = sorted(places)
+    came["buffers"] = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float64]
+    with pretend_device.no_float64():
+        for name, job in (
+            ("build", lambda: built(system, preset)),
+            ("train", lambda: fitted(built(system, preset))),
+            ("measure", lambda: ls.evaluate(built(system, preset), [tokens(7)], rng=0)),
+            ("sample", lambda: ls.sample(built(system, preset), B, STEPS, rng())),
+        ):
+            try:
+                job()
+                came[name] = "works"
+            except Exception:
+                came[name] = shortened()
+    return came
+
+
+def shortened() -> str:
+    """The error being handled, and where in the package it came from."""
+    text = traceback.format_exc()
+    frames = [line.strip() for line in text.splitlines() if "/logosphere/" in line and line.strip().startswith("File")]
+    where = [frame.split("/logosphere/")[-1].replace('", line ', ":").split(",")[0] for frame in frames[-3:]]
+    return f"{text.strip().splitlines()[-1]} [{' < '.join(reversed(where))}]"
+
+
+ALL: list[Callable[..., Report]] = [train, settings, deterministic, sample, infill, guide, conditions, lengths]
+ALL += [command_line, remasker, ode, without_float64]
+JOBS = {job.__name__: job for job in ALL}

@@ -1,0 +1,161 @@
+"""Every system, in every preset, does on an accelerator what it does on a CPU; the accelerator is a pretended one.
+
+The jobs are in pretend_jobs.py. Those of the default presets are fast; published presets and other options are slow.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from pretend_client import Device
+
+import logosphere as ls
+
+CASES = [
+    pytest.param(system, preset, marks=[] if preset == "default" else pytest.mark.slow, id=f"{system}-{preset}")
+    for system in ls.systems()
+    for preset in ls.presets(system)
+]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("rdlm", {"base": 3}),
+    ("rdlm", {"base": 3, "digits": "heads"}),
+    ("rdlm", {"projected": True, "vocab_size": 40}),
+    ("rdlm", {"start": "mask+uniform", "self_conditioning": True}),
+    ("rdlm", {"start": "uniform", "input": "state", "clock": "geometric", "transitions": "normal", "loss": "drift"}),
+    ("rdlm", {"timesteps": 20, "clock": "cosine", "loss": "importance-weighted"}),
+    ("rdlm", {"switch": 0.35, "window": [0.3, 0.6], "clock": "linear", "transitions": "published"}),
+    ("rdlm", {"stagger": 0.5, "order": "left-to-right"}),
+    ("rdlm", {"path": "in-turn"}),
+    ("rdlm-heat", {"path": "together", "posterior_head": False, "loss": "bound-weighted"}),
+    ("rdlm-heat", {"base": 3}),
+    ("mdlm", {"block": 4, "schedule": "cosine", "exact_count": False, "reads_time": True}),
+    ("mdlm", {"schedule": "quadratic", "loss": "bound"}),
+    ("mdlm", {"body": "convolution"}),
+    ("mdlm", {"shape": "2x4"}),
+    ("mdlm", {"body": "unet", "shape": "8x8", "length": 64}),
+    ("bd3lm", {"block": 2, "clip": (0.3, 0.8)}),
+    ("d3pm-absorbing", {"timesteps": None}),
+    ("d3pm-gaussian", {"timesteps": 20, "head": "logistic"}),
+    ("d3pm-uniform", {"timesteps": None, "schedule": "linear"}),
+    ("d3pm-uniform", {"timesteps": 20, "hybrid": 0.1, "block": 4}),
+    ("multinomial", {"timesteps": 20, "importance": True}),
+    ("gidd", {"loss": "clip", "block": 4}),
+    ("genmd4", {"block": 4}),
+    ("bfn", {"timesteps": 20, "posterior_head": False, "loss": "bound", "clock": "even", "input": "state"}),
+    ("bfn", {"self_conditioning": 0.5}),
+    ("ddsm", {"construction": "sticks"}),
+    ("dirichlet-flow", {"churn": 0.0, "input": "state"}),
+    ("fisher-flow", {"geometry": "flat", "coupling": "optimal", "posterior_head": False, "input": "state"}),
+    ("fisher-flow", {"prior": "simplex", "loss": "velocity"}),
+    ("gaussian-ce", {"codec": "one-hot", "input": "simplex", "clock": "entropy", "loss": "bound"}),
+    ("gaussian-ce", {"codec": "bits", "posterior_head": True, "spacing": "information"}),
+    ("bit-diffusion", {"predicts": "eps", "schedule": "sigmoid", "clock": "information"}),
+    ("diffusion-lm", {"predicts": "v", "self_conditioning": 0.5}),
+    ("plaid", {"input": "belief", "self_conditioning": 0.5, "spacing": "logsnr"}),
+    ("cosmos", {"latents": 4, "joint": True}),
+    ("tencdm", {"encoder": "minilm", "layer": 2}),
+    ("ld4lg", {"latents": 2, "predicts": "x0", "blurred": -1.5}),
+]
+COMMANDS = ["mdlm", "rdlm", "plaid", "ld4lg"]
+FEW = ["ar", "cdcd", "dirichlet-flow", "ld4lg", "mdlm", "rdlm", "udlm"]
+"""A system of each kind, for jobs that depend little on the system."""
+
+
+def few() -> list[Any]:
+    """All cases, of which only those of a few systems are fast."""
+    return [
+        case if case.values[0] in FEW or case.marks else pytest.param(*case.values, marks=pytest.mark.slow, id=case.id)
+        for case in CASES
+    ]
+
+
+@pytest.mark.parametrize("system, preset", CASES)
+def test_it_trains_is_measured_saved_loaded_and_resumed(system: str, preset: str, device: Device) -> None:
+    print(json.dumps({system: device.run("train", system=system, preset=preset)}))
+
+
+@pytest.mark.parametrize("system, preset", few())
+def test_it_writes_with_every_sampler_that_fits(system: str, preset: str, device: Device) -> None:
+    assert device.run("sample", system=system, preset=preset)["samplers"]
+
+
+@pytest.mark.parametrize("system, preset", few())
+def test_it_writes_around_known_tokens(system: str, preset: str, device: Device) -> None:
+    report = device.run("infill", system=system, preset=preset)
+    if "skipped" in report:
+        pytest.skip(report["skipped"])
+    assert report["samplers"]
+
+
+@pytest.mark.parametrize("system, preset", few())
+def test_it_is_guided(system: str, preset: str, device: Device) -> None:
+    assert "condition" in device.run("guide", system=system, preset=preset)["guided by"]
+
+
+@pytest.mark.parametrize("system, preset", few())
+def test_half_precision_averages_parts_of_batches_and_recomputing(system: str, preset: str, device: Device) -> None:
+    device.run("settings", system=system, preset=preset)
+
+
+@pytest.mark.parametrize("system, preset", few())
+def test_deterministic_algorithms_are_enough(system: str, preset: str, device: Device) -> None:
+    device.run("deterministic", system=system, preset=preset)
+
+
+def test_shares_of_sticks_are_summed_in_order(device: Device) -> None:
+    device.run("deterministic", system="ddsm", preset="default", options={"construction": "sticks"})
+
+
+def variant(case: tuple[str, dict[str, Any]]) -> str:
+    return "-".join([case[0], *(f"{name}={value}" for name, value in case[1].items())])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=variant(case), marks=() if case == ("rdlm", {"base": 3}) else pytest.mark.slow)
+        for case in VARIANTS
+    ],
+)
+def test_other_options(case: tuple[str, dict[str, Any]], device: Device) -> None:
+    for job in ("train", "sample"):
+        device.run(job, system=case[0], preset="default", options=case[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", COMMANDS)
+def test_the_command_line(system: str, device: Device) -> None:
+    device.run("command_line", system=system, preset="default")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", ["mdlm", "udlm", "cdcd", "rdlm", "ar"])
+def test_sources_and_signals(system: str, device: Device) -> None:
+    device.run("conditions", system=system, preset="default")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", ["mdlm", "udlm", "cdcd", "rdlm"])
+def test_texts_shorter_and_longer_than_a_model(system: str, device: Device) -> None:
+    device.run("lengths", system=system, preset="default")
+
+
+def test_a_remasker(device: Device) -> None:
+    device.run("remasker", system="g-star", preset="default")
+
+
+@pytest.mark.parametrize("case", [("dirichlet-flow", {"churn": 0.0}), ("fisher-flow", {"prior": "simplex"})], ids=str)
+def test_likelihoods_by_the_ode(case: tuple[str, dict[str, Any]], device: Device) -> None:
+    device.run("ode", system=case[0], preset="default", options=case[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system, preset", CASES)
+def test_what_works_without_float64_is_reported(system: str, preset: str, device: Device) -> None:
+    """The package needs 64-bit floating point so far; the report says where. Nothing else may go wrong without it."""
+    report = device.run("without_float64", system=system, preset=preset)
+    print(json.dumps({system: report}))
+    steps = {name: report[name] for name in ("build", "train", "measure", "sample")}
+    assert all(said == "works" or "64-bit floating point" in said for said in steps.values()), steps
+    assert (steps["build"] == "works") == (not report["buffers"])
+    assert bool(report["places"]) == (set(steps.values()) != {"works"})

@@ -1,0 +1,427 @@
+"""Integrands, transitions and steps of the discrete systems against the papers' equations, at random (x, z, t).
+
+Tables in float64 agree to 1e-6; the matrices of d3pm-gaussian are kept in float32, which leaves 1e-5 of a divergence.
+"""
+
+from typing import Any
+
+import discrete_reference as ref
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, softmax
+
+import logosphere as ls
+from logosphere.denoisers.logistic import Logistic
+from logosphere.noise import Drawn
+from logosphere.schedules import schedule
+
+V, N = 7, 60
+RNG = np.random.default_rng(0)
+TIMES = RNG.uniform(0.02, 0.98, N)
+TOKENS, STATES = RNG.integers(0, V, N), RNG.integers(0, V, N)
+LOGITS = RNG.normal(size=(N, V)) * 1.5
+HIDDEN = np.full(N, V)
+PRESETS = ("default", "paper")
+
+
+def process_of(name: str, preset: str, **options: Any) -> Any:
+    return ls.build(name, vocab_size=V, length=8, denoiser=None, preset=preset, **options).process
+
+
+def tensors(*arrays: Any) -> list[torch.Tensor]:
+    return [torch.as_tensor(array) for array in arrays]
+
+
+def nats(process: Any, x: Any, z: Any, t: Any, logits: Any = LOGITS) -> np.ndarray:
+    """The package's integrand, with the network's logits as context."""
+    logits, x, z, t = tensors(logits, x, z, t)
+    return process.nats(process.inform(logits, z, t), x, z, t).numpy()
+
+
+def step_probabilities(process: Any, z: Any, t: Any, s: Any, logits: Any = LOGITS) -> np.ndarray:
+    logits, z, t, s = tensors(logits, z, t, s)
+    return process.log_step(process.inform(logits, z, t), z, t, s).softmax(-1).numpy()
+
+
+def close(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=tolerance, atol=1e-9)
+
+
+# ---- masked diffusion ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mdlm", "remdm", "star", "p2", "g-star", "llada", "ardm", "bd3lm"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_masked_integrands_are_those_of_mdlm(name: str, preset: str) -> None:
+    """1/t times the cross-entropy, for the log-linear schedule as for the linear one."""
+    process = process_of(name, preset)
+    curve = [
+        ref.log_linear(t) if preset == "paper" and name not in ("llada", "ardm", "bd3lm") else (1 - t, 1.0)
+        for t in TIMES
+    ]
+    wanted = [ref.masked_integrand(logits, x, *at) for logits, x, at in zip(LOGITS, TOKENS, curve, strict=True)]
+    close(nats(process, TOKENS, HIDDEN, TIMES), wanted)
+    close(process.law.hidden(torch.as_tensor(TIMES)), [1 - a for a, _ in curve])
+    later = [ref.log_linear(t * 0.6) if at[1] < 1 else (1 - t * 0.6, 1.0) for t, at in zip(TIMES, curve, strict=True)]
+    steps = [ref.masked_posterior(out, a, s) for out, (a, _), (s, _) in zip(LOGITS, curve, later, strict=True)]
+    close(step_probabilities(process, HIDDEN, TIMES, TIMES * 0.6), steps)
+
+
+@pytest.mark.parametrize("kind", ["linear", "md4-cosine"])
+def test_md4_has_the_published_schedule_integrand_and_constants(kind: str) -> None:
+    process = process_of("md4", "paper", schedule=kind)
+    curve = [ref.md4_schedule(t, kind) for t in TIMES]
+    close(
+        nats(process, TOKENS, HIDDEN, TIMES),
+        [ref.masked_integrand(out, x, *at) for out, x, at in zip(LOGITS, TOKENS, curve, strict=True)],
+    )
+    close(process.schedule.signal(torch.as_tensor(TIMES)), [a for a, _ in curve])
+    earlier = [ref.md4_schedule(t / 2, kind)[0] for t in TIMES]
+    steps = [ref.masked_posterior(out, a, s) for out, (a, _), s in zip(LOGITS, curve, earlier, strict=True)]
+    close(step_probabilities(process, HIDDEN, TIMES, TIMES / 2), steps)
+    a_0, a_1 = ref.md4_schedule(0.0, kind)[0], ref.md4_schedule(1.0, kind)[0]
+    close(process.start_nats, (1 - a_0) * np.log(V))
+    close(process.law.prior_nats(), a_1 * np.log(V))
+
+
+def test_the_default_of_md4_has_no_constants() -> None:
+    process = process_of("md4", "default")
+    assert process.start_nats == 0 and process.law.prior_nats() == 0
+    close(
+        nats(process, TOKENS, HIDDEN, TIMES),
+        [ref.masked_integrand(out, x, 1 - t, 1.0) for out, x, t in zip(LOGITS, TOKENS, TIMES, strict=True)],
+    )
+
+
+def test_constants_of_md4_are_part_of_its_bound() -> None:
+    """A prediction that is certain and right costs the two constants and nothing else."""
+    model = ls.build("md4", vocab_size=V, length=4, denoiser=None, preset="paper")
+    tokens = torch.randint(V, (50, 4), generator=torch.Generator().manual_seed(1))
+
+    def certain(z: torch.Tensor, t: torch.Tensor, context: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        return 1e4 * torch.nn.functional.one_hot(tokens, V).float()[where]
+
+    bound = model.nelbo(tokens, torch.Generator().manual_seed(2), denoiser=certain)
+    assert bound.kind == "bound"
+    close(bound.total.double(), np.full(50, 4 * 2e-4 * np.log(V)), 1e-4)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_genmd4_has_the_published_integrand_and_reconstruction(preset: str) -> None:
+    process = process_of("genmd4", preset)
+    with torch.no_grad():
+        process.raw.copy_(torch.randn(V, generator=torch.Generator().manual_seed(3)))
+    process.double()
+    powers = process.powers.detach().numpy()
+    logits, x, z, t = tensors(LOGITS, TOKENS, HIDDEN, TIMES)
+    found = process.nats(logits, x, z, t).detach()
+    close(found, [ref.genmd4_integrand(out, k, powers, s) for out, k, s in zip(LOGITS, TOKENS, TIMES, strict=True)])
+    eps = 1e-4 if preset == "paper" else 0.0
+    batch = ls.Batch.of(torch.arange(V)[None])
+    read = process.encode(batch, Drawn(torch.Generator(), 1)).nats
+    each = [ref.genmd4_reconstruction(k, powers, 1e-3, eps) for k in range(V)]
+    close(read.detach(), [sum(each) if preset == "paper" else 0.0])
+    hidden = process.corrupt(
+        torch.full((1, 200_000), 2), torch.full((1, 200_000), 0.4), Drawn(torch.Generator().manual_seed(1), 1)
+    )
+    chance = (1 - eps) * 0.4 ** powers[2]
+    assert float((hidden == V).double().mean()) == pytest.approx(
+        chance, abs=4 * (chance * (1 - chance) / 200_000) ** 0.5
+    )
+
+
+def test_the_network_of_genmd4_is_the_posterior_in_the_paper() -> None:
+    """Its softmax is p(x | mask) itself; by default the likelihood of the mask under the powers is added."""
+    z, t = torch.full((2, 8), V), torch.full((2, 8), 0.3)
+    for preset, informed in (("paper", False), ("default", True)):
+        model = ls.build("genmd4", vocab_size=V, length=8, width=16, depth=1, heads=2, preset=preset)
+        with torch.no_grad():
+            model.process.raw.add_(torch.randn(V, generator=torch.Generator().manual_seed(3)))
+            raw, out = model.denoiser.eval().inner(z, t, z), model.denoiser(z, t, z)
+        added = (out - raw).detach()
+        assert torch.equal(added, torch.zeros_like(added)) is not informed
+        shown = torch.full((2, 8), 4)
+        assert bool((model.denoiser(shown, t, shown).argmax(-1) == 4).all())
+
+
+# ---- chains ------------------------------------------------------------------------------------------------------
+
+
+T = 12
+
+
+def chain_of(name: str, steps: int = T) -> list[np.ndarray]:
+    if name == "d3pm-absorbing":
+        return ref.absorbing_chain(V, steps)
+    if name == "d3pm-uniform":
+        return ref.uniform_chain(V, ref.cosine_betas(steps))
+    if name == "multinomial":
+        return ref.uniform_chain(V, 1 - ref.multinomial_alphas(steps))
+    return ref.gaussian_chain(V, steps)
+
+
+CHAINS = ["d3pm-absorbing", "d3pm-uniform", "multinomial", "d3pm-gaussian"]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_marginals_of_chains_are_products_of_the_published_matrices(name: str) -> None:
+    process, bars = process_of(name, "paper", timesteps=T), ref.products(chain_of(name))
+    for step in (1, 5, T):
+        t = torch.full((V,), step / T).double()
+        if name == "d3pm-gaussian":
+            found, tolerance = process.products[step].double(), 1e-5
+        else:
+            found, tolerance = process.law.marginal(torch.eye(V).double(), t), 1e-6
+        np.testing.assert_allclose(found.numpy(), bars[step][:V], rtol=tolerance, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_integrands_and_losses_of_chains_are_the_published_ones(name: str) -> None:
+    """T·KL_t, the last step, and T (KL_t + λ CE), with the softmax of the network as p̃ (D3PM) or x̂ (Multinomial)."""
+    process, chain = process_of(name, "paper", timesteps=T), chain_of(name)
+    bars, step = ref.products(chain), RNG.integers(1, T + 1, N)
+    masked, tolerance = name == "d3pm-absorbing", 1e-5 if name == "d3pm-gaussian" else 1e-6
+    z = HIDDEN if masked else STATES
+    wanted, losses = [], []
+    for logits, x, state, at in zip(LOGITS, TOKENS, z, step, strict=True):
+        x_hat = np.append(softmax(logits), 0.0) if masked else softmax(logits)
+        surprise = -log_softmax(logits)[x]
+        if at > 1:
+            kl = ref.chain_kl(chain, bars, x_hat, x, state, at)
+        elif name == "multinomial":  # the posterior, in the last step too
+            kl = -np.log(ref.chain_step(chain, bars, x_hat, state, 1)[x])
+        else:
+            kl = surprise
+        share = {"d3pm-absorbing": 0.01, "d3pm-gaussian": 0.001}.get(name, 0.0)
+        wanted.append(T * kl)
+        losses.append(T * (kl + share * surprise))
+    found = nats(process, TOKENS, z, step / T)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=1e-6)
+    logits, x, states, t = tensors(LOGITS, TOKENS, z, step / T)
+    out = process.inform(logits, states, t)
+    charged = process.loss(process.nats(out, x, states, t), out, x, states, t, torch.ones(N))
+    np.testing.assert_allclose(charged.numpy(), losses, rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_steps_of_chains_are_the_published_ones(name: str) -> None:
+    process, chain = process_of(name, "paper", timesteps=T), chain_of(name)
+    bars, step = ref.products(chain), RNG.integers(1, T + 1, N)
+    masked = name == "d3pm-absorbing"
+    z = HIDDEN if masked else STATES
+    for logits, state, at, found in zip(
+        LOGITS, z, step, step_probabilities(process, z, step / T, (step - 1) / T), strict=True
+    ):
+        x_hat = np.append(softmax(logits), 0.0) if masked else softmax(logits)
+        last = at == 1 and name in ("d3pm-uniform", "d3pm-gaussian")
+        wanted = x_hat if last else ref.chain_step(chain, bars, x_hat, state, at)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_defaults_of_chains_read_the_posterior_in_the_last_step() -> None:
+    """So in Multinomial Diffusion and here by default: p(x | z_1) ∝ x̂(x) q(z_1 | x)."""
+    process, chain = (
+        process_of("d3pm-uniform", "default", timesteps=T, schedule="offset-cosine"),
+        chain_of("d3pm-uniform"),
+    )
+    bars = ref.products(chain)
+    wanted = [
+        -T * np.log(ref.chain_step(chain, bars, softmax(out), z, 1)[x])
+        for out, x, z in zip(LOGITS, TOKENS, STATES, strict=True)
+    ]
+    close(nats(process, TOKENS, STATES, np.full(N, 1 / T)), wanted, 1e-5)
+
+
+def test_the_last_beta_of_multinomial_diffusion() -> None:
+    process = process_of("multinomial", "paper")
+    levels = np.array(process.schedule.levels)
+    close(levels[1:] / levels[:-1], ref.multinomial_alphas(1000), 1e-6)
+    assert 1 - levels[-1] / levels[-2] == pytest.approx(0.968, abs=1e-3)
+    assert process.clock is not None and process.clock.calm
+
+
+def test_published_gaussian_matrices_of_many_values() -> None:
+    """V = 64 in 1000 steps: the first, a middle and the last product."""
+    process = ls.build("d3pm-gaussian", vocab_size=64, length=4, denoiser=None, preset="paper").process
+    bars = ref.products(ref.gaussian_chain(64, 1000))
+    for step in (1, 300, 1000):
+        np.testing.assert_allclose(process.products[step].numpy(), bars[step], rtol=1e-5, atol=1e-8)
+
+
+def test_the_logistic_head_is_the_published_one() -> None:
+    model = ls.build("d3pm-gaussian", vocab_size=9, length=4, width=8, depth=1, heads=1, preset="paper")
+    head = next(part for part in model.denoiser.modules() if isinstance(part, Logistic)).double()
+    numbers, seen = RNG.normal(size=(N, 2)), RNG.integers(0, 9, N)
+    found = head._logits(*tensors(numbers, np.linspace(-1, 1, 9)[seen])).softmax(-1)
+    wanted = [
+        ref.logistic(loc, scale, np.linspace(-1, 1, 9)[k], 9) for (loc, scale), k in zip(numbers, seen, strict=True)
+    ]
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-8)
+
+
+# ---- continuous time with random tokens --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_udlm_has_the_published_integrand(preset: str) -> None:
+    curve = [ref.log_linear(t) if preset == "paper" else (1 - t, 1.0) for t in TIMES]
+    wanted = [ref.udlm_integrand(out, x, z, *at) for out, x, z, at in zip(LOGITS, TOKENS, STATES, curve, strict=True)]
+    close(nats(process_of("udlm", preset), TOKENS, STATES, TIMES), wanted)
+
+
+@pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
+def test_sedd_has_the_published_score_entropy(name: str) -> None:
+    """For ratios of no distribution at all, with Q exponentiated."""
+    process, masked = process_of(name, "paper"), name == "sedd-absorb"
+    wanted = []
+    for scores, x, z, t in zip(LOGITS, TOKENS, STATES, TIMES, strict=True):
+        if masked:
+            sigma, rate = -np.log(1 - (1 - 1e-3) * t), (1 - 1e-3) / (1 - (1 - 1e-3) * t)
+        else:
+            sigma = 1e-4 ** (1 - t) * 20.0**t
+            rate = sigma * np.log(20 / 1e-4)
+        wanted.append(ref.score_entropy(scores, x, V if masked else z, sigma, rate, masked))
+    scores, x, z, t = tensors(LOGITS, TOKENS, HIDDEN if masked else STATES, TIMES)
+    close(process.nats(scores, x, z, t), wanted, 1e-5 if not masked else 1e-6)
+
+
+def test_the_network_of_sedd_is_scaled_as_published() -> None:
+    """log s = logits - log(e^σ - 1) - log V at masks; log V is a float32 number in the package, hence 1e-7."""
+    process = process_of("sedd-absorb", "paper")
+    logits, z, t = tensors(LOGITS, HIDDEN, TIMES)
+    sigma = -np.log(1 - (1 - 1e-3) * TIMES)
+    wanted = LOGITS - np.log(np.expm1(sigma))[:, None] - np.log(V)
+    np.testing.assert_allclose(process.head.rated(process.law, logits, z, t).numpy(), wanted, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_gidd_has_the_published_integrand_and_weights(preset: str) -> None:
+    process = process_of("gidd", preset)
+    states = RNG.integers(0, V + 1, N)
+    states[::5] = TOKENS[::5]
+    divergence = np.array(
+        [ref.gidd_divergence(out, x, z, t, 0.1) for out, x, z, t in zip(LOGITS, TOKENS, states, TIMES, strict=True)]
+    )
+    weight = np.array([ref.gidd_weight(x, z, t, 0.1, V) for x, z, t in zip(TOKENS, states, TIMES, strict=True)])
+    close(nats(process, TOKENS, states, TIMES), weight * divergence)
+    logits, x, z, t = tensors(LOGITS, TOKENS, states, TIMES)
+    out = process.inform(logits, z, t)
+    charged = process.loss(process.nats(out, x, z, t), out, x, z, t, torch.ones(N))
+    if preset == "paper":
+        learnt = np.array([ref.gidd_code_weight(*row, 0.1, V) for row in zip(TOKENS, states, TIMES, strict=True)])
+        clean = learnt[states == TOKENS]
+        assert clean.min() > 0.0317 and clean.max() < 0.0357  # nearly constant: B/8 times e^{0.13} to e^{0.25}
+    else:
+        ratio = 2 / 9 * np.sqrt(TIMES / (1 - TIMES)) / V  # (B/V) e^{-λ/2}, the paper's equation
+        learnt = np.where(states == V, 2.0, np.where(states == TOKENS, np.minimum(ratio, 2), 1.0))
+    close(charged, learnt * divergence)
+    cut = process_of("gidd", preset, loss="clip-2")
+    close(cut.loss(cut.nats(out, x, z, t), out, x, z, t, torch.ones(N)), np.minimum(weight, 2) * divergence)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mdlm", "md4", "genmd4", "ardm", "bd3lm", "llada", "d3pm-absorbing", "multinomial", "udlm", "sedd-absorb",
+     "sedd-uniform"],
+)  # fmt: skip
+def test_bounds_of_presets_are_bounds(name: str) -> None:
+    """With the exact posterior as denoiser the bound is the entropy, and a little more where ends are counted.
+
+    Also for models that are still in training mode. (The posterior is not what the last step of d3pm-uniform reads.)
+    """
+    transition = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6]], dtype=torch.float64)
+    language = ls.languages.markov(transition, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 4)
+    model = ls.build(name, vocab_size=3, length=4, denoiser=None, preset="paper")
+    rng = torch.Generator().manual_seed(5)
+    tokens = language.sample(1500, rng)
+    bound = model.nelbo(tokens, rng, denoiser=ls.languages.oracle(model, language), draws=16)
+    over = bound.total.double() + language.log_prob(tokens)
+    error = float(over.std()) / 1500**0.5
+    assert bound.kind == "bound" and error < 0.06 and model.training
+    assert -3.5 * error < float(over.mean()) < 0.03 + 3.5 * error
+
+
+# ---- times of training -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, low, high, stratified",
+    [
+        ("mdlm", 1e-3, 1, True), ("md4", 0, 1, True), ("genmd4", 1e-3, 1, True), ("udlm", 1e-3, 1, True),
+        ("gidd", 1e-4, 1 - 1e-4, True), ("sedd-absorb", 1e-3, 1, False), ("sedd-uniform", 1e-3, 1, False),
+        ("llada", 1e-3, 1, False), ("d3pm-absorbing", 0, 1, False), ("d3pm-gaussian", 0, 1, False),
+    ],
+)  # fmt: skip
+def test_times_of_training_are_uniform_and_without_weights(
+    name: str, low: float, high: float, stratified: bool
+) -> None:
+    """On a lattice over the batch, or each drawn by itself; bounds are measured with the sampler of the default."""
+    rows = 4000
+    process = process_of(name, "paper").train()
+    tokens, free = torch.zeros(rows, 8).long(), torch.ones(rows, 8).bool()
+    noise = Drawn(torch.Generator().manual_seed(1), rows)
+    drawn = process.noised(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+    assert torch.equal(drawn.weight, torch.ones_like(drawn.weight))
+    times = drawn.t[:, 0].double().sort().values
+    assert low <= float(times[0]) and float(times[-1]) <= high + 1e-6
+    even = low + (high - low) * (torch.arange(rows).double() + 0.5) / rows
+    apart = float((times - even).abs().max())
+    assert (apart < 1.1e-3) if stratified else (1e-3 < apart < 0.05)
+    with torch.no_grad():
+        measured = process.noised(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+    if process.most_steps is None and name != "llada":  # which is measured with counted masks
+        assert not torch.equal(measured.weight, torch.ones_like(measured.weight))
+
+
+def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
+    """Blocks of 4 and [0.45, 0.95]: two or three masks, in the proportions of a binomial distribution cut there."""
+    process = ls.build("bd3lm", vocab_size=V, length=4, denoiser=None, preset="paper").process.train()
+    rows = 40_000
+    noise = Drawn(torch.Generator().manual_seed(1), rows)
+    tokens, free = torch.zeros(rows, 4).long(), torch.ones(rows, 4).bool()
+    drawn = process.noised(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+    counts = (drawn.z == V).sum(1)
+    rates = drawn.t[:, 0].double().numpy()
+    assert rates.min() >= 0.45 and rates.max() <= 0.95
+    wanted = np.mean([ref.clipped_counts(rate, 4, 0.45, 0.95) for rate in rates[::40]], 0)
+    found = np.bincount(counts.numpy(), minlength=5) / rows
+    np.testing.assert_allclose(found, wanted, atol=0.012)
+    assert found[2] + found[3] == 1
+    places = (drawn.z == V).double().mean(0)
+    assert float((places - places.mean()).abs().max()) < 0.015
+
+
+def test_llada_trains_with_masks_by_chance_and_measures_with_counted_ones() -> None:
+    process = process_of("llada", "paper").train()
+    noise = Drawn(torch.Generator().manual_seed(1), 2000)
+    tokens, free = torch.zeros(2000, 8).long(), torch.ones(2000, 8).bool()
+    w = noise.quantiles(1, 1)[:, 0]
+    drawn = process.noised(tokens, w, free, noise)
+    assert bool(((drawn.z == V).sum(1) == 0).any())  # by chance there may be none
+    with torch.no_grad():
+        counted = process.noised(tokens, w, free, noise)
+    assert torch.equal((counted.z == V).sum(1), (w[:, 0] * 8).ceil().long())
+
+
+@pytest.mark.parametrize("name, value", [("linear", 0.7), ("md4-cosine", 1 - np.cos(np.pi / 2 * 0.7))])
+def test_schedules_by_name(name: str, value: float) -> None:
+    close(schedule(name).signal(torch.tensor(0.3).double()), value)
+
+
+def test_the_published_evaluation_of_gidd_leaves_out_both_ends() -> None:
+    """Its value is the integral over [1e-4, 1 - 1e-4]: below the bound with the same network, and a surrogate."""
+    language = ls.languages.markov([[0.8, 0.2], [0.3, 0.7]], [0.5, 0.5], 6)
+    tokens = language.sample(400, torch.Generator().manual_seed(0))
+    values = {}
+    for protocol in ("bound", "published"):
+        model = ls.build("gidd", vocab_size=2, length=6, preset="paper", protocol=protocol, denoiser=None)
+        oracle = ls.languages.oracle(model, language)
+        found = model.nelbo(tokens, 1, denoiser=oracle, draws=256)
+        values[protocol] = float(found.total.mean())
+        assert found.kind == {"bound": "bound", "published": "surrogate"}[protocol]
+    error = float(found.total.std()) / 20
+    assert values["published"] < values["bound"] - 0.01
+    assert abs(values["bound"] - float(-language.log_prob(tokens).mean())) < 5 * error
+    with pytest.raises(ls.UserError, match="t_min"):
+        ls.build("gidd", vocab_size=2, length=6, protocol="published")

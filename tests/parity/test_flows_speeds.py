@@ -1,0 +1,92 @@
+"""The factor C(y, α) of Dirichlet flow matching against positive series, mpmath and the paper's definition.
+
+With b = K - 1, m = ψ(α) - ψ(α + b), (x)_n the rising factorial and D_n(x) = ψ(x + n) - ψ(x), the incomplete beta
+functions are Σ_n (α + b)_n / (α)_(n+1) y^n and Σ_n (α + b)_n / (b)_(n+1) (1 - y)^n, times y^α (1 - y)^b. So
+
+    C(y, α) / y = Σ_n (α + b)_n / (α)_(n+1) y^n (m - log y + D_(n+1)(α) - D_n(α + b))        for log y < m
+                = Σ_n (α + b)_n / (b)_(n+1) (1 - y)^n (log y - m + D_n(α + b))                elsewhere,
+
+and all terms are positive. The table is float64 here and float32 in the model; linear interpolation comes on top.
+"""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from logosphere.processes.dirichlet import DirichletPath, clear_alpha, gauss_jacobi, speeds
+
+TERMS = 40_000
+
+
+def factor(choices: int, alpha: float, y: np.ndarray) -> np.ndarray:
+    """C(y, α) / y by the series above."""
+    b, n = choices - 1, np.arange(TERMS)
+    mean = special.digamma(alpha) - special.digamma(alpha + b)
+    rising = special.gammaln(alpha + b + n) - special.gammaln(alpha + b)
+    gained = special.digamma(alpha + b + n) - special.digamma(alpha + b)
+    below = rising - special.gammaln(alpha + n + 1) + special.gammaln(alpha)
+    above = rising - special.gammaln(b + n + 1) + special.gammaln(b)
+    lost = special.digamma(alpha + n + 1) - special.digamma(alpha) - gained
+    found = []
+    for share in y:
+        with np.errstate(under="ignore"):
+            if math.log(share) < mean:
+                found.append((np.exp(below + n * math.log(share)) * (mean - math.log(share) + lost)).sum())
+            else:
+                left = n * math.log1p(-share) if share < 1 else np.where(n > 0, -np.inf, 0.0)
+                found.append((np.exp(above + left) * (math.log(share) - mean + gained)).sum())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("choices", [4, 20, 27, 256])
+def test_the_table_has_six_digits_at_every_alpha(choices: int) -> None:
+    alphas = torch.linspace(1, clear_alpha(choices), 129, dtype=torch.float64)
+    log_y = torch.linspace(-20, 0, 513, dtype=torch.float64)
+    rows = speeds(choices, alphas)
+    assert rows.shape == (129, 513) and (rows > 0).all()
+    some = torch.cat([torch.arange(0, 380, 54), torch.arange(380, 513, 12)])
+    for alpha, row in zip(alphas.tolist(), rows, strict=True):
+        np.testing.assert_allclose(row[some].numpy(), factor(choices, alpha, log_y[some].exp().numpy()), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("choices", "alpha", "place"), [(20, 7.0, 300), (27, 1.5, 60), (256, 13.0, 20), (2048, 5.0, 400)]
+)
+def test_the_table_agrees_with_mpmath(choices: int, alpha: float, place: int) -> None:
+    """The definition, -∂_α I · B / ((1 - y)^b y^(α-1)), by numerical differentiation at 50 digits."""
+    with mpmath.workdps(50):
+        y, b = mpmath.exp(mpmath.mpf(-20) + mpmath.mpf(20) * place / 512), choices - 1
+        slope = mpmath.diff(lambda a: mpmath.betainc(a, b, 0, y, regularized=True), mpmath.mpf(alpha))
+        wanted = -slope * mpmath.beta(alpha, b) / ((1 - y) ** b * y**alpha)
+    found = speeds(choices, torch.tensor([alpha], dtype=torch.float64))[0, place]
+    assert float(found) == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_a_factor_that_used_to_lose_its_digits() -> None:
+    path = DirichletPath(20, 8.0, churn=0.0)
+    found = float(path.speed(torch.tensor([[1e-3]]), torch.tensor([6 / 7])))
+    assert found == pytest.approx(8.148e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("choices", [230, 256, 2048, 50_257])
+def test_factors_of_many_tokens_are_positive_numbers(choices: int) -> None:
+    rows = speeds(choices, torch.linspace(1, clear_alpha(choices), 33, dtype=torch.float64))
+    assert rows.isfinite().all() and (rows > 0).all()
+
+
+def test_the_last_entry_is_the_limit() -> None:
+    rows = speeds(27, torch.tensor([1.0, 4.0], dtype=torch.float64))[:, -1]
+    wanted = [(special.digamma(a + 26) - special.digamma(a)) / 26 for a in (1.0, 4.0)]
+    np.testing.assert_allclose(rows.numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("b", [1, 2, 26, 255])
+def test_quadrature_against_scipy(b: int) -> None:
+    nodes, weights = gauss_jacobi(b, 24)
+    x, w = special.roots_jacobi(24, b - 1, 0)
+    np.testing.assert_allclose(nodes.numpy(), (x + 1) / 2, atol=1e-13)
+    np.testing.assert_allclose(weights.numpy(), w / w.sum(), rtol=1e-9, atol=1e-300)

@@ -1,0 +1,301 @@
+"""The published forms of flows on the simplex: free fields, inputs, times and samplers; and large vocabularies."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from laws import (
+    CHANCE,
+    SMALL,
+    System,
+    excess,
+    generator,
+    mean_and_error,
+    measured,
+    network,
+    same_law,
+    sticky,
+    table,
+)
+from scipy import stats
+from torch import Tensor
+
+import logosphere as ls
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.noise import Drawn
+from logosphere.presets import preset
+from logosphere.processes.dirichlet import DirichletPath
+from logosphere.processes.fields import TangentFlow
+from logosphere.processes.flow import Flow
+from logosphere.processes.stick_scores import StickScores
+from logosphere.types import Batch
+
+VELOCITY = {
+    "predicts": "velocity", "posterior_head": False, "input": "state", "loss": "velocity", "clock": "uniform",
+}  # fmt: skip
+SCORE = {
+    "construction": "sticks", "predicts": "score", "posterior_head": False, "input": "state", "loss": "diffusion",
+    "concentration": 16,
+}  # fmt: skip
+FREE = [
+    System("fisher-flow", VELOCITY),
+    System("fisher-flow", VELOCITY | {"prior": "simplex"}),
+    System("ddsm", SCORE),
+]
+PUBLISHED = [("bfn", "paper"), ("fisher-flow", "paper"), ("fisher-flow", "sfm"), ("dirichlet-flow", "paper"),
+             ("ddsm", "paper")]  # fmt: skip
+
+
+def skewed_letters(choices: int) -> Any:
+    """One token, some likelier than others."""
+    return ls.languages.independent(torch.arange(1, choices + 1).double().pow(-0.5).softmax(0).tolist(), 1)
+
+
+# ---- large vocabularies ------------------------------------------------------------------------------------------
+
+
+def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
+    language = skewed_letters(256)
+    mean, error = mean_and_error(excess(measured("dirichlet-flow", language, churn=0), language, n=2000, draws=48))
+    assert error < 0.01 * language.entropy()
+    assert abs(mean) < 3 * error + 0.005 * language.entropy()
+
+
+def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
+    language = skewed_letters(256)
+    mean, error = mean_and_error(excess(measured("dirichlet-flow", language), language, n=2000, draws=48))
+    assert error < 0.02 * language.entropy()
+    assert -3 * error < mean < 0.1 * language.entropy()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("churn", [0, 1])
+def test_samples_of_256_tokens_are_the_language(churn: int) -> None:
+    language = skewed_letters(256)
+    model = measured("dirichlet-flow", language, churn=churn)
+    drawn = ls.sample(model, n=3000, steps=48, rng=generator(1), denoiser=Oracle(model, language))
+    assert same_law(drawn, language) > CHANCE
+
+
+@pytest.mark.parametrize("options", [{}, {"churn": 0}, {"alpha": 60.0}])
+def test_a_dirichlet_flow_of_2048_tokens_is_finite(options: dict[str, Any]) -> None:
+    model = ls.build("dirichlet-flow", vocab_size=2048, length=4, **SMALL, **options)
+    path = model.process.path
+    assert isinstance(path, DirichletPath)
+    assert path.table.isfinite().all() and path.noisiness.isfinite().all() and (path.table > 0).all()
+    tokens = torch.randint(2048, (4, 4), generator=generator(1))
+    assert model.nelbo(tokens, generator(2), draws=4).total.isfinite().all()
+    drawn = ls.sample(model, n=8, steps=4, rng=generator(3))
+    assert len(drawn.unique()) > 16  # a state that is no number is read as the last token
+
+
+# ---- free fields -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("system", FREE, ids=str)
+def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
+    """The same as of the system that predicts tokens: the answer of an oracle is turned into a field and back."""
+    language = sticky(3, 4)
+    model = measured(system.name, language, **system.options)
+    draws = 192 if system.name == "fisher-flow" else 48  # cells are drawn evenly, and nats are rare and large
+    mean, error = mean_and_error(excess(model, language, n=2000, draws=draws))
+    assert error < 0.05 * language.entropy()
+    assert abs(mean) < 3 * error + 0.01 * language.entropy()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sampler", ["ancestral", "euler-flow"])
+@pytest.mark.parametrize("system", FREE, ids=str)
+def test_samples_of_an_exact_field_are_the_language(system: System, sampler: str) -> None:
+    language = table()
+    model = measured(system.name, language, **system.options)
+    steps = 300 if system.name == "ddsm" else 128
+    drawn = ls.sample(model, n=2000, steps=steps, rng=generator(3), denoiser=Oracle(model, language), sampler=sampler)
+    assert same_law(drawn, language) > CHANCE
+
+
+def test_a_random_score_is_not_below_the_entropy() -> None:
+    language = sticky(3, 6)
+    model = network("ddsm", language, seed=5, **SCORE)
+    assert model.process.kind == "bound"
+    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
+    assert math.isfinite(mean) and mean > 3 * error
+
+
+def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
+    process = ls.build("fisher-flow", vocab_size=6, length=1, denoiser=None, **VELOCITY).process
+    assert isinstance(process, TangentFlow) and process.kind == "surrogate"
+    z = process.prior(50, 1, Drawn(generator(1), 50)).double()[:, 0]
+    t, p = torch.full((50,), 0.8, dtype=torch.float64), torch.randn(50, 6, generator=generator(2)).double().softmax(-1)
+    found = process.logits(process.phrased(p.log(), z, t), z, t).exp()
+    assert (found - p).abs().max() < 1e-5  # but for the floor under small probabilities
+
+
+def test_fields_have_no_temperature_and_no_guide() -> None:
+    for name, options in (("fisher-flow", VELOCITY), ("ddsm", SCORE)):
+        model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
+        with pytest.raises(UserError, match="predicts states and not tokens"):
+            ls.sample(model, temperature=0.5)
+
+
+# ---- times -------------------------------------------------------------------------------------------------------
+
+
+def drawn_times(model: Any, n: int = 4000) -> Tensor:
+    """t of the first position of n sequences, as in training."""
+    process = model.process.train()
+    u = process.codec.encode(torch.zeros(n, 1, dtype=torch.long))
+    w = torch.rand(n, 1, generator=generator(1), dtype=torch.float64)
+    times: Tensor = process.noised(u, w, torch.ones(n, 1, dtype=torch.bool), Drawn(generator(2), n)).t
+    return times.flatten()
+
+
+def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> None:
+    model = ls.build("dirichlet-flow", vocab_size=4, length=1, denoiser=None, preset="paper")
+    process = model.process
+    assert isinstance(process, Flow) and isinstance(process.path, DirichletPath)
+    alpha = process.path.alpha(process.share(drawn_times(model)))
+    assert stats.kstest(alpha.double() - 1, stats.expon(scale=2).cdf).pvalue > CHANCE
+    assert abs(float((alpha > 8).double().mean()) - math.exp(-3.5)) < 0.01 and float(alpha.max()) > 12
+
+
+@pytest.mark.parametrize("name", ["bfn", "fisher-flow"])
+def test_training_draws_times_uniformly(name: str) -> None:
+    model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
+    t = drawn_times(model)
+    gone = model.process.share(t) if isinstance(model.process, Flow) else 1 - t
+    assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > CHANCE
+
+
+def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None:
+    """Where times are drawn by √w, nats in proportion to w have equal roots of nats per draw in all cells."""
+    model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, preset="paper")
+    process = model.process
+    assert isinstance(process, Flow) and isinstance(process.path, StickScores)
+    n, s = 4000, torch.tensor([0.2, 0.5, 0.9])
+    x = torch.arange(n)[:, None] % 3
+    u, rates = process.codec.encode(x), []
+    for share in s:
+        z = process.path.at(u, share.expand(n, 1), Drawn(generator(3), n))
+        nats = process.path.nats(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
+        steep = float(process.path.sticks.times.diff().abs()[int(share * 256)]) * 256
+        rates.append((2 * float(nats.mean()) / steep) ** 0.5)  # √w
+        rates[-1] *= steep  # per unit of s
+    law = process.path.importance(128)[(s * 128).long()]
+    torch.testing.assert_close(law / law.sum(), torch.tensor(rates).double() / sum(rates), rtol=0.05, atol=0.0)
+
+
+def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
+    tokens = sticky(3, 4).sample(64, generator(1))
+    losses = {}
+    for loss in ("bound", "diffusion"):
+        torch.manual_seed(0)
+        model = ls.build("bfn", vocab_size=3, length=4, **SMALL, loss=loss, clock="even", posterior_head=False)
+        losses[loss] = model.train().bound(Batch.of(tokens), Drawn(generator(2), 64), draws=65)
+    both, without = losses["bound"], losses["diffusion"]
+    torch.testing.assert_close(both.loss, both.recon + both.diffusion)
+    torch.testing.assert_close(without.loss, without.diffusion)
+    assert float(without.recon.detach().mean()) > 0.1
+
+
+@pytest.mark.parametrize(("name", "which"), [*PUBLISHED, ("bfn", "default"), ("ddsm", "default")])
+def test_constants_are_buffers(name: str, which: str) -> None:
+    """Else they stay behind when a model moves to another device."""
+    model = ls.build(name, vocab_size=4, length=4, **SMALL, preset=which)
+    for part in model.modules():
+        assert not [key for key, value in vars(part).items() if isinstance(value, Tensor)], type(part)
+
+
+# ---- inputs and samplers -----------------------------------------------------------------------------------------
+
+
+def seen_by(model: Any) -> list[tuple[Tensor, Tensor]]:
+    """What the network of a model is shown, and when; filled while it runs."""
+    shown: list[tuple[Tensor, Tensor]] = []
+    inner = model.denoiser
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    trunk = inner.features
+
+    def features(z: Tensor, t: Tensor, context: Tensor, memory: Any) -> Tensor:
+        shown.append((z.clone(), t.clone()))
+        answer: Tensor = trunk(z, t, context, memory)
+        return answer
+
+    inner.features = features
+    return shown
+
+
+def test_a_bayesian_flow_network_reads_scaled_beliefs() -> None:
+    model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
+    shown = seen_by(model)
+    model.nelbo(torch.zeros(5, 4, dtype=torch.long), generator(1))
+    assert shown[0][0].shape == (5, 4, 3)
+    torch.testing.assert_close(shown[0][0].sum(-1), torch.full((5, 4), -1.0))  # Σ (2 θ_k - 1) = 2 - K
+
+
+def test_messages_come_at_equal_times_and_the_token_is_read_at_the_end() -> None:
+    model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
+    shown = seen_by(model)
+    made = ls.generate(model, n=2, steps=8, rng=0)
+    shares = model.process.share(torch.stack([t[0, 0] for _, t in shown]))
+    assert made.nfe == 9
+    torch.testing.assert_close(shares, torch.arange(9) / 8, rtol=0, atol=1e-6)
+
+
+def test_a_dirichlet_flow_reads_doubled_states_at_99_values_of_alpha() -> None:
+    model = ls.build("dirichlet-flow", vocab_size=3, length=4, **SMALL, preset="paper")
+    shown = seen_by(model)
+    ls.sample(model, n=2, steps=99, rng=0)
+    assert len(shown) == 99
+    for i, (z, _) in enumerate(shown):
+        alpha = 1 + 7 * i / 99
+        torch.testing.assert_close(z[..., :3].sum(-1), torch.full((2, 4), 1 - 2 / (alpha + 1)), rtol=0, atol=1e-4)
+        torch.testing.assert_close(z[..., 3:].sum(-1), torch.full((2, 4), 2 / (alpha + 1)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "which"), PUBLISHED)
+def test_a_published_system_trains_and_samples(name: str, which: str) -> None:
+    language = sticky(3, 4, stay=0.95)
+    torch.manual_seed(0)
+    model = ls.build(name, vocab_size=3, length=4, **SMALL, preset=which)
+    batches = (language.sample(64, generator(i)) for i in range(120))
+    losses = [p.loss for p in ls.fit(model, batches, steps=120, optim=ls.OptimizerConfig(lr=5e-3, warmup=20))]
+    assert sum(losses[-20:]) < sum(losses[:20])
+    assert model.sampler == preset(name, which).sampler
+    drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
+    repeats = float((drawn[:, 1:] == drawn[:, :-1]).float().mean())
+    assert repeats > 0.75, repeats  # 1/3 by chance ± 0.012, 0.95 in the language
+
+
+MISTAKES = [
+    ("fisher-flow", VELOCITY | {"clock": "even"}, "needs loss=velocity and clock=uniform"),
+    ("fisher-flow", VELOCITY | {"geometry": "flat"}, "needs geometry=sphere"),
+    ("fisher-flow", VELOCITY | {"posterior_head": True}, "needs posterior_head=False"),
+    ("fisher-flow", {"predicts": "velocty"}, "Did you mean 'velocity'"),
+    ("ddsm", SCORE | {"construction": "shares"}, "needs construction=sticks"),
+    ("ddsm", SCORE | {"self_conditioning": 0.5}, "self_conditioning=0"),
+    ("ddsm", {"clock": "importance"}, "needs predicts=score"),
+    ("ddsm", {"predicts": "noise"}, "tokens or score"),
+    ("bfn", {"input": "doubled"}, "There is no input 'doubled'"),
+    ("dirichlet-flow", {"clock": "unbound"}, "Did you mean 'unbounded'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
+def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        ls.build(name, vocab_size=3, length=4, **options, denoiser=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler"), [("bfn", "euler-flow"), ("dirichlet-flow", "euler-flow"), ("ddsm", "messages")]
+)
+def test_a_sampler_of_another_system_is_refused(name: str, sampler: str) -> None:
+    model = ls.build(name, vocab_size=3, length=4, **SMALL)
+    with pytest.raises(UserError, match="sampler is for"):
+        ls.sample(model, sampler=sampler)

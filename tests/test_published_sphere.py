@@ -1,0 +1,107 @@
+"""The published system on the sphere beside the default: its options, its sampler on any model, devices."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from laws import CHANCE, SMALL, fits, generator, sticky, table
+
+import logosphere as ls
+from logosphere.codecs.digits import DigitCodec
+from logosphere.data.languages import Oracle
+from logosphere.errors import UserError
+from logosphere.processes.spherical import Spherical
+from logosphere.processes.splitting import ValidCodes
+from logosphere.sampling.steppers import PublishedWalk
+
+
+@pytest.fixture(autouse=True)
+def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of bridges are made once for all tests."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
+
+
+def test_valid_codes_are_found_wherever_the_codec_is() -> None:
+    """On a device that holds no numbers nothing can be looked up there, and nothing of the host be mixed with it."""
+    assert ValidCodes(DigitCodec(11, 4).to("meta")).last == [2, 2]
+    last = ValidCodes(DigitCodec(30_522, 3)).last
+    assert len(last) == 10 and int("".join(map(str, last)), 3) == 30_521
+
+
+def test_every_table_of_a_process_moves_with_it() -> None:
+    for options in ({}, {"base": 2}, {"preset": "paper"}, {"preset": "paper", "base": 2}):
+        process = ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options).process.to("meta")
+        for module in process.modules():
+            for name, value in vars(module).items():
+                assert not isinstance(value, torch.Tensor) or value.is_meta, f"{type(module).__name__}.{name}"
+
+
+def test_impossible_options_are_refused() -> None:
+    for options, says in (
+        ({"rho_scale": 1.14}, "rho_scale=1.14 .* needs transitions=normal or published"),
+        ({"rho_scale": 0.0, "transitions": "normal"}, "above 0, not 0.0"),
+        ({"codes": "published"}, "give a base"),
+        ({"protocol": "published"}, "geometric, linear or cosine, not 'information'"),
+        ({"protocol": "published", "clock": "geometric", "stagger": 0.5}, "no stagger"),
+        ({"protocol": "published", "clock": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options)
+    with pytest.raises(UserError, match="log bridge"):
+        ls.build("rdlm-heat", vocab_size=5, length=4, denoiser=None, protocol="published", clock="geometric")
+
+
+def test_rho_scales_the_spread_of_states() -> None:
+    spreads = []
+    for scale in (1.0, 1.14):
+        options = {"transitions": "published", "rho_scale": scale}
+        process = ls.build("rdlm", vocab_size=3, length=1, denoiser=None, **options).process
+        spreads.append(float(process.a[0, 100].std()))
+    assert spreads[1] / spreads[0] == pytest.approx(1.14, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
+def test_the_papers_time_and_back(name: str) -> None:
+    process = ls.build(name, vocab_size=9, length=1, denoiser=None).process
+    assert isinstance(process, Spherical)
+    tau = torch.linspace(0, 0.999, 57).double()
+    torch.testing.assert_close(process.schedule_time(process.time_of(tau)), tau, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "paper", "start": "mask"}], ids=str)
+def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, str]) -> None:
+    """Chi-square over all sequences, on a path from the mask alone; 192 steps."""
+    language = table()
+    model = ls.build("rdlm", vocab_size=2, length=4, denoiser=None, **options)
+    oracle = Oracle(model, language)
+    drawn = ls.sample(model, n=2000, steps=192, rng=generator(5), denoiser=oracle, stepper=PublishedWalk())
+    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 2000) > CHANCE
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper-lm1b"])
+def test_the_published_system_learns(preset: str) -> None:
+    """The loss of one sentence falls, and samples are tokens; known positions stay."""
+    torch.manual_seed(0)
+    model = ls.build("rdlm", vocab_size=5, length=4, preset=preset, **SMALL)
+    tokens = torch.tensor([[1, 4, 0, 2]])
+    losses = [
+        progress.loss
+        for progress in ls.fit(
+            model, (tokens.expand(32, -1) for _ in range(150)), steps=150, optim=ls.OptimizerConfig(lr=1e-2, warmup=10)
+        )
+    ]
+    assert min(losses[-20:]) < 0.3 * losses[0]
+    assert int(ls.sample(model, n=64, steps=8).max()) < 5
+    known = torch.tensor([False, True, False, False])
+    filled = ls.sample(model, n=4, steps=8, known=known, tokens=torch.tensor([0, 3, 0, 0]))
+    assert (filled[:, 1] == 3).all()
+
+
+def test_published_models_are_saved_and_opened(tmp_path: Path) -> None:
+    language = sticky(5, 4)
+    model = ls.build("rdlm", vocab_size=5, length=4, preset="paper-lm1b", **SMALL).eval()
+    model.save(tmp_path / "model")
+    again = ls.load(tmp_path / "model").eval()
+    tokens = language.sample(8, generator(1))
+    assert again.sampler == "rdlm"
+    torch.testing.assert_close(again.nelbo(tokens, generator(2)).total, model.nelbo(tokens, generator(2)).total)
