@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import SMALL, System, generator
+from toy_languages import generator
+from toy_models import SMALL, System
 
 import logosphere as ls
 from logosphere import UserError

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import network
-from test_parallel import corpus
-from test_runs import RECIPE, after, bits, timeless
-from test_training import LANGUAGE, QUICK, batches
+from run_helpers import metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
+from toy_models import random_network
+from training_helpers import LANGUAGE, QUICK, batches
 
 from logosphere.data.batches import Crops
 from logosphere.data.corpus import Corpus
@@ -20,8 +20,6 @@ from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged, Trainer
 from logosphere.types import Batch
 from logosphere.weights import read_tensors
-
-__all__ = ["corpus"]  # a fixture
 
 
 def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path) -> None:
@@ -37,7 +35,7 @@ def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path)
 
 def test_a_spike_is_passed_over() -> None:
     """A batch whose weights were blown up: its step is left out, and nothing of it stays in weights or averages."""
-    trainer = Trainer(network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
+    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
     given = batches()
     calm = [trainer.train_step(Batch.of(next(given)), 9, 0.0) for _ in range(6)]
     assert not any(progress.skipped for progress in calm)
@@ -54,7 +52,7 @@ def test_a_spike_is_passed_over() -> None:
 
 def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None:
     """What was observed in it is in no checkpoint, so a resumed run would go another way."""
-    trainer = Trainer(network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
+    trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
     given = batches()
     for _ in range(4):
         trainer.train_step(Batch.of(next(given)), 9, 0.0)
@@ -67,7 +65,7 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
 @pytest.mark.parametrize("shard", [False, True])
 def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
-    list(run_training(run, corpus, after(4)))
+    list(run_training(run, corpus, stop_after(4)))
     update = Trainer._update
     for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
         broken: list[Trainer] = []
@@ -91,8 +89,8 @@ def test_what_is_usual_survives_a_resume(corpus: Corpus, tmp_path: Path) -> None
     straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
     list(run_training(straight, corpus))
     for steps in (5, 99):
-        list(run_training(Run(broken.path), corpus, after(steps)))
-    assert timeless(straight) == timeless(broken)
+        list(run_training(Run(broken.path), corpus, stop_after(steps)))
+    assert metrics_without_times(straight) == metrics_without_times(broken)
     assert any(line.get("skipped") for line in straight.metrics()), "the limit is so low that some steps are skipped"
 
 
@@ -103,4 +101,4 @@ def test_determinism_is_asked_for_and_given_back(corpus: Corpus, tmp_path: Path)
     for _ in run_training(run, corpus):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
-    assert bits(run.path / "model.safetensors") == bits(plain.path / "model.safetensors")
+    assert tensor_bytes(run.path / "model.safetensors") == tensor_bytes(plain.path / "model.safetensors")

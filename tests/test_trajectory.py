@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from laws import generator
 from logosphere.cli.condensing import Condensing, check_suffix, save
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.data.tokenizers import text8_tokenizer

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import inject
+from tiny_encoder import use_tiny_encoder
 
 import logosphere as ls
 from logosphere.errors import UserError
@@ -23,7 +23,7 @@ CASES = [
 def test_training_bounds_and_samples_are_finite(
     name: str, preset: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inject(monkeypatch, size)  # in place of pretrained encoders, which are an extra
+    use_tiny_encoder(monkeypatch, size)  # in place of pretrained encoders, which are an extra
     torch.manual_seed(0)
     try:
         model = ls.build(name, vocab_size=size, length=8, preset=preset, **SMALL)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from fuzzing import Target
-from test_runs import RECIPE
+from tiny_run import RECIPE, TEXT
 
 import logosphere as ls
 from logosphere.cli import main
@@ -34,8 +34,6 @@ from logosphere.runs.config import TrainConfig, config_from_dict, read_config_fi
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.weights import read_tensors
-
-TEXT = "the cat sat on the mat and the dog sat on the log\n" * 40
 
 
 def targets(place: Path) -> list[Target]:
