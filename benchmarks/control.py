@@ -57,7 +57,7 @@ def trained(name: str, tokens: Tensor, seconds: float, **options: object) -> ls.
     for part, _ in picked(tokens, tokens, 1 << 30, seed=1):
         if (done := (time.process_time() - started) / seconds) >= 1:
             break
-        progress = trainer.advance(ls.Batch.of(part, first=trainer.step * BATCH), 0, done)
+        progress = trainer.train_step(ls.Batch.of(part, first=trainer.step * BATCH), done)
     trainer.averaged.swap()
     print(f"{name}: {progress.step} updates, {progress.nats / math.log(2):.3f} bits", file=sys.stderr, flush=True)
     return model.eval()

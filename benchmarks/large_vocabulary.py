@@ -74,7 +74,7 @@ def learned(system: str, minutes: float) -> dict[str, float]:
     trainer, started, step = Trainer(built, optim=ls.OptimizerConfig(lr=3e-3, warmup=30)), time.process_time(), 0
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
         batch = Batch.of(words(step, LITTLE["batch"], LITTLE["length"]), first=step * LITTLE["batch"])
-        trainer.train_step(batch, 0, done)
+        trainer.train_step(batch, done)
         step += 1
     after, entropy = bound(), float(torch.special.entr(zipf()).sum())
     return {

@@ -43,10 +43,10 @@ def sizes(steps: int) -> list[dict[str, float]]:
         model = build("mdlm", vocab_size=VOCABULARY, length=LENGTH, **vars(recipe.network))
         trainer = Trainer(model, optim=recipe.optim)
         batch = Batch.of(torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)))
-        trainer.train_step(batch, steps, 0.0)
+        trainer.train_step(batch, 0.0)
         begun = time.process_time()
         for _ in range(steps):
-            trainer.train_step(batch, steps, 0.0)
+            trainer.train_step(batch, 0.0)
         seconds = (time.process_time() - begun) / steps
         flops = bill.flops_per_token * bill.tokens_per_step
         rows.append({
@@ -117,7 +117,7 @@ def saving(steps: int) -> dict[str, float]:
         for step in range(1, 6):
             trainer.step = step
             begun = time.perf_counter()
-            run.publish(save_checkpoint(run.state, trainer, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
+            run.link_latest(save_checkpoint(run.state, trainer, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
             times.append(time.perf_counter() - begun)
         begun = time.perf_counter()
         next(run_training(Run(run.path), corpus, lambda: True))

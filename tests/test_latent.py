@@ -172,7 +172,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Pat
 
     def go(trainer: Trainer, first: int, last: int) -> list[float]:
         given = [Batch.of(tokens[step], first=8 * step) for step in range(first, last)]
-        return [trainer.train_step(batch, 10, (first + i) / 10).loss for i, batch in enumerate(given)]
+        return [trainer.train_step(batch, (first + i) / 10).loss for i, batch in enumerate(given)]
 
     whole = go(fresh(), 0, 10)
     begun = fresh()

@@ -78,7 +78,7 @@ def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_pa
         model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
         trainer = Trainer(model, group=group, sharded=sharded)
         batch = ls.Batch.of(tokens, known).part(group.local_slice(2))
-        return [(progress := trainer.train_step(batch, 2, 0.5)).loss, progress.gradient]
+        return [(progress := trainer.train_step(batch, 0.5)).loss, progress.gradient]
 
     alone = stepped(SINGLE)
     for rank in run_in_processes(2, stepped, tmp_path):
@@ -158,10 +158,10 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
 def test_a_process_that_is_killed_is_told_of() -> None:
     """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
     group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
-    team[1].kill()
+    group[1].kill()
     with pytest.raises(Deserted, match="Process 2 of 2 was killed by SIGKILL"):
         _seen_through(group, [])
-    team[0].terminate()
+    group[0].terminate()
     assert _seen_through(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 

@@ -37,15 +37,18 @@ def test_a_spike_is_passed_over() -> None:
     """A batch whose weights were blown up: its step is left out, and nothing of it stays in weights or averages."""
     trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
     given = batches()
-    calm = [trainer.train_step(Batch.of(next(given)), 9, 0.0) for _ in range(6)]
+    calm = [trainer.train_step(Batch.of(next(given)), 0.0) for _ in range(6)]
     assert not any(progress.skipped for progress in calm)
-    before = [weight.detach().clone() for weight in [*trainer.parameters, *trainer.averaged.shadow]]
-    usual, trainer.usual = trainer.usual, trainer.usual / 100  # the same as a gradient a hundred times larger
-    assert trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped and trainer.step == 7
-    after_ = [*trainer.parameters, *trainer.averaged.shadow]
-    assert all(torch.equal(old, new) for old, new in zip(before, after_, strict=True))
-    trainer.usual = usual
-    assert not trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped
+    before = [weight.detach().clone() for weight in [*trainer.optimizer.parameters, *trainer.averaged.shadow]]
+    usual, trainer.usual_norm = (
+        trainer.usual_norm,
+        trainer.usual_norm / 100,
+    )  # the same as a gradient a hundred times larger
+    assert trainer.train_step(Batch.of(next(given)), 0.0).skipped and trainer.step == 7
+    after = [*trainer.optimizer.parameters, *trainer.averaged.shadow]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    trainer.usual_norm = usual
+    assert not trainer.train_step(Batch.of(next(given)), 0.0).skipped
     with pytest.raises(UserError, match="above 1"):
         OptimizerConfig(spike=0.5)
 
@@ -55,9 +58,9 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
     trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
     given = batches()
     for _ in range(4):
-        trainer.train_step(Batch.of(next(given)), 9, 0.0)
-    trainer.usual /= 100
-    assert trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped
+        trainer.train_step(Batch.of(next(given)), 0.0)
+    trainer.usual_norm /= 100
+    assert trainer.train_step(Batch.of(next(given)), 0.0).skipped
     pending = [buffer for name, buffer in trainer.model.named_buffers() if name.endswith("pending")]
     assert pending and not any(bool(buffer.any()) for buffer in pending)
 
@@ -74,7 +77,7 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, cor
             update(trainer, *given)
             if trainer.step == step - 1:
                 seen.append(trainer)
-                trainer.parameters[0].data.fill_(torch.nan)
+                trainer.optimizer.parameters[0].data.fill_(torch.nan)
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
             patch.setattr(Trainer, "_update", spoil)

@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None
         for _ in range(5):
             before = [weight.detach().clone() for weight in model.parameters()]
             step = trainer.step
-            trainer.train_step(Batch.of(next(given)), 5, 0.0)
+            trainer.train_step(Batch.of(next(given)), 0.0)
     assert trainer.step == step
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert all(weight.isfinite().all() for weight in model.parameters())
@@ -118,7 +118,7 @@ def test_a_fit_with_an_average_ends_with_the_average() -> None:
     assert losses(plain) == losses(averaged, ema=0.9)
     trainer = Trainer(random_network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
     for number, tokens in zip(range(4), batches(), strict=False):
-        trainer.train_step(Batch.of(tokens, first=8 * number), 4, number / 4)
+        trainer.train_step(Batch.of(tokens, first=8 * number), number / 4)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), trainer.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.averaged.shadow, strict=True))
 
@@ -147,8 +147,9 @@ def test_the_gradient_is_clipped_but_reported_whole() -> None:
     """With plain weights, Adam's first step does not depend on the clip; its second moment does."""
     small, large = (Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
     tokens = Batch.of(next(batches()))
-    assert small.advance(tokens, 1, 0.0).gradient == large.advance(tokens, 1, 0.0).gradient > 1e-3
-    moments = [trainer.optimizer.state[trainer.parameters[0]]["exp_avg_sq"].sum() for training in (small, large)]
+    assert small.train_step(tokens, 0.0).gradient == large.train_step(tokens, 0.0).gradient > 1e-3
+    states = [trainer.optimizer.adamw.state[trainer.optimizer.parameters[0]] for trainer in (small, large)]
+    moments = [state["exp_avg_sq"].sum() for state in states]
     assert moments[0] < 1e-3 * moments[1]
 
 
@@ -157,7 +158,7 @@ def test_known_positions_are_not_trained_on() -> None:
     known = torch.ones(8, 6).bool()
     known[:, 2] = False
     trainer = Trainer(random_network("mdlm", LANGUAGE), optim=QUICK)
-    progress = trainer.train_step(Batch.of(next(batches()), known), 1, 0.0)
+    progress = trainer.train_step(Batch.of(next(batches()), known), 0.0)
     assert progress.tokens == 8 and 0 < progress.nats < 10 * math.log(5)
 
 

@@ -29,7 +29,7 @@ def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Fl
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
     """The frequency of each plane, base^(-i/n) with i counted within its axis, and the axis it turns with."""
     planes = torch.arange(head_width // 2)
     own = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes that the same axis has

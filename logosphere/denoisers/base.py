@@ -46,7 +46,7 @@ class Denoiser(nn.Module, ABC):
             "This model was built without conditions; build it with labels=…, source=… or signal=… to use one."
         )
 
-    def rows(self, kept: Bool[Tensor, "B"]) -> "Denoiser":
+    def rows(self, kept: Bool[Tensor, " B"]) -> "Denoiser":
         """The same denoiser for some of the sequences it belongs to; by default it belongs to none in particular."""
         return self
 
@@ -74,7 +74,7 @@ class Wrapper(Denoiser, ABC):
     def given(self, condition: Condition) -> Denoiser:
         return self._again(self.inner.given(condition))
 
-    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return self._again(self.inner.rows(kept))
 
     def conditioned_rows(self) -> int:

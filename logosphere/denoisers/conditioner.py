@@ -151,7 +151,7 @@ class Conditioned(Denoiser):
         with torch.no_grad():  # a condition is read once for a whole run
             return self.network.cached(self._memory())
 
-    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return Conditioned(self.network, self.condition.each(lambda field: field[kept]))
 
 

@@ -55,7 +55,7 @@ class ConvolutionTrunk(nn.Module):
         self.norm = nn.LayerNorm(network.width, bias=False)
 
     def forward(
-        self, h: Float[Tensor, "B M D"], t: Float[Tensor, "B #M"] | None = None, *, memory: Memory | None = None
+        self, h: Float[Tensor, "B M D"], t: Float[Tensor, " B #M"] | None = None, *, memory: Memory | None = None
     ) -> Float[Tensor, "B M D"]:
         c = None if self.time is None or t is None else self.time(t)
         first = h

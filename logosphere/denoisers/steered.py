@@ -15,7 +15,7 @@ from logosphere.processes.gaussian import Gaussian
 from logosphere.shapes import Bool, Float
 from logosphere.types import Logits, Positions, State, Times
 
-Judge = Callable[[Tensor], Float[Tensor, "B"]]
+Judge = Callable[[Tensor], Float[Tensor, " B"]]
 """Law of the tokens [B, M, V], or clean states [B, M, d] -> log c [B]."""
 
 
@@ -23,7 +23,7 @@ Judge = Callable[[Tensor], Float[Tensor, "B"]]
 class Divisible(Protocol):
     """A judge who wants something else of every sequence, and can be cut as the batch is cut."""
 
-    def part(self, rows: Bool[Tensor, "B"]) -> Judge: ...
+    def part(self, rows: Bool[Tensor, " B"]) -> Judge: ...
 
 
 class Steered(Wrapper):
@@ -48,7 +48,7 @@ class Steered(Wrapper):
     def around(self, inner: Denoiser) -> Denoiser:
         return Steered(inner, self.judge, self.strength)
 
-    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return Steered(self.inner.rows(kept), _part(self.judge, kept), self.strength)
 
 
@@ -80,11 +80,11 @@ class SteeredState(Wrapper):
     def around(self, inner: Denoiser) -> Denoiser:
         return SteeredState(inner, self._process[0], self.judge, self.strength)
 
-    def rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return SteeredState(self.inner.rows(kept), self._process[0], _part(self.judge, kept), self.strength)
 
 
-def _part(judge: Judge, kept: Bool[Tensor, "B"]) -> Judge:
+def _part(judge: Judge, kept: Bool[Tensor, " B"]) -> Judge:
     return judge.part(kept) if isinstance(judge, Divisible) else judge
 
 

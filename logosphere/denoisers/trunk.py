@@ -169,9 +169,9 @@ class Trunk(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B M D"],
-        t: Float[Tensor, "B #M"] | None = None,
+        t: Float[Tensor, " B #M"] | None = None,
         *,
-        positions: Int64[Tensor, "M"] | None = None,
+        positions: Int64[Tensor, " M"] | None = None,
         mask: Bool[Tensor, "M N"] | None = None,
         causal: bool = False,
         caches: list[KeyValues] | None = None,

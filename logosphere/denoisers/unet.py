@@ -92,7 +92,7 @@ class UNetTrunk(nn.Module):
         self.norm = nn.LayerNorm(width, bias=False)
 
     def forward(
-        self, h: Float[Tensor, "B M D"], t: Float[Tensor, "B #M"] | None = None, *, memory: Memory | None = None
+        self, h: Float[Tensor, "B M D"], t: Float[Tensor, " B #M"] | None = None, *, memory: Memory | None = None
     ) -> Float[Tensor, "B M D"]:
         if h.shape[1] != math.prod(self.extent) * self.channels:
             raise UserError(f"A U-Net reads whole images, not {h.shape[1]} pixels of one; use a transformer for parts.")
@@ -103,7 +103,7 @@ class UNetTrunk(nn.Module):
         added = self.spread(_sequence(inner)).reshape(h.shape)
         return self.norm(h + added if self.out is None else h + added - self.out * h)
 
-    def _times(self, c: Float[Tensor, "B #M C"]) -> Float[Tensor, "B C H W"]:
+    def _times(self, c: Float[Tensor, " B #M C"]) -> Float[Tensor, "B C H W"]:
         """The times of pixels, that of a pixel being the mean over its channels; one for all where all share it."""
         if c.shape[1] == 1:
             return c[:, 0, :, None, None]
