@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from harness import present
@@ -28,7 +29,7 @@ from logosphere.types import Batch
 V = 30_522
 LARGE = {"batch": 16, "length": 128, "width": 256, "depth": 4, "heads": 4}
 LITTLE = {"batch": 8, "length": 32, "width": 64, "depth": 2, "heads": 2}
-SYSTEMS = {"mdlm": {}, "rdlm": {"projected": True, "path": "in-turn"}}
+SYSTEMS: dict[str, dict[str, Any]] = {"mdlm": {}, "rdlm": {"projected": True, "path": "in-turn"}}
 
 
 def zipf() -> torch.Tensor:
@@ -44,7 +45,7 @@ def words(seed: int, batch: int, length: int) -> torch.Tensor:
 
 def model(system: str, shape: dict[str, int]) -> ls.Model:
     torch.manual_seed(0)
-    network = {name: shape[name] for name in ("width", "depth", "heads")}
+    network: dict[str, Any] = {name: shape[name] for name in ("width", "depth", "heads")}
     return ls.build(system, vocab_size=V, length=shape["length"], **network, **SYSTEMS[system])
 
 

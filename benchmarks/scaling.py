@@ -18,6 +18,7 @@ import torch
 
 from logosphere.data.corpora import open_corpus
 from logosphere.denoisers.network import Network
+from logosphere.model import Model
 from logosphere.noise import Keyed
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.estimate import ACTIVATIONS, cost, machine_speed
@@ -56,19 +57,20 @@ def sizes(steps: int) -> list[dict[str, float]]:
     return rows
 
 
-def kept(model, batch: Batch) -> float:
+def kept(model: Model, batch: Batch) -> float:
     """Numbers that the forward pass keeps for the backward pass, each storage once, parameters not counted."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, float] = {}
+    alive: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             seen[storage.data_ptr()] = storage.nbytes() / 4
         return tensor
 
-    alive = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: alive.append(t) or note(t), lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         model.train().bound(batch, Keyed(0, 0, batch.ids, batch.place, batch.total))
     return sum(seen.values())
 

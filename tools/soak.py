@@ -99,7 +99,8 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--log", type=Path, help="a file for one line of JSON a cycle, written as it goes")
     chosen = parser.parse_args()
-    marks, begun = [], time.monotonic()
+    marks: list[tuple[int, int]] = []
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")  # tables are kept there too
         while time.monotonic() - begun < 60 * chosen.minutes:
