@@ -34,8 +34,8 @@ SYSTEMS = {
 }
 
 
-def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
-    """A run by a group, which is stopped after three steps and resumed by a team of another size."""
+def train_by_processes(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
+    """A run by so many processes, stopped after three steps and resumed by three."""
     run = create_run(recipe, corpus, path)
     if size == 1:
         list(run_training(run, corpus))
@@ -57,8 +57,8 @@ def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 
 def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path: Path) -> None:
     """Two processes begin, three end; learned clocks and infilling included."""
     recipe = SYSTEMS[name]
-    alone = carried_out(recipe, corpus, tmp_path / "alone")
-    group = carried_out(recipe, corpus, tmp_path / "team", size=2)
+    alone = train_by_processes(recipe, corpus, tmp_path / "alone")
+    group = train_by_processes(recipe, corpus, tmp_path / "team", size=2)
     for key in ("train/loss", "train/bpc", "val/bpc", "gradient"):
         assert metric_values(group, key) == pytest.approx(metric_values(alone, key), rel=1e-5), key
     assert metric_values(group, "tokens") == metric_values(alone, "tokens") and len(metric_values(group)) == 8
@@ -88,7 +88,7 @@ def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_pa
 def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: Path) -> None:
     """A sum of two gradients has but one order. Validations are shared out too, and their sums are not."""
     recipe = replace(LOW_RATE, steps=6, validations=1)
-    parts = carried_out(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
+    parts = train_by_processes(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
     shared = create_run(recipe, corpus, tmp_path / "shared")
 
     def work(group: ProcessGroup) -> float:

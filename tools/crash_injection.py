@@ -1,4 +1,4 @@
-"""Kill trainings at bad moments and see that nothing is lost: python tools/crash_injection.py --kills 200.
+"""Kill trainings at random moments and check that nothing is lost: python tools/crash_injection.py --kills 200.
 
 A training runs in a forked process: it builds its tokens, tabulates its bridge, sets up its folder and trains. It is
 killed (SIGKILL) after a random time, or just before or after the n-th time it syncs, renames, links or removes a file,
@@ -22,27 +22,25 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_run import RECIPE as SMALLEST
+from tiny_run import TEXT
 
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
-from logosphere.denoisers.network import Network
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
-from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors
 
-RECIPE = TrainConfig(
-    length=8, batch=4, steps=12, validations=6, validation_sequences=4, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
-    data="text.txt",
-)  # fmt: skip
+RECIPE = replace(
+    SMALLEST, validations=6, validation_sequences=4, network=replace(SMALLEST.network, dropout=0.1), data="text.txt"
+)
 MOMENTS = ("fsync", "replace", "link", "unlink", "mkdir")
 """Calls of `os` before and after which a process may die."""
 
@@ -56,7 +54,7 @@ class Kill:
     after: bool = False
 
     @staticmethod
-    def drawn(chance: random.Random) -> "Kill":
+    def draw(chance: random.Random) -> "Kill":
         if chance.random() < 0.4:
             return Kill(seconds=chance.expovariate(1 / 0.25))
         # Tokens and tables are written early, so early moments are drawn more often.
@@ -69,7 +67,7 @@ class Subject:
     def __init__(self, place: Path, recipe: TrainConfig = RECIPE):
         self.place, self.config = place, recipe
         place.mkdir(parents=True)
-        (place / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+        (place / "text.txt").write_text(TEXT)
 
     @property
     def run(self) -> Run:
@@ -190,7 +188,7 @@ def inject_crashes(
     while deaths < kills:
         number = done % len(recipes)
         patient = Subject(folder / f"patient-{done}", recipes[number])
-        while deaths < kills and was_killed(patient, death := Kill.drawn(chance)):
+        while deaths < kills and was_killed(patient, death := Kill.draw(chance)):
             deaths += 1
             busy["at any time" if death.moment is None else (patient.place / "last").read_text()] += 1
             patient.examine()
@@ -210,8 +208,6 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    from dataclasses import replace
-
     begun = time.monotonic()
     systems = (RECIPE, replace(RECIPE, system="rdlm"))
     with tempfile.TemporaryDirectory() as place:

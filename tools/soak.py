@@ -1,4 +1,4 @@
-"""A long life: python tools/soak.py --minutes 60 [--log marks.jsonl].
+"""Many trainings in one process: python tools/soak.py --minutes 60 [--log marks.jsonl].
 
 Cycles of train, evaluate and sample, in one process, over several systems, with new folders and a corpus opened anew.
 Memory and open files are noted after each cycle, in a line of the log if one is asked for: once warm, neither may grow.
