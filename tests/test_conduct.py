@@ -150,3 +150,17 @@ def test_a_mask_in_the_data_is_refused_in_training_and_evaluation(name: str) -> 
         list(ls.fit(model, [masked], steps=1))
     with pytest.raises(ls.UserError, match="masks belong to noise"):
         ls.evaluate(model, [masked])
+
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_test_modules_share_helpers_not_tests(path: Path) -> None:
+    assert not [module for module in imports(path) if module.split(".")[0].startswith("test_")]
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Folders of tests are no packages, so two modules of one name would be taken for one another."""
+    names = [path.name for folder in (TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
+    assert sorted(name for name in {*names} if names.count(name) > 1) == ["conftest.py"]
