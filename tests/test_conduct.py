@@ -21,11 +21,11 @@ LAYERS = [
     ["denoisers"],
     ["encoders", "autoencoders"],
     ["weights", "model"],
-    ["sampling", "likelihood", "continuity"],
-    ["data", "tasks", "training", "evaluation", "report"],
+    ["sampling"],
+    ["data", "training", "evaluation", "report"],
     ["systems", "recipes", "loading"],
     ["runs"],
-    ["comparison", "studio"],
+    ["studio"],
     ["cli", "__init__", "__main__"],
 ]
 """From the ground up: a part may import parts of its own layer and of layers before it."""

@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from laws import generator
-from logosphere.cli.condensing import Condensing, check_suffix, save
 
 import logosphere as ls
+from logosphere.cli.arguments import Sample
+from logosphere.cli.live_view import LiveView, save_trajectory
 from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.report.animated_svg import render_animated_svg
 from logosphere.report.animation import build_animation
@@ -131,7 +132,7 @@ def test_animations_are_saved_in_three_forms(tmp_path: Path) -> None:
     trajectory, drawn = recorded("rdlm")
     texts = [text8_tokenizer().decode(row.numpy()) for row in drawn]
     for name in ("film.html", "film.svg", "film.json"):
-        save(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
+        save_trajectory(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
     films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
@@ -145,7 +146,7 @@ def test_animations_are_saved_in_three_forms(tmp_path: Path) -> None:
         != (tmp_path / "new" / "film.svg").read_text()
     )
     with pytest.raises(ls.UserError, match="none of them"):
-        check_suffix(Path("film.mov"))
+        Sample(save=Path("film.mov")).check()
 
 
 def test_a_gif_has_a_frame_for_each_moment_and_ends_as_the_text_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +176,7 @@ def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
     from logosphere.data.prompting import Prompt
 
     trajectory, _ = recorded("mdlm")
-    shown = Condensing(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
+    shown = LiveView(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
     shown.close()
     line = shown.line(trajectory.moments[-1], 0)
     styles = {str(span.style) for span in line.spans}
