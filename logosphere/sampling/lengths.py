@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating
 from logosphere.shapes import Bool, Int64
@@ -39,7 +39,7 @@ class Unended(Wrapper):
         ends = torch.arange(out.shape[-1], device=out.device) == self.end
         return torch.where(before[..., None] & ends, NEVER, out)
 
-    def around(self, inner: Denoiser) -> Denoiser:
+    def rewrap(self, inner: Denoiser) -> Denoiser:
         return Unended(inner, self.end, self.length, self.vocab_size)
 
 
