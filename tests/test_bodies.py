@@ -140,12 +140,12 @@ def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
 
 def test_equal_times_of_a_u_net_are_one_time() -> None:
     model, z = u_net()
-    trunk = model.denoiser.inner.trunk
+    backbone = model.denoiser.inner.trunk
     h = torch.randn(2, 384, 16, generator=generator(6))
     with torch.no_grad():
-        torch.testing.assert_close(trunk(h, torch.full((2, 384), 0.3)), trunk(h, torch.full((2, 1), 0.3)))
+        torch.testing.assert_close(backbone(h, torch.full((2, 384), 0.3)), backbone(h, torch.full((2, 1), 0.3)))
         with pytest.raises(UserError, match="whole images"):
-            trunk(h[:, :100], torch.full((2, 1), 0.3))
+            backbone(h[:, :100], torch.full((2, 1), 0.3))
 
 
 @pytest.mark.parametrize("body", ["unet", "convolution"])
@@ -180,8 +180,8 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
 def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
     network = NetworkConfig(**SMALL, shape=shape, body="unet")
     assert network.halvings == halvings
-    trunk = UNetBackbone(network, int(np.prod(network.axes)), reads_time=False)
-    assert trunk(torch.randn(1, int(np.prod(network.axes)), 16)).shape == (1, int(np.prod(network.axes)), 16)
+    backbone = UNetBackbone(network, int(np.prod(network.axes)), reads_time=False)
+    assert backbone(torch.randn(1, int(np.prod(network.axes)), 16)).shape == (1, int(np.prod(network.axes)), 16)
 
 
 @pytest.mark.parametrize(

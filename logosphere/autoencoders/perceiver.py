@@ -37,7 +37,7 @@ class OwnPart(nn.Module):
 class Perceiver(nn.Module):
     """`count` queries read `memory` vectors, layer by layer, and talk to each other in between.
 
-    They do so in the trunk of all networks, which looks at a memory as at a source text.
+    They do so in the backbone of all networks, which attends to a memory as to a source text.
     """
 
     def __init__(self, network: NetworkConfig, *, memory: int, memory_width: int, count: int):

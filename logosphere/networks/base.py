@@ -67,6 +67,10 @@ class Wrapper(Denoiser, ABC):
 
     inner: Denoiser
 
+    def __init__(self, inner: Denoiser):
+        super().__init__()
+        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+
     @abstractmethod
     def rewrap(self, inner: Denoiser) -> Denoiser:
         """Return the same wrapper around another denoiser."""

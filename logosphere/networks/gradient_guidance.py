@@ -34,8 +34,7 @@ class GradientGuided(Wrapper):
     """
 
     def __init__(self, inner: Denoiser, judge: LogObjective, strength: float = 1.0):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self.judge, self.strength = judge, strength
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -61,10 +60,9 @@ class GradientGuidedState(Wrapper):
     """
 
     def __init__(self, inner: Denoiser, process: Gaussian, judge: LogObjective, strength: float = 1.0):
-        super().__init__()
+        super().__init__(inner)
         if process.predicts is None:
             raise UserError("This model predicts tokens; guide it by Steered, whose judge reads their probabilities.")
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
         self.judge, self.strength, self._process = judge, strength, [process]
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:

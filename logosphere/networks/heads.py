@@ -35,8 +35,7 @@ class LogisticHead(Wrapper):
     values: Tensor
 
     def __init__(self, inner: Denoiser, vocab_size: int):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self.register_buffer("values", torch.linspace(-1, 1, vocab_size), persistent=False)
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -62,8 +61,7 @@ class ScoreHead(Wrapper):
     """Turns raw outputs into log ratios log p_t(k)/p_t(z), as the `Score` parameterization reads them (SEDD)."""
 
     def __init__(self, inner: Denoiser, law: Mixing, head: Score):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self.law, self.head = law, head
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:

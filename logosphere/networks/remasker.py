@@ -36,10 +36,10 @@ class Remasker(nn.Module):
         return logits.squeeze(-1)
 
     @torch.no_grad()
-    def inherit(self, stem: nn.Module, trunk: Backbone) -> None:
+    def inherit(self, stem: nn.Module, backbone: Backbone) -> None:
         """Copy the first blocks of a trained denoiser."""
         self.stem.load_state_dict(stem.state_dict())
-        if self.trunk.neighbours is not None and trunk.neighbours is not None:
-            self.trunk.neighbours.load_state_dict(trunk.neighbours.state_dict())
-        for own, trained in zip(self.trunk.blocks, trunk.blocks, strict=False):
+        if self.trunk.neighbours is not None and backbone.neighbours is not None:
+            self.trunk.neighbours.load_state_dict(backbone.neighbours.state_dict())
+        for own, trained in zip(self.trunk.blocks, backbone.blocks, strict=False):
             own.load_state_dict(trained.state_dict())

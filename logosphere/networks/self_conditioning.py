@@ -49,10 +49,9 @@ class SelfConditioning(Wrapper):
         every: int = 0,
         null: nn.Parameter | None = None,
     ):
-        super().__init__()
+        super().__init__(inner)
         if not 0 < probability <= 1:
             raise UserError(f"The probability of self-conditioning is above 0 and at most 1, not {probability}.")
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
         self.reads, self.width, self.estimate, self.probability = reads, width, estimate, probability
         self.null = null
         self.every = every

@@ -20,8 +20,7 @@ class PosteriorHead(Wrapper):
     """
 
     def __init__(self, inner: Denoiser, process: Process):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -41,8 +40,8 @@ class CarryOver(Wrapper):
     """Copies unmasked tokens into the prediction, and leaves the logits at masks unchanged."""
 
     def __init__(self, inner: Denoiser, mask: int):
-        super().__init__()
-        self.inner, self.block, self.reads_time, self.mask = inner, inner.block, inner.reads_time, mask
+        super().__init__(inner)
+        self.mask = mask
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self._carry_over(self.inner(z, t, context, where), z if where is None else z[where])
@@ -63,8 +62,7 @@ class BeliefInput(Wrapper):
     """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
 
     def __init__(self, inner: Denoiser, process: Process):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -85,8 +83,8 @@ class TransformedInput(Wrapper):
     """Replaces the state by a function of state and time, as papers on simplex diffusion do."""
 
     def __init__(self, inner: Denoiser, transform: InputTransform):
-        super().__init__()
-        self.inner, self.block, self.reads_time, self.transform = inner, inner.block, inner.reads_time, transform
+        super().__init__(inner)
+        self.transform = transform
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.inner(self.transform(z, t), t, context, where)
@@ -125,7 +123,7 @@ class LogitsFilter(Wrapper):
         top_k: int | None = None,
         min_p: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(inner)
         if temperature <= 0:
             raise UserError(f"The temperature must be above 0, not {temperature}.")
         if not 0 < top_p <= 1:
@@ -134,7 +132,6 @@ class LogitsFilter(Wrapper):
             raise UserError(f"top_k must be at least 1, not {top_k}.")
         if not 0 <= min_p <= 1:
             raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
         self.temperature, self.top_p, self.top_k, self.min_p = temperature, top_p, top_k, min_p
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -162,10 +159,6 @@ def _keep_nucleus(out: Logits, top_p: float) -> Logits:
 
 class ActiveRows(Wrapper):
     """Evaluates only the sequences that have a selected position."""
-
-    def __init__(self, inner: Denoiser):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         if where is None or bool((rows := where.any(1)).all()):
@@ -212,8 +205,8 @@ class CountedDenoiser(Wrapper):
     """Counts the sequences on which a denoiser is evaluated, which is the cost of sampling."""
 
     def __init__(self, inner: Denoiser, counter: NFECounter):
-        super().__init__()
-        self.inner, self.block, self.reads_time, self.counter = inner, inner.block, inner.reads_time, counter
+        super().__init__(inner)
+        self.counter = counter
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         self.counter.sequences += len(z)

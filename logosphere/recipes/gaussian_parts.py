@@ -176,8 +176,7 @@ class Standardised(Wrapper):
     """Scales states to variance 1, z/√(α²|e|²/d + σ²), and the estimates behind them likewise, √d x̂/|e| (Plaid)."""
 
     def __init__(self, inner: Denoiser, process: Gaussian):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:

@@ -211,8 +211,8 @@ class Edited(Wrapper):
     """
 
     def __init__(self, inner: Denoiser, edits: Edits):
-        super().__init__()
-        self.inner, self.block, self.reads_time, self.edits = inner, inner.block, inner.reads_time, edits
+        super().__init__(inner)
+        self.edits = edits
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where)

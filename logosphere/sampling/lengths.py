@@ -26,8 +26,7 @@ class Unended(Wrapper):
     """Does not say `end` at the first `length` positions."""
 
     def __init__(self, inner: Denoiser, end: int, length: int, vocab_size: int):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self.end, self.length, self.vocab_size = end, length, vocab_size
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
