@@ -192,8 +192,8 @@ def _annotation(kind: Any) -> str:
 
 def _value(annotation: str, value: Any, place: str, default: Any) -> Any:
     """Check a plain value against the annotation of its field; settings within settings are filled with `default`."""
-    if "Network" in annotation or "OptimizerConfig" in annotation:
-        return _filled(NetworkConfig if "Network" in annotation else OptimizerConfig, value, place, default)
+    if "NetworkConfig" in annotation or "OptimizerConfig" in annotation:
+        return _filled(NetworkConfig if "NetworkConfig" in annotation else OptimizerConfig, value, place, default)
     if value is None and "None" in annotation:
         return None
     if "tuple" in annotation and isinstance(value, list) and all(isinstance(item, str) for item in value):
