@@ -30,7 +30,7 @@ import torch
 
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run
@@ -40,7 +40,7 @@ from logosphere.weights import read_tensors
 
 RECIPE = TrainConfig(
     length=8, batch=4, steps=12, validations=6, validation_sequences=4, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
+    network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
     data="text.txt",
 )  # fmt: skip
 MOMENTS = ("fsync", "replace", "link", "unlink", "mkdir")

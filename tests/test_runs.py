@@ -9,8 +9,8 @@ import torch
 
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, create_run, run_training
 from logosphere.runs.run import Run
@@ -20,9 +20,11 @@ from logosphere.weights import read_tensors
 
 RECIPE = TrainConfig(
     length=8, batch=4, steps=12, validations=3, validation_sequences=6, ema=0.9, device="cpu", precision="float32",
-    network=Network(width=16, depth=1, heads=2), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
+    network=NetworkConfig(width=16, depth=1, heads=2), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
 )  # fmt: skip
-DROPOUT = replace(RECIPE, network=Network(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2)
+DROPOUT = replace(
+    RECIPE, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2
+)
 
 
 @pytest.fixture

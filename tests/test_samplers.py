@@ -7,8 +7,8 @@ from laws import CHANCE, System, generator, network, same_law, skewed, table
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser
 from logosphere.processes.base import uniform_grid
 from logosphere.sampling import catalogue
 from logosphere.sampling.catalogue import LISTINGS, listing
