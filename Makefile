@@ -5,13 +5,13 @@ PYTHON := $(VENV)/bin/python
 BIN    := $(VENV)/bin
 PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fast lint types laws docs test-browser bench clean
+.PHONY: demo test test-slow lint types test-fast docs test-browser bench clean
 
 demo: $(VENV)/demo.stamp  ## train a small model for two minutes, print its bound, watch it write
 	$(BIN)/logosphere train demo
 	$(BIN)/logosphere sample --watch -n 3 --steps 64
 
-test: lint types laws  ## everything CI runs
+test: lint types test-fast  ## lint, types and the fast tests: a few minutes
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -21,11 +21,11 @@ types: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
 # One torch thread per test process: two processes with two threads each would only wait for one another.
-laws: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
-
-fast: $(VENV)/dev.stamp  ## the suite without its slow part
+test-fast: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow"
+
+test-slow: $(VENV)/dev.stamp  ## the other tests: many cases, many samples, trainings that are killed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m slow
 
 docs: $(VENV)/docs.stamp  ## the documentation site, in site/
 	PYTHONPATH=docs $(BIN)/zensical build --clean --strict --config-file mkdocs.yml

@@ -34,6 +34,7 @@ def main() -> None:
         t = noise.uniform(BATCH, 1).float().expand(BATCH, LENGTH)
         z = chance.process.corrupt(batch.tokens, t, noise)
         where = z == VOCABULARY
+        assert by_count.denoiser is not None
         out = by_count.denoiser(z, t, context=z, where=where)
         return chance.process.nats(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
 

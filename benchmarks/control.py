@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import harness
 import torch
@@ -29,7 +30,7 @@ from logosphere.networks.gradient_guidance import GradientGuidedState
 from logosphere.training.trainer import Trainer
 
 LENGTH, BASES, SAMPLES, BATCH = 70, 4, 256, 64
-NETWORK = {"width": 64, "depth": 2, "heads": 2}
+NETWORK: dict[str, Any] = {"width": 64, "depth": 2, "heads": 2}
 LESSONS = 600
 """Updates of each classifier."""
 Way = Callable[[float], dict[str, object]]
@@ -39,6 +40,7 @@ Way = Callable[[float], dict[str, object]]
 def split(part: object) -> tuple[Tensor, Tensor]:
     """All sequences of a split, and their labels; 1 is a promoter."""
     batch = next(iter(sequential_batches(part, LENGTH, 1 << 20)))  # type: ignore[arg-type]
+    assert batch.condition is not None and batch.condition.labels is not None
     return batch.tokens, batch.condition.labels
 
 
@@ -50,14 +52,15 @@ def picked(tokens: Tensor, labels: Tensor, count: int, seed: int) -> Iterator[tu
         yield tokens[rows], labels[rows]
 
 
-def trained(name: str, tokens: Tensor, seconds: float, **options: object) -> ls.Model:
+def trained(name: str, tokens: Tensor, seconds: float, **options: Any) -> ls.Model:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=BASES, length=LENGTH, **NETWORK, **options)
     trainer, started = Trainer(model, ema=0.99, optim=ls.OptimizerConfig(lr=3e-3, warmup=50)), time.process_time()
     for part, _ in picked(tokens, tokens, 1 << 30, seed=1):
         if (done := (time.process_time() - started) / seconds) >= 1:
             break
-        progress = trainer.advance(ls.Batch.of(part, first=trainer.step * BATCH), 0, done)
+        progress = trainer.train_step(ls.Batch.of(part, first=trainer.step * BATCH), done)
+    assert trainer.averaged is not None
     trainer.averaged.swap()
     print(f"{name}: {progress.step} updates, {progress.nats / math.log(2):.3f} bits", file=sys.stderr, flush=True)
     return model.eval()

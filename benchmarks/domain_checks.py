@@ -95,7 +95,7 @@ class Chorales(Domain):
         return self._measured(songs) | cost
 
     def _measured(self, songs: list[np.ndarray]) -> Figures:
-        return dict(validators.check_chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr]
+        return dict(validators.check_chorales(songs, self.corpus.train.sequences))  # type: ignore[union-attr, arg-type]
 
 
 class Molecules(Domain):

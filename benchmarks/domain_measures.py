@@ -186,7 +186,7 @@ class Synthetic(Domain):
         rng = np.random.default_rng(7)
         again = torch.from_numpy(synthetic_promoters.sample_sequences(self.strength, rng))
         unasked = torch.from_numpy(synthetic_promoters.sample_sequences(rng.uniform(size=len(self.strength)), rng))
-        bits = {"bits": synthetic_promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
+        bits: Figures = {"bits": synthetic_promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
         return {
             "the language itself": bits | self._measured(again),
             "the language, signals ignored": self._measured(unasked),

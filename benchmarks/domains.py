@@ -123,7 +123,7 @@ def _make(name: str, part: Part, folder: Path, given: argparse.Namespace) -> Non
     corpus = ls.open_corpus(first.data, first.tokenizer)
     domain = part.domain(corpus, first.length, given.samples, given.steps, folder)
     for row, figures in domain.references().items():
-        _write(folder, row, {"reference": "yes"} | figures)
+        _write(folder, row, {"reference": "yes", **figures})
     for row in missing:
         path = folder / "runs" / measures.file_name(row)
         run = Run(path) if path.exists() else create_run(recipes[row], corpus, path)

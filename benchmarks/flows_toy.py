@@ -13,6 +13,7 @@ import argparse
 import statistics
 import sys
 import time
+from typing import Any
 
 import torch
 from harness import present
@@ -20,9 +21,9 @@ from harness import present
 import logosphere as ls
 
 LENGTH, SAMPLES, STEPS, BATCH = 4, 1000, 50, 128
-NETWORK = {"width": 32, "depth": 2, "heads": 2}
+NETWORK: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2}
 PUBLISHED = {"posterior_head": False, "input": "state"}
-FLOWS: dict[str, dict[str, object]] = {
+FLOWS: dict[str, dict[str, Any]] = {
     "bfn": {"posterior_head": False},
     "linear flow": PUBLISHED | {"geometry": "flat"},
     "fisher-flow": PUBLISHED,

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from harness import present
 
 import logosphere as ls
 from logosphere.data.batches import train_batches
+from logosphere.data.corpus import Corpus
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
@@ -32,11 +34,11 @@ SCALES, STRENGTHS = (0.0, 1.0, 2.0, 3.0), (1.0, 3.0, 10.0)
 STEPS = 32
 
 
-def pixels(split) -> tuple[np.ndarray, np.ndarray]:
+def pixels(split: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(split.sequences), np.asarray(split.labels)
 
 
-def judge(corpus):
+def judge(corpus: Corpus) -> tuple[Any, float]:
     """A support vector machine on what the generators have not seen, and its accuracy on what they have."""
     from sklearn.svm import SVC
 
@@ -60,7 +62,7 @@ def run(*arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def labeller_of(model: ls.Model, corpus, minutes: float) -> ls.Labeller:
+def labeller_of(model: ls.Model, corpus: Corpus, minutes: float) -> ls.Labeller:
     torch.manual_seed(0)
     labeller = ls.Labeller.fresh(model, corpus.labels, NetworkConfig(width=48, depth=2, heads=4, shape="8x8"))
     made = labeller.classifier

@@ -12,6 +12,7 @@ columns are bits at masks with 9% of the text hidden: with random tokens around 
 import argparse
 import math
 import sys
+from collections.abc import Callable
 
 import harness
 import numpy as np
@@ -50,7 +51,9 @@ VARIANTS = {
 }
 
 
-def trained(system: str, change, text: np.ndarray, steps: int, seed: int) -> ls.Model:
+def trained(
+    system: str, change: Callable[[ls.Model], None] | None, text: np.ndarray, steps: int, seed: int
+) -> ls.Model:
     torch.manual_seed(seed)
     model = ls.build(system, vocab_size=V, length=LENGTH, width=SIZE.width, depth=SIZE.depth, heads=SIZE.heads)
     if change is not None:
@@ -87,9 +90,10 @@ def at_masks(model: ls.Model, tokens: Tensor) -> tuple[float, float]:
     z = law.corrupt(tokens, t, Drawn(torch.Generator().manual_seed(1), len(tokens)))
     hidden = z == V
     states = z, torch.where(hidden, V, tokens)
-    return tuple(
+    among, alone = (
         float(F.cross_entropy(model.denoiser(one, t, one, hidden), tokens[hidden])) / math.log(2) for one in states
     )
+    return among, alone
 
 
 def main() -> None:

@@ -32,8 +32,9 @@ def judge(folder: Path, minutes: float) -> ls.Model:
     trainer, crops = Trainer(model, ema=0.99, optim=OptimizerConfig(lr=4e-3)), Crops(corpus.valid, LENGTH, 32, 0)
     started, step = time.process_time(), 0
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
-        trainer.advance(crops.at(step), 0, done)
+        trainer.train_step(crops.at(step), done)
         step += 1
+    assert trainer.averaged is not None
     trainer.averaged.swap()
     model.save(folder)
     return model

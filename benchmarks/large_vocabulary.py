@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from harness import present
@@ -28,7 +29,7 @@ from logosphere.types import Batch
 V = 30_522
 LARGE = {"batch": 16, "length": 128, "width": 256, "depth": 4, "heads": 4}
 LITTLE = {"batch": 8, "length": 32, "width": 64, "depth": 2, "heads": 2}
-SYSTEMS = {"mdlm": {}, "rdlm": {"projected": True, "path": "in-turn"}}
+SYSTEMS: dict[str, dict[str, Any]] = {"mdlm": {}, "rdlm": {"projected": True, "path": "in-turn"}}
 
 
 def zipf() -> torch.Tensor:
@@ -44,7 +45,7 @@ def words(seed: int, batch: int, length: int) -> torch.Tensor:
 
 def model(system: str, shape: dict[str, int]) -> ls.Model:
     torch.manual_seed(0)
-    network = {name: shape[name] for name in ("width", "depth", "heads")}
+    network: dict[str, Any] = {name: shape[name] for name in ("width", "depth", "heads")}
     return ls.build(system, vocab_size=V, length=shape["length"], **network, **SYSTEMS[system])
 
 
@@ -74,7 +75,7 @@ def learned(system: str, minutes: float) -> dict[str, float]:
     trainer, started, step = Trainer(built, optim=ls.OptimizerConfig(lr=3e-3, warmup=30)), time.process_time(), 0
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
         batch = Batch.of(words(step, LITTLE["batch"], LITTLE["length"]), first=step * LITTLE["batch"])
-        trainer.train_step(batch, 0, done)
+        trainer.train_step(batch, done)
         step += 1
     after, entropy = bound(), float(torch.special.entr(zipf()).sum())
     return {

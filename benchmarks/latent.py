@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import harness
 import torch
@@ -33,7 +34,7 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import StepTaken, create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
-from logosphere.types import SIGN, Batch
+from logosphere.types import SIGN, Batch, Kind
 
 SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
 FEW = ["latents=8", "latent_width=16"]
@@ -110,11 +111,11 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     """Steps of the second stage against those of diffusion on tokens, neighbours in time, so that load drops out."""
     tokens = torch.randint(1000, (32, 64), generator=torch.Generator().manual_seed(0))
 
-    def stepping(name: str, **options: object):
+    def stepping(name: str, **options: Any) -> Callable[[], object]:
         model = ls.build(name, vocab_size=1000, length=64, width=128, depth=4, heads=4, **options)
         trainer = Trainer(model)
         model.process.settle(0.99)
-        return lambda: trainer.train_step(Batch.of(tokens), 100, 0.99)
+        return lambda: trainer.train_step(Batch.of(tokens), 0.99)
 
     rows = {}
     for other in ("mdlm", "gaussian-ce", "tencdm"):
@@ -226,14 +227,16 @@ def _print(title: str, made: dict[str, list[Row]], wanted: Callable[[str], bool]
     print(f"\n{title}\n\n| row | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
     for name, rows in made.items():
         if rows:
-            cells = [_cell([row[column] for row in rows if column in row], rows[0], column) for column in columns]
+            cells = [
+                _cell([float(row[column]) for row in rows if column in row], rows[0], column) for column in columns
+            ]
             print(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |", flush=True)
 
 
 def _cell(values: list[float], row: Row, column: str) -> str:
     if not values:
         return "—"
-    mark = f"{SIGN[row['kind']]} " if column == "bits" else ""
+    mark = f"{SIGN[cast(Kind, row['kind'])]} " if column == "bits" else ""
     digits = 0 if column == "steps" else 2 if max(values) > 3 else 3
     spread = f" ({min(values):.{digits}f}–{max(values):.{digits}f})" if len(values) > 1 else ""
     return f"{mark}{statistics.mean(values):.{digits}f}{spread}"

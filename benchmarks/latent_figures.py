@@ -13,6 +13,7 @@ slots          on E2E, the share of slots of the meaning that are mentioned, as 
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,11 +54,11 @@ class Bench:
             condition=None if both.condition is None else both.condition.each(lambda field: field[1::2]),
         )
 
-    def figures(self, model: ls.Model, pretrained: bool) -> dict:
+    def figures(self, model: ls.Model, pretrained: bool) -> dict[str, Any]:
         """All figures of a trained row."""
         held_out = list(eval_batches(self.text, self.length, 32, SEQUENCES))
         report = ls.evaluate(model, held_out, draws=DRAWS, rng=0)
-        row: dict = {"kind": report.kind, "bits": report.bits, "error": report.error}
+        row: dict[str, Any] = {"kind": report.kind, "bits": report.bits, "error": report.error}
         row |= {"recon": report.recon, "diffusion": report.diffusion}
         latent = isinstance(model.process.codec, Autoencoder)
         if latent:
@@ -72,7 +73,7 @@ class Bench:
             row.setdefault("texts", list(texts.strings[:SHOWN]))
         return row | (self._alone(model) if latent else {})
 
-    def real_text(self) -> dict:
+    def real_text(self) -> dict[str, Any]:
         """The same figures of real text, where it has them."""
         texts = Texts.from_tokens(self.given.tokens, self.corpus.tokenizer)
         return self._measured(texts, self._metrics(pretrained=False)) | self._slots(texts, "")

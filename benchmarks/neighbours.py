@@ -12,6 +12,7 @@ trainings. `ar` is there for what a model learns that has the token before in it
 import argparse
 import sys
 import time
+from typing import Any
 
 import harness
 import torch
@@ -20,7 +21,7 @@ import logosphere as ls
 from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.splits import Split, take_first_tokens
 
-SIZE = {"width": 160, "depth": 4, "heads": 5}
+SIZE: dict[str, Any] = {"width": 160, "depth": 4, "heads": 5}
 TEXTS = {"running": ("tinystories", "bpe:1024", 64), "paragraphs": ("tinystories", "bpe:1024", 64),
          "letters": ("text8", "auto", 128)}  # fmt: skip
 ROWS = [("mdlm", 0), ("mdlm", 1), ("mdlm", 2), ("rdlm-heat", 0), ("rdlm-heat", 1), ("ar", 0)]
@@ -28,7 +29,7 @@ ROWS = [("mdlm", 0), ("mdlm", 1), ("mdlm", 2), ("rdlm-heat", 0), ("rdlm-heat", 1
 
 def figures(name: str, splits: list[Split], vocabulary: int, length: int, steps: int, reach: int) -> dict[str, float]:
     torch.manual_seed(0)
-    wide = {"projected": True} if name == "rdlm-heat" and vocabulary > SIZE["width"] + 2 else {}
+    wide: dict[str, Any] = {"projected": True} if name == "rdlm-heat" and vocabulary > SIZE["width"] + 2 else {}
     model = ls.build(name, vocab_size=vocabulary, length=length, neighbours=reach, **SIZE, **wide)
     drawn = train_batches(splits[0], length, 4096 // length, seed=0)
     begun = time.process_time()

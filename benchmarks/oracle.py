@@ -3,12 +3,14 @@
 Two estimates of the difference: against H itself, and (closer) against -log p of the very sequences drawn.
 """
 
+from typing import Any
+
 import torch
 from harness import present
 
 import logosphere as ls
 
-SYSTEMS = {
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ar": ("ar", {}),
     "mdlm": ("mdlm", {}),
     "mdlm, masks by chance": ("mdlm", {"exact_count": False}),

@@ -37,7 +37,7 @@ def paths(process: Spherical) -> Iterator[str]:
         yield f"stagger {spread}"
     process.stagger = None
     for order in ("random", "left-to-right"):
-        process.turns = Turns(order)  # type: ignore[arg-type]
+        process.turns = Turns(order)
         yield f"in turn, {order}"
 
 

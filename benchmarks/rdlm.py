@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from harness import present
@@ -208,7 +208,7 @@ def trained(run: Path) -> Case:
     model = Run(run).model("ema", {"path": "together"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
-    theirs = BeliefInput(model.denoiser.inner, published.process)  # type: ignore[union-attr]
+    theirs = BeliefInput(model.denoiser.inner, published.process)  # type: ignore[union-attr, arg-type]
     return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 
@@ -272,7 +272,7 @@ def main() -> None:
     if not given.bounds:
         costs()
     cases = {"oracle": oracle} | ({} if given.run is None else {"network": lambda: trained(given.run)})
-    ratios = {}
+    ratios: dict[str, Any] = {}
     for name, case in cases.items():
         rows, found = bounds(case())
         ratios |= {f"{name}, {way}": row for way, row in found.items()}

@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import present
@@ -20,9 +21,9 @@ from logosphere.data.languages import Language, Markov, Oracle
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
 from logosphere.geometry.laws import PARTICLES, horizon
 from logosphere.model import Model
+from logosphere.processes.base import uniform_grid
 from logosphere.processes.moves import MOVES
 from logosphere.recipes.spherical import default_noise
-from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
 LETTERS = 27
@@ -48,9 +49,9 @@ def sharp(length: int) -> Markov:
     return ls.languages.markov(transition, torch.full((LETTERS,), 1 / LETTERS, dtype=torch.float64), length)
 
 
-def calibrated(name: str, language: Language, **options: object) -> Model:
+def calibrated(name: str, language: Language, **options: Any) -> Model:
     """A model without a network whose clock has looked at the language in several passes."""
-    size = {"vocab_size": language.vocab_size, "length": language.length}
+    size: dict[str, Any] = {"vocab_size": language.vocab_size, "length": language.length}
     model = ls.build(name, denoiser=None, path="together", **size, **options)
     model.process.train()
     rng = generator(1)

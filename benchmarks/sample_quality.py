@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import present
@@ -27,7 +28,7 @@ from logosphere.sampling.steppers import Moved, ancestral
 STEPS = (4, 8, 16, 32, 64, 128, 256)
 
 
-def samplers(model: ls.Model) -> dict[str, dict]:
+def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
     """The ways to sample this model."""
     if isinstance(model.process, Gaussian):
         names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
@@ -39,7 +40,7 @@ def samplers(model: ls.Model) -> dict[str, dict]:
     if not isinstance(model.process, Spherical):
         return {"ancestral": {"stepper": ancestral}}
     model.process.turns = model.process.turns or Turns()  # movers take all positions together all the same
-    ways: dict[str, dict] = {"in turn": {"stepper": ancestral}}
+    ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": ancestral}}
     return ways | {move: {"stepper": Moved(MOVES[move])} for move in MOVES}
 
 

@@ -1,5 +1,8 @@
 """How much sampling costs beyond NFE × one bare evaluation of the network."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from harness import paired_ratio, present
 
@@ -13,7 +16,8 @@ def main() -> None:
     model = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, width=256, depth=4, heads=4).eval()
     tokens = torch.randint(0, VOCABULARY + 1, (BATCH, LENGTH))
     times = torch.zeros(BATCH, LENGTH)
-    network = model.denoiser.inner
+    network: Any = model.denoiser
+    network = network.inner  # without wrappers
 
     @torch.no_grad()
     def bare(evaluations: int) -> None:
@@ -28,12 +32,12 @@ def main() -> None:
         ("first-hitting", first_hitting, False),
     ):
 
-        def ours(stepper: object = stepper, cached: bool = cached) -> ls.generate:
+        def ours(stepper: Any = stepper, cached: bool = cached) -> Any:
             rng = torch.Generator().manual_seed(0)
             return ls.generate(model, n=BATCH, steps=STEPS, rng=rng, stepper=stepper, cached=cached)
 
         nfe = round(ours().nfe)
-        rows[name] = {"nfe": nfe} | paired_ratio(ours, lambda nfe=nfe: bare(nfe), ROUNDS, warmup=1)
+        rows[name] = {"nfe": nfe} | paired_ratio(ours, partial(bare, nfe), ROUNDS, warmup=1)
     present(f"sampling / (NFE × bare forward), {BATCH} × {LENGTH}, {STEPS} steps", rows)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from logosphere.data.corpora import open_corpus
+from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.noise import Keyed
 from logosphere.runs.config import TrainConfig
@@ -43,10 +44,10 @@ def sizes(steps: int) -> list[dict[str, float]]:
         model = build("mdlm", vocab_size=VOCABULARY, length=LENGTH, **vars(recipe.network))
         trainer = Trainer(model, optim=recipe.optim)
         batch = Batch.of(torch.randint(VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0)))
-        trainer.train_step(batch, steps, 0.0)
+        trainer.train_step(batch, 0.0)
         begun = time.process_time()
         for _ in range(steps):
-            trainer.train_step(batch, steps, 0.0)
+            trainer.train_step(batch, 0.0)
         seconds = (time.process_time() - begun) / steps
         flops = bill.flops_per_token * bill.tokens_per_step
         rows.append({
@@ -56,19 +57,20 @@ def sizes(steps: int) -> list[dict[str, float]]:
     return rows
 
 
-def kept(model, batch: Batch) -> float:
+def kept(model: Model, batch: Batch) -> float:
     """Numbers that the forward pass keeps for the backward pass, each storage once, parameters not counted."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, float] = {}
+    alive: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             seen[storage.data_ptr()] = storage.nbytes() / 4
         return tensor
 
-    alive = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: alive.append(t) or note(t), lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         model.train().bound(batch, Keyed(0, 0, batch.ids, batch.place, batch.total))
     return sum(seen.values())
 
@@ -117,7 +119,7 @@ def saving(steps: int) -> dict[str, float]:
         for step in range(1, 6):
             trainer.step = step
             begun = time.perf_counter()
-            run.publish(save_checkpoint(run.state, trainer, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
+            run.link_latest(save_checkpoint(run.state, trainer, {"seconds": 0.0, "cpu_seconds": 0.0, "best": 9.0}))
             times.append(time.perf_counter() - begun)
         begun = time.perf_counter()
         next(run_training(Run(run.path), corpus, lambda: True))

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex",
               "bfn", "fisher-flow", "dirichlet-flow", "ddsm")  # fmt: skip
@@ -131,7 +132,7 @@ def _folder(name: str) -> str:
     return name.replace(", ", "--").replace(" ", "-").replace("=", "")
 
 
-def _report(name: str, given: argparse.Namespace) -> dict:
+def _report(name: str, given: argparse.Namespace) -> dict[str, Any]:
     folder = given.out / _folder(name)
     path = folder / "test.json"
     if not path.exists():

@@ -61,7 +61,7 @@ class Noise(ABC):
         """Noise for these positions alone: they are packed, and the first axis of every shape is theirs."""
         return self
 
-    def select(self, kept: Bool[Tensor, "B"]) -> "Noise":
+    def select(self, kept: Bool[Tensor, " B"]) -> "Noise":
         """Noise for these sequences of the batch alone."""
         return self
 
@@ -79,7 +79,7 @@ class Noise(ABC):
         return (self.uniform(*shape) * 2.0**52).long()
 
 
-def normal_rows(keys: Int64[Tensor, "N"], count: int) -> Float[Tensor, "N n"]:
+def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, always the same: for rows too long to be drawn with all others."""
     counter = torch.arange(1, count + 1, device=keys.device)
     u = _unit(_scramble(_scramble(keys)[:, None] + counter * _signed(GOLDEN)))
@@ -109,7 +109,7 @@ class Drawn(Noise):
 class Keyed(Noise):
     """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same answer."""
 
-    def __init__(self, seed: int, step: int, ids: Int64[Tensor, "B"], place: Int64[Tensor, "B"], total: int):
+    def __init__(self, seed: int, step: int, ids: Int64[Tensor, " B"], place: Int64[Tensor, " B"], total: int):
         self.seed, self.ids, self.place, self.total, self.device = seed, ids, place, total, ids.device
         whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
         self.shared = _scramble(_scramble(whole) + _signed(step * GOLDEN + 2))
@@ -148,7 +148,7 @@ class Keyed(Noise):
 class _Packed(Noise):
     """Keyed noise of some positions: a function of the sequence, the place in it and what was asked about it before."""
 
-    def __init__(self, whole: Keyed, rows: Int64[Tensor, "N"], places: Int64[Tensor, "N"]):
+    def __init__(self, whole: Keyed, rows: Int64[Tensor, " N"], places: Int64[Tensor, " N"]):
         self.whole, self.rows, self.places, self.device = whole, rows, places, whole.device
 
     def at(self, where: Tensor) -> Noise:
@@ -170,7 +170,9 @@ def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
     return (bits >> 12).bitwise_and_((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
 
 
-def _lattice(place: Tensor, total: int, draws: int, shifts: Float[Tensor, "clocks"]) -> Float[Tensor, "B draws clocks"]:
+def _lattice(
+    place: Tensor, total: int, draws: int, shifts: Float[Tensor, " clocks"]
+) -> Float[Tensor, "B draws clocks"]:
     """w_bdj = frac((d·G + g_b) / (G·D) + shift_j): a common shift keeps each w uniform and all of them apart."""
     order = torch.arange(draws, device=place.device) * total + place[:, None]
     return ((order / (total * draws))[..., None] + shifts) % 1.0

@@ -257,7 +257,7 @@ class Tabulated(Schedule):
     def warp(self) -> float:
         return 2.0
 
-    def _table(self, like: Number) -> Float[Tensor, "n"]:
+    def _table(self, like: Number) -> Float[Tensor, " n"]:
         return 1 - torch.tensor(self.levels, dtype=torch.float64, device=like.device)
 
     def _between(self, t: Number) -> tuple[Number, Number, Number]:

@@ -54,8 +54,8 @@ class Condition:
     Where not `given`, a condition is withheld: networks learn to do without it, which guidance needs.
     """
 
-    given: Bool[Tensor, "B"]
-    labels: Int64[Tensor, "B"] | None = None
+    given: Bool[Tensor, " B"]
+    labels: Int64[Tensor, " B"] | None = None
     source: Int64[Tensor, "B S"] | None = None
     """Tokens of the source text, NO_TOKEN where it is shorter."""
     signal: Float[Tensor, "B L C"] | None = None
@@ -69,7 +69,7 @@ class Condition:
     def __len__(self) -> int:
         return len(self.given)
 
-    def withheld(self, rows: Bool[Tensor, "B"]) -> "Condition":
+    def withheld(self, rows: Bool[Tensor, " B"]) -> "Condition":
         """The same, but not given to these sequences."""
         return Condition(self.given & ~rows, self.labels, self.source, self.signal)
 
@@ -95,11 +95,11 @@ class Batch:
     tokens: Tokens
     known: Positions
     valid: Positions
-    ids: Int64[Tensor, "B"]
-    place: Int64[Tensor, "B"]
+    ids: Int64[Tensor, " B"]
+    place: Int64[Tensor, " B"]
     total: int
     condition: Condition | None = None
-    units: Int64[Tensor, "B"] | None = None
+    units: Int64[Tensor, " B"] | None = None
     """Tokens that bits are counted per, where that is not every free position: filled-up sequences have fewer."""
 
     @staticmethod
@@ -118,7 +118,7 @@ class Batch:
         return self.valid & ~self.known
 
     @property
-    def counted(self) -> Int64[Tensor, "B"]:
+    def counted(self) -> Int64[Tensor, " B"]:
         """Tokens of each sequence that bits are counted per."""
         return self.free.sum(1) if self.units is None else self.units
 
@@ -128,7 +128,7 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         return self._each(lambda tensor: tensor.to(device))
 
-    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Batch":
+    def part(self, rows: slice | Bool[Tensor, " B"]) -> "Batch":
         """Some of the rows; they keep their names and their place in the whole."""
         return self._each(lambda tensor: tensor[rows])
 
@@ -143,16 +143,16 @@ class Batch:
 class Bound:
     """-log p(x) <= recon + diffusion + prior, in nats per sequence, [B] each, and the loss to differentiate."""
 
-    recon: Float[Tensor, "B"]
-    diffusion: Float[Tensor, "B"]
-    prior: Float[Tensor, "B"]
-    loss: Float[Tensor, "B"]
-    count: Int64[Tensor, "B"]
+    recon: Float[Tensor, " B"]
+    diffusion: Float[Tensor, " B"]
+    prior: Float[Tensor, " B"]
+    loss: Float[Tensor, " B"]
+    count: Int64[Tensor, " B"]
     """Positions that were counted."""
     kind: Kind
-    credit: Float[Tensor, "B"] | None = None
+    credit: Float[Tensor, " B"] | None = None
     """log q(z | x) where the noise itself is learned."""
 
     @property
-    def total(self) -> Float[Tensor, "B"]:
+    def total(self) -> Float[Tensor, " B"]:
         return self.recon + self.diffusion + self.prior

@@ -1,4 +1,4 @@
-"""Set-up shared by all tests: one thread, no network, nobody's cache, and shapes checked where asked for."""
+"""Set-up and fixtures shared by all tests: one thread, an own cache, shapes checked unless switched off."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,11 @@ if os.environ.get("LOGOSPHERE_CHECK_SHAPES", "1") == "1":  # annotations of shap
     install_import_hook("logosphere", "beartype.beartype")
 
 import torch
-from prose import PROSE, written
+from text_fixtures import PROSE, write_file
+from tiny_run import TEXT
+
+from logosphere.data.corpora import open_corpus
+from logosphere.data.corpus import Corpus
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,7 +46,26 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def prose(tmp_path: Path) -> Path:
     """A text file of 120 lines."""
-    return written(tmp_path / "prose.txt", PROSE)
+    return write_file(tmp_path / "prose.txt", PROSE)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Forty short lines, by characters."""
+    return open_corpus(str(write_file(tmp_path / "text.txt", TEXT)), "characters")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: Path) -> Path:
+    """An empty working folder for commands; tokenised corpora are shared by the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(shared_cache))
+    return tmp_path
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from laws import generator, skewed
 from torch import Tensor
+from toy_languages import generator, skewed_chain
 
 import logosphere as ls
 from logosphere.autoencoders.decoders import Causal, Parallel
@@ -33,7 +33,7 @@ def codec(name: str, **options: object) -> TextAutoencoder:
     return made
 
 
-TOKENS = skewed(5, 8).sample(6, generator(2))
+TOKENS = skewed_chain(5, 8).sample(6, generator(2))
 
 
 def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
@@ -114,7 +114,7 @@ def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
 @pytest.mark.parametrize("name", ["planner", "tencdm", "cosmos"])
 def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
     made = codec(name, **{"substitution": 0.0} if name == "planner" else {})
-    tokens = skewed(5, 8).sample(400, generator(6))
+    tokens = skewed_chain(5, 8).sample(400, generator(6))
     for seed in range(3):
         taught(made, tokens, seed)
         made.settle()

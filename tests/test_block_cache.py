@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, generator, network, same_law, skewed
+from statistical_checks import MIN_P_VALUE, sequence_p_value
+from toy_languages import generator, skewed_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.networks.transformer import BlockSession, BlockTransformer
 from logosphere.sampling.generate import generate
 
-LANGUAGE = skewed(5, 12)
+LANGUAGE = skewed_chain(5, 12)
 
 
 class Plain(BlockTransformer):
@@ -22,8 +24,8 @@ class Plain(BlockTransformer):
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "udlm"])
 @pytest.mark.parametrize("block", [1, 3, 4])
 def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, block: int) -> None:
-    model = network(name, LANGUAGE, block=block).eval().requires_grad_(False)
-    session = model.denoiser.begin_sampling()
+    model = random_network(name, LANGUAGE, block=block).eval().requires_grad_(False)
+    session = model.denoiser.session()
     context = LANGUAGE.sample(4, generator(1))
     for turn in range(12 // block):
         z = torch.randint(5, (4, 12), generator=generator(turn))
@@ -37,8 +39,8 @@ def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, bloc
 
 
 def test_a_session_notices_that_its_past_has_changed() -> None:
-    model = network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
-    session, where = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2
+    model = random_network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
+    session, where = model.denoiser.session(), torch.arange(12).expand(4, -1) // 3 == 2
     for seed in (1, 2):
         text = LANGUAGE.sample(4, generator(seed))
         torch.testing.assert_close(
@@ -49,7 +51,7 @@ def test_a_session_notices_that_its_past_has_changed() -> None:
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
 @pytest.mark.parametrize("prompt", [0, 5])
 def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int) -> None:
-    model = network(name, LANGUAGE, block=4)
+    model = random_network(name, LANGUAGE, block=4)
     known, tokens = torch.arange(12) < prompt, LANGUAGE.sample(1, generator(1))[0]
     cached = generate(model, 20, 12, generator(2), known=known, tokens=tokens)
     model.denoiser.inner.__class__ = Plain
@@ -58,7 +60,7 @@ def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int)
 
 
 def test_only_one_block_is_read_in_a_step() -> None:
-    model = network("mdlm", LANGUAGE, block=3)
+    model = random_network("mdlm", LANGUAGE, block=3)
     read = []
     model.denoiser.inner.trunk.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
     generate(model, 2, 8, generator(1))
@@ -67,7 +69,10 @@ def test_only_one_block_is_read_in_a_step() -> None:
 
 def test_remasking_works_block_by_block() -> None:
     """Star in blocks, with the oracle: the law of the language."""
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     model = System("mdlm", {"block": 2}).model(language)
     way = ls.sampler("remdm-cap", model)
-    assert same_law(ls.sample(model, 4000, 128, generator(3), Oracle(model, language), sampler=way), language) > CHANCE
+    assert (
+        sequence_p_value(ls.sample(model, 4000, 128, generator(3), Oracle(model, language), sampler=way), language)
+        > MIN_P_VALUE
+    )

@@ -6,7 +6,8 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from laws import SMALL, generator, scramble
+from toy_languages import generator
+from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import UserError
@@ -69,7 +70,7 @@ def test_convolutions_learn_a_motif(name: str) -> None:
 
 def test_convolutions_hear_conditions_and_see_far() -> None:
     model = ls.build("mdlm", vocab_size=4, length=300, **SMALL | {"depth": 5}, body="convolution", labels=2)
-    scramble(model)
+    fill_zero_weights(model)
     z = torch.full((2, 300), 4)
     other = z.clone()
     other[:, 280] = 1
@@ -118,7 +119,7 @@ def u_net(**more: object) -> tuple[ls.Model, torch.Tensor]:
     """A network that reads times, with weights of some size, and something to read."""
     options = SMALL | {"depth": 1, "shape": "8x16x3", "body": "unet"} | more
     model = ls.build("d3pm-uniform", vocab_size=4, length=384, **options)
-    scramble(model)
+    fill_zero_weights(model)
     return model.eval(), torch.randint(4, (2, 384), generator=generator(5))
 
 

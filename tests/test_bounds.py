@@ -3,8 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import System, excess, generator, mean_and_error, network, skewed, sticky
+from discrete_helpers import V, random_states
+from statistical_checks import bound_excess, mean_and_error
 from torch import Tensor
+from toy_languages import generator, skewed_chain, sticky_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -14,19 +17,7 @@ from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
 from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
 
-V, N = 5, 400
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
-
-
-def situations(process: Interpolating, low: float = 0.1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random tokens, times, states and posterior logits, all in float64."""
-    rng = generator(1)
-    x = torch.randint(V, (N,), generator=rng)
-    t = (low + (0.95 - low) * torch.rand(N, generator=rng)).double()
-    z = process.corrupt(x[:, None], t[:, None], Drawn(rng, N))[:, 0]
-    out = process.inform(torch.randn(N, V, generator=rng).double(), z, t)
-    keep = process.wanted(z[:, None], torch.ones(N, 1).bool())[:, 0]
-    return out[keep], x[keep], z[keep], t[keep]
 
 
 LAWS: list[Mixing] = [law(V, schedule) for schedule in SCHEDULES.values() for law in (Masking, Uniform)]
@@ -37,7 +28,7 @@ LAWS += [Hybrid(V, 0.2), Hybrid(V, 0.6, Cosine()), Hybrid(V, 0.0)]
 def test_continuous_time_is_the_limit_of_many_steps(law: Mixing) -> None:
     """T · KL = rate + O(1/T) wherever z stands: at x, the mask, or another token; a steep schedule has more of it."""
     limit = Interpolating(law)
-    out, x, z, t = situations(limit)
+    out, x, z, t = random_states(limit)
     apart = []
     for timesteps in (200, 20_000):
         steps = Interpolating(law, timesteps=timesteps)
@@ -53,7 +44,7 @@ def test_continuous_time_is_the_limit_of_many_steps(law: Mixing) -> None:
 @curves
 def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Schedule) -> None:
     process = Interpolating(Masking(V, schedule), timesteps=10)
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     t = (t * 10).ceil() / 10
     reveal = (schedule.signal(t - 0.1) - schedule.signal(t)) / (1 - schedule.signal(t))
     cost = F.cross_entropy(out, x, reduction="none")
@@ -64,7 +55,7 @@ def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Sche
 def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -> None:
     """T · KL(q(z_s | z_t, x) || Σ_x̂ q(z_s | z_t, x̂) p(x̂ | z)), the sum written out as D3PM has it."""
     process = Interpolating(Uniform(V, schedule), timesteps=10)
-    out, x, z, t = situations(process, low=0.15)
+    out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
     each = torch.stack([process._log_step(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1).exp()
@@ -78,7 +69,7 @@ def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -
 def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) -> None:
     """UDLM (Schiff et al. 2024), with x̄ = V a x + 1 - a and i = z."""
     process = Interpolating(Uniform(V, schedule))
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     a, slope = schedule.signal(t)[:, None], -schedule.slope(t)
     bar = V * a * F.one_hot(x, V) + 1 - a
     model = V * a * process.context(out, z, t) + 1 - a
@@ -95,7 +86,7 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
     """T (KL_t + λ CE), which is the loss of D3PM (eq. 5) in nats per sequence; in continuous time nats + λ CE."""
     plain = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps)
     hybrid = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps, hybrid=0.3)
-    out, x, z, t = situations(plain)
+    out, x, z, t = random_states(plain)
     nats = plain.nats(out, x, z, t)
     one = torch.ones_like(nats)
     assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, z, t, one), nats)
@@ -149,36 +140,38 @@ def test_counted_masks_and_masks_by_chance_estimate_one_number() -> None:
 
     The quadratic schedule, because masks by chance on the linear one have a variance that does not exist (∫ dt/t).
     """
-    language = skewed(5, 6)
-    model = network("mdlm", language, seed=1, neighbours=0)  # one that is not so wrong that nothing could be told
+    language = skewed_chain(5, 6)
+    model = random_network(
+        "mdlm", language, seed=1, neighbours=0
+    )  # one that is not so wrong that nothing could be told
     chance = System("mdlm", {"exact_count": False, "schedule": "quadratic"}).model(language)
-    counts = excess(model, language, n=3000, draws=12)
-    by_chance = excess(chance, language, n=3000, draws=12, denoiser=model.denoiser)
-    by_count = excess(model, language, n=3000, draws=12, denoiser=model.denoiser)
+    counts = bound_excess(model, language, n=3000, draws=12)
+    by_chance = bound_excess(chance, language, n=3000, draws=12, denoiser=model.denoiser)
+    by_count = bound_excess(model, language, n=3000, draws=12, denoiser=model.denoiser)
     mean, error = mean_and_error(by_chance - by_count)
     assert abs(mean) < 3 * error < 0.05 * language.entropy()
     assert by_count.std() < 0.85 * by_chance.std()
-    assert counts.std() < 0.8 * excess(chance, language, n=3000, draws=12).std()
+    assert counts.std() < 0.8 * bound_excess(chance, language, n=3000, draws=12).std()
 
 
 def test_exact_counts_do_not_see_the_schedule_at_all() -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     linear, cosine = (System("mdlm", {"schedule": name}).model(language) for name in ("linear", "cosine"))
-    apart = excess(linear, language, n=50, draws=4) - excess(cosine, language, n=50, draws=4)
+    apart = bound_excess(linear, language, n=50, draws=4) - bound_excess(cosine, language, n=50, draws=4)
     assert apart.abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform"])
 def test_one_block_of_the_whole_length_is_no_block(name: str) -> None:
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     whole, blocked = System(name).model(language), System(name, {"block": 4}).model(language)
-    assert torch.equal(excess(whole, language, n=50, draws=2), excess(blocked, language, n=50, draws=2))
+    assert torch.equal(bound_excess(whole, language, n=50, draws=2), bound_excess(blocked, language, n=50, draws=2))
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform", "ar"])
 def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
-    language = skewed(3, 4)
-    model = network(name, language).eval()
+    language = skewed_chain(3, 4)
+    model = random_network(name, language).eval()
     batch = Batch.of(language.sample(10, generator(5)))
 
     def total(part: Batch) -> Tensor:
@@ -193,7 +186,7 @@ def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
 @pytest.mark.parametrize("name", ls.systems())
 def test_nothing_costs_nothing(name: str) -> None:
     """A batch of no sequences, and sequences of which everything is known."""
-    model = network(name, skewed(5, 6)).eval()
+    model = random_network(name, skewed_chain(5, 6)).eval()
     tokens = torch.zeros(2, 6, dtype=torch.long)
     assert model.nelbo(tokens[:0], generator(1)).total.shape == (0,)
     if model.process.codec.local:
@@ -202,7 +195,7 @@ def test_nothing_costs_nothing(name: str) -> None:
 
 
 def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     for name, options in (("mdlm", {}), ("d3pm-uniform", {"timesteps": 2}), ("d3pm-uniform", {"timesteps": 1})):
         model = System(name, options).model(language)
         bound = model.nelbo(language.sample(50, generator(6)), generator(7), denoiser=Oracle(model, language), draws=4)
@@ -214,5 +207,5 @@ def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> No
 def test_polynomials_of_any_power_are_allowed() -> None:
     """Half a power has an infinite slope at 0; the masked rate p/t stays what it is."""
     process = Interpolating(Masking(V, Polynomial(0.5)))
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     torch.testing.assert_close(process.nats(out, x, z, t), 0.5 / t * F.cross_entropy(out, x, reduction="none"))

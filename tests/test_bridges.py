@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
 from scipy import special
+from toy_languages import generator
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere

@@ -9,38 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_helpers import SMALL, read_json, train
 
 from logosphere.cli import main
 from logosphere.cli.arguments import parse_train
 
-SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
-SMALL += ["--validation-sequences", "8", "--validations", "2"]
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:
-    """An empty working folder; tokenised corpora are shared by the tests."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOGOSPHERE_CACHE", str(cache))
-    return tmp_path
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def train(*more: str, steps: int = 4, out: str = "run") -> int:
-    return main(["train", "--steps", str(steps), "--out", out, *SMALL, *more])
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--json") == 0
-    result = said(capsys)
+    result = read_json(capsys)
     assert result["step"] == 4 and result["validation"]["kind"] == "bound"
     run = Path("run")
     for name in (
@@ -65,9 +44,9 @@ def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str])
 def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--system", system) == 0
     assert main(["evaluate", "run", "--sequences", "8", "--draws", "2", "--json"]) == 0
-    assert said(capsys)["bits"] > 0
+    assert read_json(capsys)["bits"] > 0
     assert main(["sample", "run", "-n", "2", "--steps", "4", "--prompt", "the ", "--json"]) == 0
-    result = said(capsys)
+    result = read_json(capsys)
     assert [sample["text"][:4] for sample in result["samples"]] == ["the ", "the "]
     assert all(len(sample["tokens"]) == 16 for sample in result["samples"])
     assert result["nfe"] == (12 if system == "ar" else 4) and result["seconds"] > 0
@@ -80,7 +59,7 @@ def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[
     for options in ([], ["--options", "path=together"]):
         capsys.readouterr()
         assert main(["evaluate", "run", "--sequences", "8", "--json", *options]) == 0
-        found.append(said(capsys)["bits"])
+        found.append(read_json(capsys)["bits"])
     assert found[0] != found[1]
     assert len([path for path in Path("run/eval").glob("*.json") if "-path=together" in path.name]) == 1
     assert main(["evaluate", "run", "--options", "pth=together"]) != 0
@@ -93,7 +72,7 @@ def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.
     capsys.readouterr()
     words = ["--infill", "the [...] of[2]", "--sampler", sampler, "--grid", "cosine", "--top-p", "0.9", "--json"]
     assert main(["sample", "run", "-n", "3", "--steps", "8", *words]) == 0
-    for sample in said(capsys)["samples"]:
+    for sample in read_json(capsys)["samples"]:
         assert sample["text"][:4] == "the " and sample["text"][7:10] == " of"
 
 
@@ -113,7 +92,7 @@ def test_compare_trains_what_is_missing_and_ranks(capsys: pytest.CaptureFixture[
     recipe.write_text(f"length: 16\nbatch: 4\nvalidations: 1\nvalidation_sequences: 8\nnetwork: {network}\n")
     words = ["compare", "--systems", "ar,mdlm", "--recipe", str(recipe), "--steps", "3", "--out", "both"]
     assert main([*words, "--sequences", "16", "--json"]) == 0
-    rows = said(capsys)["rows"]
+    rows = read_json(capsys)["rows"]
     assert {row["name"] for row in rows} == {"ar", "mdlm"} and rows[0]["bits"] <= rows[1]["bits"]
     assert rows[0]["above_best"] == 0 and rows[1]["above_best"] == pytest.approx(rows[1]["bits"] - rows[0]["bits"])
     assert main(["compare", "both/ar", "both/mdlm", "--sequences", "16"]) == 0
@@ -192,7 +171,7 @@ def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     words = ["sample", "run", "-n", "2", "--steps", "4", "--length", "40", "--prompt", "the ", "--json"]
     assert main(words) == 0
-    result = said(capsys)
+    result = read_json(capsys)
     assert [sample["text"][:4] for sample in result["samples"]] == ["the ", "the "]
     assert all(len(sample["tokens"]) == 40 for sample in result["samples"]) and result["nfe"] == 4 * 4
     assert main([*words, "--overlap", "16"]) == 1
@@ -200,7 +179,7 @@ def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) 
 
 def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samplers", "--json"]) == 0
-    listed = {one["name"]: one for one in said(capsys)["samplers"]}
+    listed = {one["name"]: one for one in read_json(capsys)["samplers"]}
     assert listed["ancestral"]["draw"] and not listed["confidence"]["draw"]
     assert main(["samplers"]) == 0
     assert "not a draw from the model" in capsys.readouterr().out
@@ -213,10 +192,10 @@ def test_a_remasker_is_trained_after_the_model_and_kept_beside_it(capsys: pytest
     for steps in (0, 3):
         if steps:
             assert main(["train-remasker", "run", "--steps", str(steps), "--batch", "4", "--lr", "0.1", "--json"]) == 0
-            assert said(capsys)["loss"] > 0 and Path("run/remasker.safetensors").is_file()
+            assert read_json(capsys)["loss"] > 0 and Path("run/remasker.safetensors").is_file()
         capsys.readouterr()
         assert main(words) == 0
-        texts.append(said(capsys))
+        texts.append(read_json(capsys))
     assert texts[0]["nfe"] == texts[1]["nfe"] == 8 + 1 and texts[0]["samples"] != texts[1]["samples"]
     train(out="plain")
     assert main(["train-remasker", "plain"]) == 1 and "g-star" in capsys.readouterr().err

@@ -6,29 +6,21 @@ import os
 from pathlib import Path
 
 import pytest
-from test_cli import SMALL, cache, train, workplace  # noqa: F401
+from cli_helpers import SMALL, error_line, train
 
 from logosphere.cli import main
 
-
-def sentence(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 1) -> str:
-    """Run a command that must fail, and return the one line it says."""
-    capsys.readouterr()
-    assert main(words) == code
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines() if line.startswith("logosphere: ")]
-    assert len(lines) == 1 and "Traceback" not in captured.err and captured.out == ""
-    return lines[0]
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'train'" in sentence(capsys, ["trian"], code=2)
-    assert "'mdlm'" in sentence(capsys, ["train", "--system", "mdml"])
-    assert "'text8-tiny'" in sentence(capsys, ["train", "text8-tyni"])
-    assert "'schedule'" in sentence(capsys, ["train", "--options", "shedule=cosine"])
-    assert "'cosine'" in sentence(capsys, ["train", "--options", "schedule=cosin"])
-    assert "'text8'" in sentence(capsys, ["train", "--data", "tex8"])
-    assert "'infilling'" in sentence(capsys, ["train", "--task", "infiling"])
+    assert "'train'" in error_line(capsys, ["trian"], code=2)
+    assert "'mdlm'" in error_line(capsys, ["train", "--system", "mdml"])
+    assert "'text8-tiny'" in error_line(capsys, ["train", "text8-tyni"])
+    assert "'schedule'" in error_line(capsys, ["train", "--options", "shedule=cosine"])
+    assert "'cosine'" in error_line(capsys, ["train", "--options", "schedule=cosin"])
+    assert "'text8'" in error_line(capsys, ["train", "--data", "tex8"])
+    assert "'infilling'" in error_line(capsys, ["train", "--task", "infiling"])
     assert main(["train", "--stepz", "3"]) == 2 and "--steps" in capsys.readouterr().err
     assert not Path("runs").exists()
 
@@ -49,7 +41,7 @@ def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) 
 def test_words_that_are_no_command_get_one_sentence(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = sentence(capsys, words, code=2)
+    said = error_line(capsys, words, code=2)
     assert said == f"logosphere: {says} See: logosphere {words[0]} --help"
 
 
@@ -62,7 +54,7 @@ def test_words_that_are_no_command_get_one_sentence(
     ids=" ".join,
 )  # fmt: skip
 def test_impossible_numbers_leave_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "recipe.json" not in sentence(capsys, ["train", "--out", "run", *words])
+    assert "recipe.json" not in error_line(capsys, ["train", "--out", "run", *words])
     assert not Path("run").exists()
 
 
@@ -74,7 +66,7 @@ def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> No
     first, last = Path("runs/mdlm-lines"), Path("runs/udlm-lines")
     assert first.exists() and last.exists()
     for words in (["--out", str(first), "--system", "udlm"], ["--optim.lr", "9", "--system", "mdlm"]):
-        said = sentence(capsys, ["train", "--resume", *words])
+        said = error_line(capsys, ["train", "--resume", *words])
         assert "was begun with --" in said and "--begin" in said
     capsys.readouterr()
     assert main(["train", "--resume", "--system", "mdlm"]) == 0 and str(first) in capsys.readouterr().err
@@ -101,7 +93,7 @@ def test_files_that_cannot_be_read(
 ) -> None:
     if content is not None:
         Path("text.txt").write_bytes(content)
-    assert hint in sentence(capsys, ["train", "--data", "text.txt", "--out", "run", *words])
+    assert hint in error_line(capsys, ["train", "--data", "text.txt", "--out", "run", *words])
     assert not Path("run").exists()
 
 
@@ -126,45 +118,45 @@ def test_files_that_cannot_be_read(
 )
 def test_impossible_settings(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     budget = [] if words[0] in ("--steps", "--minutes") else ["--steps", "1"]
-    sentence(capsys, ["train", "--out", "run", *budget, *words])
+    error_line(capsys, ["train", "--out", "run", *budget, *words])
     assert not any(Path("run").glob("*.safetensors"))
 
 
 def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("ten years of work")
-    assert "--resume" in sentence(capsys, ["train", "--steps", "1", "--out", "full"])
+    assert "--resume" in error_line(capsys, ["train", "--steps", "1", "--out", "full"])
     assert Path("full/thesis.txt").read_text() == "ten years of work"
-    assert "recipe.json" in sentence(capsys, ["train", "--out", "full", "--resume"])
-    assert "no run" in sentence(capsys, ["train", "--out", "absent", "--resume"])
-    assert "no run yet" in sentence(capsys, ["train", "--resume"])
-    assert "train" in sentence(capsys, ["plot"])
+    assert "recipe.json" in error_line(capsys, ["train", "--out", "full", "--resume"])
+    assert "no run" in error_line(capsys, ["train", "--out", "absent", "--resume"])
+    assert "no run yet" in error_line(capsys, ["train", "--resume"])
+    assert "train" in error_line(capsys, ["plot"])
 
 
 def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     train()
-    assert "16" in sentence(capsys, ["sample", "run", "--prompt", "far too long for this model"])
-    assert "'H'" in sentence(capsys, ["sample", "run", "--prompt", "Hello"])
-    assert "shorten" in sentence(capsys, ["sample", "run", "--infill", "abc[20]"])
-    assert "either" in sentence(capsys, ["sample", "run", "--prompt", "a", "--infill", "b[.]"])
-    assert "temperature" in sentence(capsys, ["sample", "run", "--temperature", "0"])
-    assert "top_p" in sentence(capsys, ["sample", "run", "--top-p", "1.5"])
-    assert "step" in sentence(capsys, ["sample", "run", "--steps", "0"])
-    assert "samples" in sentence(capsys, ["sample", "run", "-n", "0"])
-    assert "draws" in sentence(capsys, ["evaluate", "run", "--draws", "0"])
+    assert "16" in error_line(capsys, ["sample", "run", "--prompt", "far too long for this model"])
+    assert "'H'" in error_line(capsys, ["sample", "run", "--prompt", "Hello"])
+    assert "shorten" in error_line(capsys, ["sample", "run", "--infill", "abc[20]"])
+    assert "either" in error_line(capsys, ["sample", "run", "--prompt", "a", "--infill", "b[.]"])
+    assert "temperature" in error_line(capsys, ["sample", "run", "--temperature", "0"])
+    assert "top_p" in error_line(capsys, ["sample", "run", "--top-p", "1.5"])
+    assert "step" in error_line(capsys, ["sample", "run", "--steps", "0"])
+    assert "samples" in error_line(capsys, ["sample", "run", "-n", "0"])
+    assert "draws" in error_line(capsys, ["evaluate", "run", "--draws", "0"])
 
 
 def test_autoregressive_models_say_that_they_cannot_see_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "ar")
-    assert "left to right" in sentence(capsys, ["sample", "run", "--infill", "the [...] of"])
+    assert "left to right" in error_line(capsys, ["sample", "run", "--infill", "the [...] of"])
 
 
 def test_samplers_say_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "d3pm-uniform")
-    assert "masked" in sentence(capsys, ["sample", "run", "--sampler", "confidence"])
-    assert "time" in sentence(capsys, ["sample", "run", "--sampler", "cached"])
-    assert "Did you mean 'star'" in sentence(capsys, ["sample", "run", "--sampler", "stra"])
-    assert "top_k" in sentence(capsys, ["sample", "run", "--top-k", "0"])
+    assert "masked" in error_line(capsys, ["sample", "run", "--sampler", "confidence"])
+    assert "time" in error_line(capsys, ["sample", "run", "--sampler", "cached"])
+    assert "Did you mean 'star'" in error_line(capsys, ["sample", "run", "--sampler", "stra"])
+    assert "top_k" in error_line(capsys, ["sample", "run", "--top-k", "0"])
 
 
 def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,26 +166,26 @@ def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for bad in (b"", good[: len(good) // 2], b"\xff" * 64, b"PK\x03\x04" + good):
         weights.unlink()  # it is a link to the checkpoint, which must stay whole
         weights.write_bytes(bad)
-        assert "damaged" in sentence(capsys, ["sample", "run"])
+        assert "damaged" in error_line(capsys, ["sample", "run"])
     weights.write_bytes(good)
     recipe.write_text(json.dumps(plan | {"version": 99}))
-    assert "newer" in sentence(capsys, ["sample", "run"])
+    assert "newer" in error_line(capsys, ["sample", "run"])
     recipe.write_text(json.dumps({"format": "something else"}))
-    assert "Logosphere" in sentence(capsys, ["evaluate", "run"])
+    assert "Logosphere" in error_line(capsys, ["evaluate", "run"])
     recipe.write_text("{ half a reci")
-    assert "damaged" in sentence(capsys, ["sample", "run"])
+    assert "damaged" in error_line(capsys, ["sample", "run"])
     changed = plan["model"] | {"options": plan["model"]["options"] | {"width": 32}}
     recipe.write_text(json.dumps(plan | {"model": changed}))
-    assert "does not belong" in sentence(capsys, ["sample", "run"])
+    assert "does not belong" in error_line(capsys, ["sample", "run"])
     recipe.write_text(json.dumps(plan | {"recipe": plan["recipe"] | {"batch": "many"}}))
-    assert "'batch'" in sentence(capsys, ["evaluate", "run"])
+    assert "'batch'" in error_line(capsys, ["evaluate", "run"])
 
 
 def test_a_text_that_changed_is_noticed_when_a_run_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("tale.txt").write_text("once upon a time there was a mouse " * 60)
     train("--data", "tale.txt")
     Path("tale.txt").write_text("once upon a time there was a whale " * 60)
-    assert "changed" in sentence(capsys, ["train", "--out", "run", "--resume"])
+    assert "changed" in error_line(capsys, ["train", "--out", "run", "--resume"])
 
 
 def test_a_full_disk_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +213,6 @@ def test_unexpected_failures_are_a_sentence_too(
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr("logosphere.cli.systems.run", broken)
-    assert "--debug" in sentence(capsys, ["systems"])
+    assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])

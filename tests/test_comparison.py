@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from laws import generator, network, skewed
-from test_cli import cache, said, train, workplace  # noqa: F401
-from test_cli_mistakes import sentence
-from test_evaluation import REPORT
+from cli_helpers import error_line, read_json, train
+from report_fixtures import REPORT
+from toy_languages import generator, skewed_chain
+from toy_models import random_network
 
 import logosphere as ls
 from logosphere.atomic import file_sha256
@@ -37,6 +37,9 @@ from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
+pytestmark = pytest.mark.usefixtures("workplace")
+
+
 RECIPE = "length: 16\nbatch: 4\nvalidations: 2\nvalidation_sequences: 8\nnetwork: {width: 16, depth: 1, heads: 2}\n"
 LETTERS = np.zeros(99, dtype=np.uint8)
 CORPUS = Corpus("letters", text8_tokenizer(), LETTERS, LETTERS, LETTERS, "00", {}, {}, None)
@@ -51,7 +54,7 @@ def compare(*more: str, systems: str = "ar,mdlm", steps: int = 3) -> list[str]:
 @pytest.mark.slow
 def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*compare("--seeds", "2", "--judge", "train", "--report", "out.html", "--json"), *FEW]) == 0
-    rows = said(capsys)["rows"]
+    rows = read_json(capsys)["rows"]
     assert {row["name"] for row in rows} == {"ar", "mdlm"} and all(len(row["seeds"]) == 2 for row in rows)
     board = json.loads(Path("out.json").read_text())
     assert Path("out.md").exists() and Path("out.html").stat().st_size < 5e6
@@ -79,7 +82,7 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.Capture
     assert main([*compare(systems="ar,mdlm"), *FEW]) == 0
     assert "trained already" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert "steps = 3, not 4" in sentence(capsys, [*compare(steps=4), *FEW])
+    assert "steps = 3, not 4" in error_line(capsys, [*compare(steps=4), *FEW])
 
 
 def test_a_wish_to_stop_is_heard_while_a_training_ends(
@@ -97,7 +100,7 @@ def test_a_wish_to_stop_is_heard_while_a_training_ends(
         assert main([*compare(), *FEW]) == 130
     assert "Stopped after ar" in capsys.readouterr().err and not Path("both/mdlm").exists()
     assert main([*compare("--json"), *FEW]) == 0
-    assert {row["name"] for row in said(capsys)["rows"]} == {"ar", "mdlm"}
+    assert {row["name"] for row in read_json(capsys)["rows"]} == {"ar", "mdlm"}
 
 
 def test_every_system_sees_the_same_data_in_the_same_order() -> None:
@@ -166,8 +169,8 @@ def test_operations_are_those_of_a_transformer() -> None:
 @pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
 def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
     """They are counted from data to noise, also where a process counts its quantiles the other way."""
-    language = skewed(5, 6)
-    model = network(system, language).eval()
+    language = skewed_chain(5, 6)
+    model = random_network(system, language).eval()
     tokens = language.sample(2000, generator(1))
     slices = elbo_over_time(model, lambda: [Batch.of(tokens)], slices=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
@@ -176,13 +179,13 @@ def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
     assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
     assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert has_decreasing_times(model, Batch.of(tokens)) == turned
-    assert elbo_over_time(network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
+    assert elbo_over_time(random_network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
 def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
-    language, times = skewed(5, 6), list[float]()
-    model = network(name, language)
+    language, times = skewed_chain(5, 6), list[float]()
+    model = random_network(name, language)
     assert model.denoiser is not None
     model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
     batch = Batch.of(language.sample(64, generator(1)))
@@ -237,21 +240,23 @@ def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert train(steps=1, out="a") == 0 and train("--data", "other.txt", steps=1, out="b") == 0
     assert train("--length", "32", steps=1, out="c") == 0
     assert train("--tokenizer", "byte", steps=1, out="d") == 0
-    assert "differ in text" in sentence(capsys, ["compare", "a", "b"])
-    assert "differ in length (16 and 32)" in sentence(capsys, ["compare", "a", "c"])
-    assert "differ in tokenizer" in sentence(capsys, ["compare", "a", "d"])
+    assert "differ in text" in error_line(capsys, ["compare", "a", "b"])
+    assert "differ in length (16 and 32)" in error_line(capsys, ["compare", "a", "c"])
+    assert "differ in tokenizer" in error_line(capsys, ["compare", "a", "d"])
     Path("empty").mkdir()
-    assert "empty is empty" in sentence(capsys, ["compare", "a", "empty"])
-    assert "no run in nowhere" in sentence(capsys, ["compare", "a", "nowhere"])
+    assert "empty is empty" in error_line(capsys, ["compare", "a", "empty"])
+    assert "no run in nowhere" in error_line(capsys, ["compare", "a", "nowhere"])
     Path("parent/child").mkdir(parents=True)
     Path("parent/child/recipe.json").write_text("{}")
-    assert "child" in sentence(capsys, ["compare", "parent"])
+    assert "child" in error_line(capsys, ["compare", "parent"])
     with Path("a/.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "still being trained" in sentence(capsys, ["compare", "a"])
-    assert "'spelling'" in sentence(capsys, ["compare", "a", "--metrics", "speling"])
-    assert ".html" in sentence(capsys, ["compare", "a", "--report", "out.pdf"])
-    assert "--system ar" in sentence(capsys, ["compare", "a", "--report", "o.html", "--judge", "a", "--sequences", "8"])
+        assert "still being trained" in error_line(capsys, ["compare", "a"])
+    assert "'spelling'" in error_line(capsys, ["compare", "a", "--metrics", "speling"])
+    assert ".html" in error_line(capsys, ["compare", "a", "--report", "out.pdf"])
+    assert "--system ar" in error_line(
+        capsys, ["compare", "a", "--report", "o.html", "--judge", "a", "--sequences", "8"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,5 +269,5 @@ def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_impossible_comparisons(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in sentence(capsys, ["compare", *words])
+    assert says in error_line(capsys, ["compare", *words])
     assert not Path("runs").exists()

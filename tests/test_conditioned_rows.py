@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import generator
-from teams import in_team
+from distributed_helpers import run_in_processes
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.codecs import embeddings
@@ -29,7 +29,7 @@ def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> N
         ]
 
     alone = stepped(SINGLE)
-    for losses in in_team(2, stepped, tmp_path):
+    for losses in run_in_processes(2, stepped, tmp_path):
         assert losses == pytest.approx(alone, rel=1e-4)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from laws import SMALL, generator, scramble
+from toy_languages import generator
+from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import Condition, UserError
@@ -18,7 +19,7 @@ NAMES = ["ar", "mdlm", "d3pm-uniform", "rdlm-heat"]
 def model_of(name: str, **options):
     torch.manual_seed(3)
     model = ls.build(name, vocab_size=K, length=L, **SMALL | CONDITIONAL | options)
-    scramble(model)
+    fill_zero_weights(model)
     return model.eval()
 
 

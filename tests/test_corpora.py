@@ -13,8 +13,8 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prose import PROSE, texts, written
 from pyarrow import parquet
+from text_fixtures import PROSE, decode_splits, write_file
 
 from logosphere.data import corpora, text8
 from logosphere.data.corpora import open_corpus
@@ -33,7 +33,7 @@ CLEAN = "the quick brown fox jumps over the lazy dog " * 50
 @pytest.mark.parametrize("tokenizer", ["auto", "characters", "byte", "bpe:300"])
 def test_the_three_splits_are_the_text_in_order(prose: Path, tokenizer: str) -> None:
     corpus = open_corpus(str(prose), tokenizer)
-    train, valid, test = texts(corpus)
+    train, valid, test = decode_splits(corpus)
     held_out = len(PROSE) * 5 // 100
     assert train + valid + test == PROSE
     assert len(valid) == len(test) == held_out
@@ -43,7 +43,7 @@ def test_the_three_splits_are_the_text_in_order(prose: Path, tokenizer: str) -> 
 
 
 def test_counts_of_bytes_and_characters_differ_beyond_ascii(tmp_path: Path) -> None:
-    corpus = open_corpus(str(written(tmp_path / "a.txt", "äö" * 50)))
+    corpus = open_corpus(str(write_file(tmp_path / "a.txt", "äö" * 50)))
     assert corpus.characters == {"train": 90, "valid": 5, "test": 5}
     assert corpus.bytes == {"train": 180, "valid": 10, "test": 10}
 
@@ -70,7 +70,7 @@ def test_pydoc_is_on_every_machine() -> None:
     assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.train.dtype == np.uint8
     assert 200_000 < sum(corpus.characters.values()) < 1_000_000
-    assert "  " not in texts(corpus)[0]
+    assert "  " not in decode_splits(corpus)[0]
 
 
 @given(st.text(st.sampled_from("aB 3é.\n")), st.integers(1, 9))
@@ -83,15 +83,15 @@ def test_any_text_can_be_read_in_letters(prose: Path) -> None:
     corpus = open_corpus(f"letters:{prose}")
     assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.name == f"letters:{prose}"
-    assert "".join(texts(corpus)) == text8_filter(PROSE)
-    assert "".join(texts(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
+    assert "".join(decode_splits(corpus)) == text8_filter(PROSE)
+    assert "".join(decode_splits(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
 
 
 def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"train": ["A cat.", "Two dogs!"], "valid": ["3 mice"], "test": ["No one?"]}
     records = {split: [Record(text) for text in rows] for split, rows in splits.items()}
     monkeypatch.setitem(named.RECORD_DATASETS, "tinystories", lambda cache, report: records)
-    assert texts(open_corpus("letters:tinystories")) == ["a cat two dogs ", " three mice", "no one "]
+    assert decode_splits(open_corpus("letters:tinystories")) == ["a cat two dogs ", " three mice", "no one "]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest
     [(CLEAN, "text8"), (PROSE, "characters"), ("".join(map(chr, range(32, 232))) * 2, "bytes")],
 )
 def test_auto_takes_the_smallest_alphabet_that_fits(text: str, name: str, tmp_path: Path) -> None:
-    assert open_corpus(str(written(tmp_path / "a.txt", text))).tokenizer.name == name
+    assert open_corpus(str(write_file(tmp_path / "a.txt", text))).tokenizer.name == name
 
 
 def test_subwords_are_trained_on_the_train_split_only(tmp_path: Path) -> None:
     text = CLEAN[:1800] + "zyzzyva " * 25
-    corpus = open_corpus(str(written(tmp_path / "a.txt", text)), "bpe:400")
+    corpus = open_corpus(str(write_file(tmp_path / "a.txt", text)), "bpe:400")
     assert len(corpus.tokenizer.encode(" quick")) == 1
     assert len(corpus.tokenizer.encode(" zyzzyva")) > 3
     assert corpus.train.dtype == np.uint16
@@ -113,36 +113,36 @@ def test_subwords_are_trained_on_the_train_split_only(tmp_path: Path) -> None:
 def test_wordpiece_and_a_tokenizer_file(prose: Path, tmp_path: Path) -> None:
     assert open_corpus(str(prose), "wordpiece:200").tokenizer.name == "wordpiece"
     trained = SubwordTokenizer.train_bpe([PROSE], 280)
-    file = written(tmp_path / "mine.json", trained.describe()["json"])
+    file = write_file(tmp_path / "mine.json", trained.describe()["json"])
     corpus = open_corpus(str(prose), str(file))
-    assert corpus.tokenizer.name == "mine" and "".join(texts(corpus)) == PROSE
-    other = written(tmp_path / "mine.json", SubwordTokenizer.train_bpe([PROSE], 270).describe()["json"])
+    assert corpus.tokenizer.name == "mine" and "".join(decode_splits(corpus)) == PROSE
+    other = write_file(tmp_path / "mine.json", SubwordTokenizer.train_bpe([PROSE], 270).describe()["json"])
     assert open_corpus(str(prose), str(other)).folder != corpus.folder
 
 
 def test_json_lines_parquet_and_folders_give_the_same_documents(tmp_path: Path) -> None:
     documents = [f"Document {number}: ä\n🙂" for number in range(40)]
     lines = [json.dumps({"text": text}) for text in documents[:20]] + [json.dumps(text) for text in documents[20:]]
-    written(tmp_path / "a.jsonl", "\n".join(lines[:30]) + "\n\n" + "\n".join(lines[30:]))
+    write_file(tmp_path / "a.jsonl", "\n".join(lines[:30]) + "\n\n" + "\n".join(lines[30:]))
     parquet.write_table(pyarrow.table({"text": [*documents, None], "other": [0] * 41}), tmp_path / "a.parquet")
     for number, text in enumerate(documents):
-        written(tmp_path / "folder" / f"{number // 7:02}" / f"{number:02}.md", text)
-    written(tmp_path / "folder" / "00" / "empty.txt", "")
-    written(tmp_path / "folder" / ".hidden" / "a.txt", "not me")
-    written(tmp_path / "folder" / "picture.png", b"\0")
+        write_file(tmp_path / "folder" / f"{number // 7:02}" / f"{number:02}.md", text)
+    write_file(tmp_path / "folder" / "00" / "empty.txt", "")
+    write_file(tmp_path / "folder" / ".hidden" / "a.txt", "not me")
+    write_file(tmp_path / "folder" / "picture.png", b"\0")
     for name in ("a.jsonl", "a.parquet", "folder"):
-        assert "".join(texts(open_corpus(str(tmp_path / name)))) == "\n\n".join(documents), name
+        assert "".join(decode_splits(open_corpus(str(tmp_path / name)))) == "\n\n".join(documents), name
 
 
 def test_half_surrogates_in_json_do_no_harm(tmp_path: Path) -> None:
     line = r'{"text": "a\ud800b \ud83d\ude42 %s"}' % ("x" * 99)
-    assert "".join(texts(open_corpus(str(written(tmp_path / "a.jsonl", line))))).startswith("a�b 🙂")
+    assert "".join(decode_splits(open_corpus(str(write_file(tmp_path / "a.jsonl", line))))).startswith("a�b 🙂")
 
 
 def test_a_byte_order_mark_and_a_character_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logosphere.data.readers.BLOCK", 5)
-    path = written(tmp_path / "a.txt", b"\xef\xbb\xbf" + ("漢字🙂" * 20).encode())
-    assert "".join(texts(open_corpus(str(path)))) == "漢字🙂" * 20
+    path = write_file(tmp_path / "a.txt", b"\xef\xbb\xbf" + ("漢字🙂" * 20).encode())
+    assert "".join(decode_splits(open_corpus(str(path)))) == "漢字🙂" * 20
 
 
 @pytest.fixture
@@ -167,10 +167,10 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, own_cache: Path) -> None:
-    assert "".join(texts(open_corpus("text8"))) == CLEAN
+    assert "".join(decode_splits(open_corpus("text8"))) == CLEAN
     (small_text8 / "text8.zip").unlink()
-    written(small_text8 / "text8", CLEAN)
-    assert "".join(texts(open_corpus("text8"))) == CLEAN
+    write_file(small_text8 / "text8", CLEAN)
+    assert "".join(decode_splits(open_corpus("text8"))) == CLEAN
     assert not (own_cache / "downloads").exists()
 
 
@@ -194,7 +194,7 @@ def test_without_network_the_data_folder_is_named(small_text8: Path, monkeypatch
 @pytest.mark.parametrize("content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode()])
 def test_another_text8_is_refused(small_text8: Path, own_cache: Path, name: str, content: bytes) -> None:
     (small_text8 / "text8.zip").unlink()
-    written(small_text8 / name, content)
+    write_file(small_text8 / name, content)
     with pytest.raises(UserError, match=f"{name} .*fetch it again"):
         open_corpus("text8")
     assert not own_cache.exists()
@@ -231,12 +231,12 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, **tables: Table) -> None:
 
 def test_the_hub_uses_the_splits_a_dataset_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     install_hub(monkeypatch, test=Table("end", "."), train=Table("x" * 100, None), validation=Table("middle"))
-    assert texts(open_corpus("hf:owner/name:config")) == ["x" * 100, "middle", "end\n\n."]
+    assert decode_splits(open_corpus("hf:owner/name:config")) == ["x" * 100, "middle", "end\n\n."]
 
 
 def test_the_hub_cuts_the_splits_a_dataset_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     install_hub(monkeypatch, train=Table("x" * 95 + "valid"), test=Table("end"))
-    assert texts(open_corpus("hf:owner/name:config")) == ["x" * 95, "valid", "end"]
+    assert decode_splits(open_corpus("hf:owner/name:config")) == ["x" * 95, "valid", "end"]
 
 
 @pytest.mark.parametrize(

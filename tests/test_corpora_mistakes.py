@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from prose import PROSE, leftovers, written
 from pyarrow import parquet
+from text_fixtures import PROSE, unfinished_files, write_file
 
 from logosphere.data import corpora, sources
 from logosphere.data.corpora import open_corpus
@@ -17,7 +17,7 @@ from logosphere.errors import UserError
 def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "a.parquet", b"")
+    write_file(tmp_path / "a.parquet", b"")
     with pytest.raises(UserError, match=r"pip install 'logosphere\[data\]'"):
         open_corpus(source)
 
@@ -46,11 +46,11 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
 def test_bad_input_is_told_in_one_sentence(
     name: str, content: bytes, sentence: str, tmp_path: Path, own_cache: Path
 ) -> None:
-    path = written(tmp_path / name, content)
+    path = write_file(tmp_path / name, content)
     with pytest.raises(UserError, match=sentence) as caught:
         open_corpus(str(path.parent if path.suffix == ".png" else path))
     assert "\n" not in str(caught.value)
-    assert leftovers(own_cache) == []
+    assert unfinished_files(own_cache) == []
     assert not (own_cache / "tokens").exists() or list((own_cache / "tokens").iterdir()) == []
 
 
@@ -74,7 +74,7 @@ def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_cache_that_cannot_be_written(prose: Path, own_cache: Path) -> None:
-    written(own_cache, "a file where the folder should be")
+    write_file(own_cache, "a file where the folder should be")
     with pytest.raises(UserError, match="set the environment variable LOGOSPHERE_CACHE"):
         open_corpus(str(prose))
 
@@ -87,7 +87,7 @@ def test_a_file_that_changes_while_it_is_read(
 
     def change(source: sources.Source, report: sources.ReportProgress) -> object:
         result = compute_stats(source, report)
-        written(prose, later)
+        write_file(prose, later)
         return result
 
     monkeypatch.setattr(corpora, "_compute_stats", change)

@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kills import RECIPE, Death, Patient, doomed, harness
-from teams import in_team
-from test_parallel import corpus
-from test_runs import RECIPE as PLAIN
-from test_runs import bits, timeless
+from crash_injection import RECIPE, Kill, Subject, inject_crashes, was_killed
+from distributed_helpers import run_in_processes
+from run_helpers import metrics_without_times, tensor_bytes
+from tiny_run import RECIPE as PLAIN
 
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
@@ -22,22 +21,20 @@ from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run
 
-__all__ = ["corpus"]  # a fixture
-
 
 @pytest.mark.slow
 def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    assert harness(tmp_path, kills=8, seed=1)["kills"] == 8
+    assert inject_crashes(tmp_path, kills=8, seed=1)["kills"] == 8
 
 
 def test_what_a_killed_training_leaves_is_swept_up(tmp_path: Path) -> None:
     """Death between writing latest.json beside its place and moving it there."""
-    patient = Patient(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
+    patient = Subject(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
     for moment in (4, 9, 14, 19, 24):
-        assert doomed(patient, Death(moment=moment))
+        assert was_killed(patient, Kill(moment=moment))
         patient.examine()
     (patient.place / "run" / ".kept").write_text("not ours")
-    assert not doomed(patient, None)
+    assert not was_killed(patient, None)
     hidden = {path.name for path in patient.run.path.rglob(".*")}
     assert hidden - {".lock"} == {".kept"}
 
@@ -68,8 +65,11 @@ def test_a_full_disk_and_one_that_cannot_be_written(
     before = Run(run).state
     filler.unlink()
     assert main(["train", "--out", str(run), "--resume"]) == 0
-    assert timeless(Run(run)) == timeless(Run(tmp_path / "alone"))
-    assert bits(run / "ema.safetensors") == bits(tmp_path / "alone" / "ema.safetensors") and before.exists()
+    assert metrics_without_times(Run(run)) == metrics_without_times(Run(tmp_path / "alone"))
+    assert (
+        tensor_bytes(run / "ema.safetensors") == tensor_bytes(tmp_path / "alone" / "ema.safetensors")
+        and before.exists()
+    )
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for command in (["train", "--out", str(run), "--resume"], [*words, "--out", str(small_disk / "other")]):
         capsys.readouterr()
@@ -94,7 +94,7 @@ def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpu
             list(run_training(Run(run.path), corpus, group=group))
         return "refused"
 
-    assert in_team(size, work, tmp_path / "team") == ["refused"] * size
+    assert run_in_processes(size, work, tmp_path / "team") == ["refused"] * size
     assert [path.name for path in run.state.iterdir()] == []
     filler.unlink()
     assert [type(event) for event in run_training(run, corpus)][-1] is Saved
@@ -109,7 +109,7 @@ def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeyp
     monkeypatch.setattr(time, "time_ns", lambda: int(next(jumps)))
     jumping = create_run(PLAIN, corpus, tmp_path / "jumping")
     list(run_training(jumping, corpus))
-    assert timeless(jumping) == timeless(straight)
+    assert metrics_without_times(jumping) == metrics_without_times(straight)
     assert all(0 <= line["seconds"] < 600 for line in jumping.metrics() if "seconds" in line)
 
 

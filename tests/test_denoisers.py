@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from laws import SMALL, System, generator, network, scramble, skewed
 from torch import Tensor, nn
+from toy_languages import generator, skewed_chain
+from toy_models import SMALL, System, fill_zero_weights, random_network
 
 import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
@@ -32,7 +33,7 @@ def made(kind: str, seed: int = 0) -> Denoiser:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         denoiser = makers[kind]()
-        scramble(denoiser)
+        fill_zero_weights(denoiser)
     return denoiser.eval().requires_grad_(False)
 
 
@@ -215,7 +216,7 @@ def test_embeddings_of_tokens_do_not_run_straight_into_the_head_of_gidd(options:
     for name in ("gidd", "md4"):
         torch.manual_seed(0)
         model = ls.build(name, vocab_size=V, length=length, **SMALL, **options)
-        scramble(model)
+        fill_zero_weights(model)
         inner = model.denoiser.inner
         for weight_name, weight in inner.trunk.named_parameters():
             if any(part in weight_name for part in ("out.", "contract.", "mix.", "spread.")):
@@ -239,8 +240,8 @@ def test_weights_of_the_other_kind_of_head_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize("name", ls.systems())
 def test_every_weight_learns(name: str) -> None:
     """Each parameter gets a gradient that is finite and not zero everywhere."""
-    language = skewed(V, L)
-    model = network(name, language)
+    language = skewed_chain(V, L)
+    model = random_network(name, language)
     for done in (0.0, 0.9):  # some train one part after another
         model.process.settle(done)
         model.bound(*batch_and_noise(language)).loss.sum().backward()
@@ -280,7 +281,7 @@ def test_a_block_that_does_not_divide_the_length_is_refused(block: int, denoiser
 
 
 def test_a_model_without_a_network_says_so() -> None:
-    language = skewed(V, L)
+    language = skewed_chain(V, L)
     model = System("mdlm").model(language)
     assert model.denoiser is None and not list(model.parameters())
     with pytest.raises(UserError, match="no denoiser"):
@@ -289,6 +290,6 @@ def test_a_model_without_a_network_says_so() -> None:
 
 def test_the_pattern_of_names_is_the_networks_own() -> None:
     """Saved files name weights; a denoiser inside a model keeps them apart from the process."""
-    model = network("mdlm", skewed(V, L))
+    model = random_network("mdlm", skewed_chain(V, L))
     assert isinstance(model.denoiser, nn.Module)
     assert all(name.startswith("denoiser.") for name in model.state_dict())

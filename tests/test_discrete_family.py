@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import SAME, System, excess, generator, mean_and_error, network, skewed, sticky, table
-from test_bounds import V, situations
+from discrete_helpers import V, random_states
+from statistical_checks import bound_excess, mean_and_error
 from torch import Tensor
+from toy_languages import generator, random_joint, skewed_chain, sticky_chain
+from toy_models import EQUAL_BOUNDS, System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language
@@ -18,14 +20,14 @@ from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
 
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
-LANGUAGES = {"sticky": sticky(3, 4), "skewed": skewed(5, 4), "table": table()}
+LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 4), "table": random_joint()}
 
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
-@pytest.mark.parametrize("system, other", SAME, ids=lambda system: str(system))
+@pytest.mark.parametrize("system, other", EQUAL_BOUNDS, ids=lambda system: str(system))
 def test_some_systems_have_the_bound_of_others(system: System, other: System, language: Language) -> None:
     """MDLM = MD4 = ARDM = GIDD without random tokens; BD3-LM is MDLM in blocks; UDLM is D3PM in continuous time."""
-    bounds = [excess(one.model(language), language, n=60, draws=3) for one in (system, other)]
+    bounds = [bound_excess(one.model(language), language, n=60, draws=3) for one in (system, other)]
     torch.testing.assert_close(*bounds, rtol=0, atol=1e-6)
 
 
@@ -33,7 +35,7 @@ def test_some_systems_have_the_bound_of_others(system: System, other: System, la
 def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
     """SEDD-absorb with scores made from x̂ is MDLM."""
     plain, scored = (Interpolating(Masking(V, schedule), head=head) for head in (None, Score()))
-    out, x, z, t = situations(plain)
+    out, x, z, t = random_states(plain)
     scores = scored.phrased(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-9, atol=1e-9)
 
@@ -42,7 +44,7 @@ def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Sche
 def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
     """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
     plain, scored = (Interpolating(Uniform(V, schedule), head=head) for head in (None, Score()))
-    out, x, z, t = situations(plain)
+    out, x, z, t = random_states(plain)
     scores = scored.phrased(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-7, atol=1e-9)
     seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
@@ -54,7 +56,7 @@ def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
     """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for scores of no law at all."""
     schedule = Polynomial(1.5)
     process = Interpolating(law(V, schedule), head=Score())
-    _, x, z, t = situations(process)
+    _, x, z, t = random_states(process)
     scores = torch.randn(len(x), V, generator=generator(3)).double()
     sigma = -schedule.signal(t).log()
     grown, rho = sigma.expm1()[:, None], (1 - V / (sigma.expm1() + V))[:, None]
@@ -72,7 +74,7 @@ def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
 def test_scores_have_a_mass_that_logits_do_not_have() -> None:
     """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
     process = Interpolating(Masking(V, Cosine()), head=Score())
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     scores = process.phrased(out.log_softmax(-1), z, t)
     extra = process.nats(scores + torch.log(torch.tensor(2.0)), x, z, t) - process.nats(scores, x, z, t)
     rate = Cosine().slope(t) / Cosine().noise(t)
@@ -82,7 +84,7 @@ def test_scores_have_a_mass_that_logits_do_not_have() -> None:
 @pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
 def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> None:
     """Its bound is then that of a new network with a softmax."""
-    language, plain = skewed(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
+    language, plain = skewed_chain(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
     size = {"vocab_size": 5, "length": 4, "width": 8, "depth": 1, "heads": 1}
     tokens, schedule = language.sample(40, generator(1)), ls.options(name)["schedule"]
     totals = [
@@ -97,7 +99,7 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
     law = Hybrid(V, p_u)
     process = Interpolating(law)
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     c = 2 * p_u / (1 - p_u) * (t * (1 - t)).sqrt()
     slope = c * (1 - 2 * t) / (2 * t * (1 - t))
     moved = (c + (1 - t) * slope) / ((1 - t) * c)
@@ -112,7 +114,7 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
 
 def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
     law = Hybrid(V, 0.1)
-    plain, out_of = Interpolating(law), situations(Interpolating(law), low=0.001)
+    plain, out_of = Interpolating(law), random_states(Interpolating(law), low=0.001)
     out, x, z, t = out_of
     nats, one = plain.nats(out, x, z, t), torch.ones_like(t)
     for weighting, most in ((clipped, 1.0), (dynamic, 2.0)):
@@ -165,7 +167,7 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
 def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
     """Duo's form of the uniform rate (Sahoo et al. 2025) needs only Σ_j log x̄_j, log x̄_z and log x̄_x."""
     process = Interpolating(Uniform(V, schedule))
-    out, x, z, t = situations(process)
+    out, x, z, t = random_states(process)
     a = schedule.signal(t)
     bar = V * a[:, None] * process.context(out, z, t) + (1 - a)[:, None]
     log_bar, at, same = bar.log(), bar.gather(1, z[:, None])[:, 0], z == x
@@ -183,7 +185,7 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
 def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
     """T expm1(λ_t - λ_s) a_s log p with λ = log a/(1 - a) (Shi et al. 2024, section 4)."""
     process = Interpolating(Masking(V, schedule), timesteps=10)
-    out, x, z, t = situations(process, low=0.15)
+    out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
     late, early = (schedule.signal(at).log() - schedule.noise(at).log() for at in (t, s))
@@ -192,11 +194,11 @@ def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
 
 
 def test_clipping_is_for_training_only() -> None:
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     plain, tight = (System("bd3lm", {"clip": clip}).model(language) for clip in ((0.0, 1.0), (0.45, 0.55)))
     for model in (plain, tight):
         model.eval()
-    assert torch.equal(excess(plain, language, n=50, draws=2), excess(tight, language, n=50, draws=2))
+    assert torch.equal(bound_excess(plain, language, n=50, draws=2), bound_excess(tight, language, n=50, draws=2))
     tight.train()
     x = language.sample(200, generator(1))
     z, t, _ = tight.process.noised(x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), Drawn(generator(2), 200))
@@ -205,19 +207,21 @@ def test_clipping_is_for_training_only() -> None:
 
 def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
     """After some training the law of steps is not even any more, and an oracle's bound is still the entropy."""
-    language = sticky(3, 4)
-    model = network("multinomial", language, timesteps=50, importance=True)
+    language = sticky_chain(3, 4)
+    model = random_network("multinomial", language, timesteps=50, importance=True)
     for _ in ls.fit(model, (language.sample(64, generator(i)) for i in range(12)), steps=12):
         pass
     p = model.process.clock.eval().probabilities(4)
     assert float(p.sum()) == pytest.approx(1) and p.max() > 3 * p.min() > 0
     even = System("multinomial", {"timesteps": 50}).model(language)
-    (mean, error), (plain, _) = (mean_and_error(excess(m, language, n=1500, draws=64)) for m in (model.eval(), even))
+    (mean, error), (plain, _) = (
+        mean_and_error(bound_excess(m, language, n=1500, draws=64)) for m in (model.eval(), even)
+    )
     assert abs(mean - plain) < 4 * error < 0.1
 
 
 def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     md4, mdlm = (System(name).model(language).process for name in ("md4", "mdlm"))
     assert md4.grid(8)[1] > mdlm.grid(8)[1] and md4.grid(8)[0] == 1 and md4.grid(8)[-1] == 0
 
@@ -225,8 +229,8 @@ def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:
 @pytest.mark.parametrize("name", ["md4", "ardm", "bd3lm", "udlm", "sedd-absorb", "sedd-uniform", "gidd", "multinomial"])
 def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
     """Also where times are extreme: every weight, finite, and not zero everywhere."""
-    language = sticky(3, 4)
-    model = network(name, language, seed=1)
+    language = sticky_chain(3, 4)
+    model = random_network(name, language, seed=1)
     loss = model.train().bound(some(language), Drawn(generator(1), 64)).loss.sum()
     loss.backward()
     for weight in model.parameters():
@@ -245,8 +249,8 @@ def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
 )
 def test_schedules_cut_at_their_ends_still_bound_the_entropy(system: System, lost: Tensor) -> None:
     """An oracle's bound lies above the entropy, by at most what reading tokens at both ends costs without context."""
-    language = sticky(3, 4)
-    mean, error = mean_and_error(excess(system.model(language), language, n=2000, draws=16))
+    language = sticky_chain(3, 4)
+    mean, error = mean_and_error(bound_excess(system.model(language), language, n=2000, draws=16))
     assert -3 * error < mean < 4 * float(lost) + 3 * error
     assert error < 0.03
 
@@ -307,10 +311,12 @@ def test_the_mask_is_no_token_of_the_data(name: str) -> None:
 
 def test_a_table_of_rates_is_a_chain(timesteps: int = 4) -> None:
     """β_t = 1/(T - t + 1) is the linear schedule; the bound of both is the same number."""
-    language, betas = skewed(3, 4), [1 / (timesteps - step) for step in range(timesteps)]
+    language, betas = skewed_chain(3, 4), [1 / (timesteps - step) for step in range(timesteps)]
     by_name, by_table = (
         System("d3pm-absorbing", {"timesteps": timesteps, "schedule": schedule}).model(language)
         for schedule in ("linear", betas)
     )
-    difference: Tensor = excess(by_name, language, n=50, draws=2) - excess(by_table, language, n=50, draws=2)
+    difference: Tensor = bound_excess(by_name, language, n=50, draws=2) - bound_excess(
+        by_table, language, n=50, draws=2
+    )
     assert difference.abs().max() < 1e-5

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from laws import CHANCE, System, everything, generator, same_law, skewed, sticky, table
+from statistical_checks import MIN_P_VALUE, sequence_p_value
 from torch import Tensor
+from toy_languages import enumerate_sequences, generator, random_joint, skewed_chain, sticky_chain
+from toy_models import System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -66,18 +68,18 @@ CONTINUOUS = {
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
 def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
     """Few steps, so that it is not that of the language: with 6,000 draws both can be told apart."""
-    language = sticky(3, 2)
+    language = sticky_chain(3, 2)
     model = make(language)
     drawn = ls.sample(model, 6000, 3, generator(2), Oracle(model, language))
-    assert same_law(drawn, language, law_of_walk(model, language, 3)) > CHANCE
-    assert same_law(drawn, language) < 1e-6
+    assert sequence_p_value(drawn, language, law_of_walk(model, language, 3)) > MIN_P_VALUE
+    assert sequence_p_value(drawn, language) < 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
-@pytest.mark.parametrize("language", [skewed(3, 2), table(2, 3)], ids=["skewed", "table"])
+@pytest.mark.parametrize("language", [skewed_chain(3, 2), random_joint(2, 3)], ids=["skewed", "table"])
 def test_the_error_of_ancestral_sampling_falls_like_one_over_the_number_of_steps(make, language: Language) -> None:
-    model, (_, p) = make(language), everything(language)
+    model, (_, p) = make(language), enumerate_sequences(language)
     errors = [float((law_of_walk(model, language, steps) - p).abs().sum() / 2) for steps in (16, 32, 64)]
     assert errors[0] < 0.06
     for coarse, fine in zip(errors, errors[1:], strict=False):
@@ -97,7 +99,7 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
     process, width = model.process, PANELS.diff()[:, None]
     t, slope = process.schedule.drawn((PANELS[:-1, None] + width * (NODES + 1) / 2).flatten())
     weight = (width / 2 * WEIGHTS).flatten() * slope
-    (x, p), z = everything(language), all_states(model)
+    (x, p), z = enumerate_sequences(language), all_states(model)
     states = z.repeat(len(t), 1)
     now = t.float().repeat_interleave(len(z))[:, None].expand_as(states)
     where = process.wanted(states, now > 0)
@@ -116,7 +118,7 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
 @pytest.mark.parametrize("name", SCHEDULED)
 def test_the_bound_does_not_depend_on_the_schedule(name: str) -> None:
     """Denoisers that are wrong in the same way at the same level of noise: the oracle of another language."""
-    language, other = sticky(3, 2), skewed(3, 2)
+    language, other = sticky_chain(3, 2), skewed_chain(3, 2)
     bounds = []
     for schedule in SCHEDULES:
         model = System(name, SCHEDULED[name] | {"schedule": schedule}).model(language)

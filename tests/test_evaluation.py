@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from laws import generator, network, skewed
+from report_fixtures import REPORT
+from toy_languages import generator, skewed_chain
+from toy_models import random_network
 
 import logosphere as ls
 from logosphere.data.batches import windows
@@ -19,22 +21,17 @@ from logosphere.evaluation.paired_comparison import compare
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.types import Batch
 
-LANGUAGE = skewed(5, 6)
+LANGUAGE = skewed_chain(5, 6)
 TEXT = LANGUAGE.sample(64, generator(1)).flatten().numpy().astype(np.uint16)
-REPORT = Report(
-    name="a", kind="bound", unit="character", bits=1.5, error=0.01, recon=0.0, diffusion=1.5, prior=0.0, draws=2,
-    sequences=3, tokens=18, length=6, seed=0, data="d valid", data_sha256="00", tokenizer="ff", weights="ema",
-    seconds=1.0, nats=[1.0, 2.0, 3.0], counts=[6, 6, 6],
-)  # fmt: skip
 
 
 def measured(name: str = "mdlm", batch: int = 16, **how) -> Report:
-    return evaluate(network(name, LANGUAGE), windows(TEXT, 6, batch), rng=7, **how)
+    return evaluate(random_network(name, LANGUAGE), windows(TEXT, 6, batch), rng=7, **how)
 
 
 def test_bits_and_their_error_are_those_of_a_ratio() -> None:
     """R = Σ total / Σ count, and the error of a ratio by its residuals, all by hand."""
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     tokens, known = torch.from_numpy(TEXT.astype(np.int64)).view(-1, 6), torch.zeros(64, 6).bool()
     known[:20, :3] = True
     report = evaluate(model, [Batch.of(tokens, known)], rng=7, draws=2, units_per_token=4.0)
@@ -87,12 +84,12 @@ def test_numbers_do_not_depend_on_the_batch(name: str) -> None:
 def test_what_was_evaluated_is_known_by_its_tokens_alone() -> None:
     """The same sequences in other batches are the same text, and can be compared; other tokens are not."""
     assert measured(batch=16).data_sha256 == measured(batch=5).data_sha256
-    other = evaluate(network("mdlm", LANGUAGE), windows(TEXT[::-1].copy(), 6, 16), rng=7)
+    other = evaluate(random_network("mdlm", LANGUAGE), windows(TEXT[::-1].copy(), 6, 16), rng=7)
     assert other.data_sha256 != measured().data_sha256
 
 
 def test_the_seed_decides_the_numbers() -> None:
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     by_int, again, by_generator, same = (
         evaluate(model, windows(TEXT, 6, 16), rng=rng).nats for rng in (7, 7, generator(3), generator(3))
     )
@@ -107,7 +104,7 @@ def test_an_oracle_reports_the_entropy() -> None:
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
-    model = network("mdlm", LANGUAGE, dropout=0.5).train()
+    model = random_network("mdlm", LANGUAGE, dropout=0.5).train()
     one = evaluate(model, windows(TEXT, 6, 16), rng=7)
     assert model.training and one.nats == evaluate(model, windows(TEXT, 6, 16), rng=7).nats
 
@@ -121,7 +118,7 @@ def test_every_batch_is_watched() -> None:
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"batches": []}])
 def test_impossible_measurements_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
-        evaluate(network("mdlm", LANGUAGE), **{"batches": windows(TEXT, 6, 4)} | wrong)
+        evaluate(random_network("mdlm", LANGUAGE), **{"batches": windows(TEXT, 6, 4)} | wrong)
 
 
 def test_a_report_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -185,7 +182,7 @@ def test_what_a_model_cannot_see_is_not_held_known() -> None:
     known = torch.zeros(4, 6, dtype=torch.bool)
     known[:, -1] = True
     with pytest.raises(UserError, match="left to right"):
-        evaluate(network("ar", LANGUAGE), [Batch.of(LANGUAGE.sample(4, generator(1)), known)], rng=7)
+        evaluate(random_network("ar", LANGUAGE), [Batch.of(LANGUAGE.sample(4, generator(1)), known)], rng=7)
 
 
 def test_texts_of_unequal_length_are_paired_per_token() -> None:

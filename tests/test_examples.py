@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from laws import SMALL
+from toy_models import SMALL
 
 import logosphere as ls
 from logosphere import UserError

@@ -5,21 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from laws import (
-    CHANCE,
-    SMALL,
-    System,
-    excess,
-    generator,
-    mean_and_error,
-    measured,
-    network,
-    same_law,
-    sticky,
-    table,
-)
 from scipy import stats
+from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
 from torch import Tensor
+from toy_languages import generator, random_joint, sticky_chain
+from toy_models import SMALL, System, calibrated_model, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -58,14 +48,16 @@ def skewed_letters(choices: int) -> Any:
 
 def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
     language = skewed_letters(256)
-    mean, error = mean_and_error(excess(measured("dirichlet-flow", language, churn=0), language, n=2000, draws=48))
+    mean, error = mean_and_error(
+        bound_excess(calibrated_model("dirichlet-flow", language, churn=0), language, n=2000, draws=48)
+    )
     assert error < 0.01 * language.entropy()
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
 
 
 def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
     language = skewed_letters(256)
-    mean, error = mean_and_error(excess(measured("dirichlet-flow", language), language, n=2000, draws=48))
+    mean, error = mean_and_error(bound_excess(calibrated_model("dirichlet-flow", language), language, n=2000, draws=48))
     assert error < 0.02 * language.entropy()
     assert -3 * error < mean < 0.1 * language.entropy()
 
@@ -74,9 +66,9 @@ def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
 @pytest.mark.parametrize("churn", [0, 1])
 def test_samples_of_256_tokens_are_the_language(churn: int) -> None:
     language = skewed_letters(256)
-    model = measured("dirichlet-flow", language, churn=churn)
+    model = calibrated_model("dirichlet-flow", language, churn=churn)
     drawn = ls.sample(model, n=3000, steps=48, rng=generator(1), denoiser=Oracle(model, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("options", [{}, {"churn": 0}, {"alpha": 60.0}])
@@ -98,10 +90,10 @@ def test_a_dirichlet_flow_of_2048_tokens_is_finite(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("system", FREE, ids=str)
 def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
     """The same as of the system that predicts tokens: the answer of an oracle is turned into a field and back."""
-    language = sticky(3, 4)
-    model = measured(system.name, language, **system.options)
+    language = sticky_chain(3, 4)
+    model = calibrated_model(system.name, language, **system.options)
     draws = 192 if system.name == "fisher-flow" else 48  # cells are drawn evenly, and nats are rare and large
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=draws))
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=draws))
     assert error < 0.05 * language.entropy()
     assert abs(mean) < 3 * error + 0.01 * language.entropy()
 
@@ -110,18 +102,18 @@ def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
 @pytest.mark.parametrize("sampler", ["ancestral", "euler-flow"])
 @pytest.mark.parametrize("system", FREE, ids=str)
 def test_samples_of_an_exact_field_are_the_language(system: System, sampler: str) -> None:
-    language = table()
-    model = measured(system.name, language, **system.options)
+    language = random_joint()
+    model = calibrated_model(system.name, language, **system.options)
     steps = 300 if system.name == "ddsm" else 128
     drawn = ls.sample(model, n=2000, steps=steps, rng=generator(3), denoiser=Oracle(model, language), sampler=sampler)
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 def test_a_random_score_is_not_below_the_entropy() -> None:
-    language = sticky(3, 6)
-    model = network("ddsm", language, seed=5, **SCORE)
+    language = sticky_chain(3, 6)
+    model = random_network("ddsm", language, seed=5, **SCORE)
     assert model.process.kind == "bound"
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
     assert math.isfinite(mean) and mean > 3 * error
 
 
@@ -158,7 +150,7 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
     process = model.process
     assert isinstance(process, Flow) and isinstance(process.path, DirichletPath)
     alpha = process.path.alpha(process.share(drawn_times(model)))
-    assert stats.kstest(alpha.double() - 1, stats.expon(scale=2).cdf).pvalue > CHANCE
+    assert stats.kstest(alpha.double() - 1, stats.expon(scale=2).cdf).pvalue > MIN_P_VALUE
     assert abs(float((alpha > 8).double().mean()) - math.exp(-3.5)) < 0.01 and float(alpha.max()) > 12
 
 
@@ -167,7 +159,7 @@ def test_training_draws_times_uniformly(name: str) -> None:
     model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
     t = drawn_times(model)
     gone = model.process.share(t) if isinstance(model.process, Flow) else 1 - t
-    assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > CHANCE
+    assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > MIN_P_VALUE
 
 
 def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None:
@@ -189,7 +181,7 @@ def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None
 
 
 def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
-    tokens = sticky(3, 4).sample(64, generator(1))
+    tokens = sticky_chain(3, 4).sample(64, generator(1))
     losses = {}
     for loss in ("bound", "diffusion"):
         torch.manual_seed(0)
@@ -260,7 +252,7 @@ def test_a_dirichlet_flow_reads_doubled_states_at_99_values_of_alpha() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "which"), PUBLISHED)
 def test_a_published_system_trains_and_samples(name: str, which: str) -> None:
-    language = sticky(3, 4, stay=0.95)
+    language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, preset=which)
     batches = (language.sample(64, generator(i)) for i in range(120))

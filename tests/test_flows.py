@@ -6,24 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import (
-    CHANCE,
-    SMALL,
-    System,
-    alone,
-    everything,
-    excess,
-    generator,
-    mean_and_error,
-    measured,
-    network,
-    same_law,
-    skewed,
-    sticky,
-    table,
-)
 from scipy import stats
+from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
 from torch import Tensor
+from toy_languages import enumerate_sequences, generator, independent_tokens, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, System, calibrated_model, calibrated_system, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -49,10 +36,6 @@ NAMES = ["bfn", "ddsm", "dirichlet-flow", "fisher-flow"]
 V, N = 4, 4000
 
 
-def model_of(system: System, language: Language) -> Any:
-    return measured(system.name, language, **system.options)
-
-
 def built(system: System) -> Flow:
     process = ls.build(system.name, vocab_size=V, length=1, denoiser=None, **system.options).process
     assert isinstance(process, Flow)
@@ -74,13 +57,17 @@ def truth(x: Tensor, vocab_size: int = V) -> Tensor:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "language",
-    [sticky(3, 4), pytest.param(table(), marks=pytest.mark.slow), pytest.param(alone(5, 2), marks=pytest.mark.slow)],
+    [
+        sticky_chain(3, 4),
+        pytest.param(random_joint(), marks=pytest.mark.slow),
+        pytest.param(independent_tokens(5, 2), marks=pytest.mark.slow),
+    ],
     ids=["sticky", "table", "alone"],
 )
 @pytest.mark.parametrize("system", TIGHT, ids=str)
 def test_the_figure_of_an_oracle_is_the_entropy(system: System, language: Language) -> None:
     """Within 3 s.e. and half a per cent for cells of finite size; also where the figure is a surrogate."""
-    mean, error = mean_and_error(excess(model_of(system, language), language, n=2000, draws=48))
+    mean, error = mean_and_error(bound_excess(calibrated_system(system, language), language, n=2000, draws=48))
     # Tokens that become impossible all at once, as on the sphere, make rare and large nats.
     assert error < (0.05 if system == System("fisher-flow") else 0.01) * language.entropy()
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
@@ -89,58 +76,60 @@ def test_the_figure_of_an_oracle_is_the_entropy(system: System, language: Langua
 @pytest.mark.slow
 @pytest.mark.parametrize("system", TIGHT, ids=str)
 def test_the_figure_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
-    language = skewed(27, 4)
-    mean, error = mean_and_error(excess(model_of(system, language), language, n=1500, draws=64))
+    language = skewed_chain(27, 4)
+    mean, error = mean_and_error(bound_excess(calibrated_system(system, language), language, n=1500, draws=64))
     assert error < 0.01 * language.entropy()
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
 
 
 def test_noise_on_a_dirichlet_flow_makes_a_bound_that_is_not_tight() -> None:
-    language = sticky(3, 4)
-    model = model_of(System("dirichlet-flow"), language)
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=48))
+    language = sticky_chain(3, 4)
+    model = calibrated_system(System("dirichlet-flow"), language)
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=48))
     assert 3 * error < mean < 0.08 * language.entropy()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", BOUNDS, ids=str)
 def test_an_oracle_that_is_too_sure_or_wrong_is_not_below_the_entropy(system: System) -> None:
-    language = sticky(3, 4)
-    model = model_of(system, language)
+    language = sticky_chain(3, 4)
+    model = calibrated_system(system, language)
     oracle = Oracle(model, language)
     for sharpness in (0.8, 1.25):
 
         def predict(z, t, context, where=None, sharpness=sharpness):
             return sharpness * oracle(z, t, context, where)
 
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=16, denoiser=predict))
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=16, denoiser=predict))
         assert mean > -3 * error
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=16, denoiser=Oracle(model, alone(3, 4))))
+    mean, error = mean_and_error(
+        bound_excess(model, language, n=1000, draws=16, denoiser=Oracle(model, independent_tokens(3, 4)))
+    )
     assert mean > 3 * error
 
 
 @pytest.mark.parametrize("system", BOUNDS, ids=str)
 def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
-    language = sticky(3, 6)
-    model = network(system.name, language, seed=5, **system.options)
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
+    language = sticky_chain(3, 6)
+    model = random_network(system.name, language, seed=5, **system.options)
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
     assert math.isfinite(mean) and mean > 3 * error
 
 
 @pytest.mark.parametrize("timesteps", [1, 3, 20])
 def test_any_number_of_messages_about_independent_tokens_costs_the_entropy(timesteps: int) -> None:
-    language = alone(5, 2)
-    model = model_of(System("bfn", {"timesteps": timesteps}), language)
-    mean, error = mean_and_error(excess(model, language, n=4000, draws=32))
+    language = independent_tokens(5, 2)
+    model = calibrated_system(System("bfn", {"timesteps": timesteps}), language)
+    mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=32))
     assert error < 0.015 * language.entropy()
     assert abs(mean) < 3 * error
 
 
 def test_few_messages_cost_something_when_tokens_depend_on_each_other() -> None:
-    language, costs = sticky(3, 4), []
+    language, costs = sticky_chain(3, 4), []
     for timesteps in (2, 60):
-        model = model_of(System("bfn", {"timesteps": timesteps}), language)
-        costs.append(mean_and_error(excess(model, language, n=3000, draws=40)))
+        model = calibrated_system(System("bfn", {"timesteps": timesteps}), language)
+        costs.append(mean_and_error(bound_excess(model, language, n=3000, draws=40)))
     assert costs[0][0] > costs[1][0] + 3 * math.hypot(costs[0][1], costs[1][1])
     assert costs[1][0] > -3 * costs[1][1]
 
@@ -148,8 +137,10 @@ def test_few_messages_cost_something_when_tokens_depend_on_each_other() -> None:
 @pytest.mark.parametrize("accuracy", [2.0, 20.0])
 def test_the_bound_does_not_depend_on_how_much_is_told_in_the_end(accuracy: float) -> None:
     """What is not told is read off: the same entropy, for independent tokens."""
-    language = alone(5, 2)
-    mean, error = mean_and_error(excess(measured("bfn", language, accuracy=accuracy), language, n=3000, draws=64))
+    language = independent_tokens(5, 2)
+    mean, error = mean_and_error(
+        bound_excess(calibrated_model("bfn", language, accuracy=accuracy), language, n=3000, draws=64)
+    )
     assert abs(mean) < 3 * error and error < 0.01 * language.entropy()
 
 
@@ -173,26 +164,26 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "language", [table(), pytest.param(skewed(3, 4), marks=pytest.mark.slow)], ids=["table", "chain"]
+    "language", [random_joint(), pytest.param(skewed_chain(3, 4), marks=pytest.mark.slow)], ids=["table", "chain"]
 )
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_samples_of_an_oracle_are_the_language(system: System, language: Language) -> None:
-    model = model_of(system, language)
+    model = calibrated_system(system, language)
     drawn = ls.sample(model, n=N, steps=128, rng=generator(31), denoiser=Oracle(model, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", CONTINUOUS, ids=str)
 def test_infilling_reproduces_the_law_given_what_is_known(system: System) -> None:
-    language, known = table(), torch.tensor([True, False, False, True])
+    language, known = random_joint(), torch.tensor([True, False, False, True])
     tokens = torch.tensor([1, 0, 0, 0])
-    model = model_of(system, language)
+    model = calibrated_system(system, language)
     how: dict[str, Any] = {"rng": generator(6), "denoiser": Oracle(model, language), "known": known, "tokens": tokens}
     drawn = ls.sample(model, n=2000, steps=128, **how)
     assert (drawn[:, known] == tokens[known]).all()
-    sequences, p = everything(language)
-    assert same_law(drawn, language, p * (sequences[:, known] == tokens[known]).all(1)) > CHANCE
+    sequences, p = enumerate_sequences(language)
+    assert sequence_p_value(drawn, language, p * (sequences[:, known] == tokens[known]).all(1)) > MIN_P_VALUE
 
 
 # ---- the path --------------------------------------------------------------------------------------------------------
@@ -212,7 +203,7 @@ def test_ends_of_the_path(system: System) -> None:
     )
     assert prior.shape == end.shape == u.shape
     for coordinate in (0, 1):
-        assert stats.ks_2samp(prior[..., coordinate].flatten(), end[..., coordinate].flatten()).pvalue > CHANCE
+        assert stats.ks_2samp(prior[..., coordinate].flatten(), end[..., coordinate].flatten()).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
@@ -248,7 +239,7 @@ def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, st
         z = process.step(truth(x), z, t.expand(N), s.expand(N), noise)
     wanted = process.corrupt(u, field(0.3), noise)[:, 0]
     for coordinate in (0, 1):
-        assert stats.ks_2samp(z[:, coordinate], wanted[:, coordinate]).pvalue > CHANCE
+        assert stats.ks_2samp(z[:, coordinate], wanted[:, coordinate]).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.95, 0.8, 0.5, 0.2])
@@ -311,7 +302,7 @@ PLAIN = {
 @pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ours", "plain"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns(name: str, plain: bool) -> None:
-    language, options = sticky(3, 4, stay=0.95), PLAIN[name] if plain else {}
+    language, options = sticky_chain(3, 4, stay=0.95), PLAIN[name] if plain else {}
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(500, generator(11))

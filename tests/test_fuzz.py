@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_runs import RECIPE
+from tiny_run import RECIPE
 
 import logosphere as ls
 from logosphere.cli import main

@@ -1,4 +1,4 @@
-"""A slice of the fuzzing in tests/fuzzing.py, with fixed seeds, and whether that would find anything at all."""
+"""A slice of the fuzzing in tools/fuzzing.py, with fixed seeds, and whether that would find anything at all."""
 
 import os
 import subprocess

@@ -6,20 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from laws import (
-    CHANCE,
-    SMALL,
-    alone,
-    everything,
-    excess,
-    generator,
-    mean_and_error,
-    network,
-    same_law,
-    skewed,
-    sticky,
-    table,
-)
+from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
+from toy_languages import enumerate_sequences, generator, independent_tokens, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, random_network
 
 import logosphere as ls
 from logosphere.codecs import embeddings
@@ -86,12 +75,14 @@ def assert_tight(name: str, options: dict[str, Any], language: Language, n: int,
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_the_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
-    assert_tight(*variant, sticky(3, 4), n=2000, draws=48)
+    assert_tight(*variant, sticky_chain(3, 4), n=2000, draws=48)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "language", [skewed(5, 4), table(), alone(5, 2), skewed(27, 4)], ids=["5", "table", "alone", "27"]
+    "language",
+    [skewed_chain(5, 4), random_joint(), independent_tokens(5, 2), skewed_chain(27, 4)],
+    ids=["5", "table", "alone", "27"],
 )
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
@@ -101,9 +92,11 @@ def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     model = built(variant[0], language, variant[1])
-    mean, error = mean_and_error(excess(model, language, n=500, draws=16, denoiser=Oracle(model, alone(3, 4))))
+    mean, error = mean_and_error(
+        bound_excess(model, language, n=500, draws=16, denoiser=Oracle(model, independent_tokens(3, 4)))
+    )
     assert mean > 3 * error  # and it pays for being wrong
     for sharpness in (0.8, 1.25):
         oracle = Oracle(model, language)
@@ -111,7 +104,7 @@ def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]])
         def predict(z, t, context, where=None, sharpness=sharpness, oracle=oracle):
             return sharpness * oracle(z, t, context, where)
 
-        mean, error = mean_and_error(excess(model, language, n=500, draws=16, denoiser=predict))
+        mean, error = mean_and_error(bound_excess(model, language, n=500, draws=16, denoiser=predict))
         assert mean > -3 * error
 
 
@@ -120,9 +113,9 @@ SYSTEMS = ["plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "sim
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
-    language = sticky(3, 4)
-    model = network(name, language, seed=5).eval()
-    mean, error = mean_and_error(excess(model, language, n=500, draws=8, denoiser=model.denoiser))
+    language = sticky_chain(3, 4)
+    model = random_network(name, language, seed=5).eval()
+    mean, error = mean_and_error(bound_excess(model, language, n=500, draws=8, denoiser=model.denoiser))
     assert math.isfinite(mean) and mean > 3 * error
 
 
@@ -130,17 +123,17 @@ def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
 @pytest.mark.parametrize("predicts", ["x0", "v", *(pytest.param(s, marks=pytest.mark.slow) for s in ("eps", "score"))])
 def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     """With tokens read off their own noisy states it is another bound, and tight where those states are clear."""
-    language = table()
+    language = random_joint()
     model = built("gaussian-ce", language, {"highest": 4.0, "lowest": -6.0, "loss": "bound"})
     process = model.process
     states = Model(
         Gaussian(process.codec, process.schedule, process.clock, predicts=STATES[predicts]), None, length=4, block=4
     )
-    mean, error = mean_and_error(excess(states.eval(), language, n=1500, draws=48))
+    mean, error = mean_and_error(bound_excess(states.eval(), language, n=1500, draws=48))
     assert error < 0.01 * language.entropy()
     assert -3 * error < mean < 3 * error + prior(states, language)
     drawn = ls.sample(states, n=N, steps=96, rng=generator(5), denoiser=Oracle(states, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("predicts", STATES)
@@ -157,30 +150,30 @@ def test_predictions_convert_into_each_other(predicts: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", [VARIANTS["plaid"], VARIANTS["one-hot, sqrt"]], ids=["plaid", "one-hot"])
-@pytest.mark.parametrize("language", [skewed(3, 4), table()], ids=["chain", "table"])
+@pytest.mark.parametrize("language", [skewed_chain(3, 4), random_joint()], ids=["chain", "table"])
 def test_samples_are_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
     model = built(variant[0], language, variant[1])
     drawn = ls.sample(model, n=N, steps=96, rng=generator(5), denoiser=Oracle(model, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 def test_infilling_reproduces_the_law_given_what_is_known() -> None:
-    language, known = table(), torch.tensor([True, False, True, False])
+    language, known = random_joint(), torch.tensor([True, False, True, False])
     tokens = language.sample(1, generator(6))[0]
     model = built("plaid", language, {})
     drawn = ls.sample(
         model, n=N, steps=96, rng=generator(7), denoiser=Oracle(model, language), known=known, tokens=tokens
     )
-    sequences, p = everything(language)
-    assert same_law(drawn, language, p * (sequences[:, known] == tokens[known]).all(1)) > CHANCE
-    difference = excess(model, language, n=1500, draws=48, known=known)
+    sequences, p = enumerate_sequences(language)
+    assert sequence_p_value(drawn, language, p * (sequences[:, known] == tokens[known]).all(1)) > MIN_P_VALUE
+    difference = bound_excess(model, language, n=1500, draws=48, known=known)
     mean, error = mean_and_error(difference)
     assert abs(mean) < 3 * error + prior(model, language) and error < 0.01 * language.entropy()
 
 
 def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> None:
     """The same noise, moved along: reconstruction and diffusion are those of the tokens' differences."""
-    language, shift = skewed(4, 3), torch.tensor([0.3, -0.2, 0.5])
+    language, shift = skewed_chain(4, 3), torch.tensor([0.3, -0.2, 0.5])
     rows = torch.randn(4, 3, generator=generator(8))
     bounds = []
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
@@ -209,7 +202,7 @@ def test_rows_that_coincide_have_no_bound(name: str) -> None:
 
 def test_one_hot_and_logits_are_the_same_process() -> None:
     """2e - 1 is e, moved and twice as far from noise: four times the SNR."""
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     twice = 2 * math.log(2)
     bounds = []
     for codec, shift in (("one-hot", twice), ("logits", 0.0)):
@@ -255,7 +248,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
 def test_what_a_state_says_is_bayes_rule() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
-    process = built("gaussian-ce", alone(5, 2), {}).process
+    process = built("gaussian-ce", independent_tokens(5, 2), {}).process
     process = Gaussian(embeddings.Embeddings(rows), process.schedule, process.clock)
     z, t = torch.randn(7, 2, 3, generator=generator(13)), torch.full((7, 2), 0.4)
     alpha, sigma = process.levels(t)
@@ -294,8 +287,8 @@ def test_tokens_are_told_apart_in_half_precision_too() -> None:
 
 def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
     """Embeddings, the schedule and the measurements of the clock."""
-    language = sticky(3, 4)
-    model = network("plaid", language)
+    language = sticky_chain(3, 4)
+    model = random_network("plaid", language)
     for _ in ls.fit(model, (language.sample(16, generator(i)) for i in range(3)), steps=3):
         pass
     model.eval().save(tmp_path)
@@ -307,7 +300,7 @@ def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plaid", "bit-diffusion"])
 def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
     """A label, withheld in training now and then, and classifier-free guidance, with self-conditioning on top."""
-    model = network(name, alone(4, 6), labels=2, self_conditioning=0.5)
+    model = random_network(name, independent_tokens(4, 6), labels=2, self_conditioning=0.5)
     condition = Condition.of(labels=torch.tensor([0, 1, 1]))
     with pytest.raises(UserError, match="withhold"):
         generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
@@ -354,7 +347,7 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     ids=str,
 )
 def test_it_learns(name: str, options: dict[str, Any]) -> None:
-    language = sticky(3, 4, stay=0.95)
+    language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(500, generator(11))

@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, alone, everything, generator, network, same_law, sticky, table
+from statistical_checks import MIN_P_VALUE, sequence_p_value
 from torch import Tensor
+from toy_languages import enumerate_sequences, generator, independent_tokens, random_joint, sticky_chain
+from toy_models import SMALL, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -36,7 +38,7 @@ def plain(language: Language, **options: object) -> Model:
 @functools.cache
 def end_of_path(name: str, steps: int) -> Tensor:
     """Where a sampler arrives before tokens are read, always from the same noise."""
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     model = plain(language)
     given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
     plan = Plan.diffuse(4, steps + 1, model.process.grid)
@@ -60,29 +62,29 @@ def test_orders_of_convergence(name: str, order: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "token-drawn"])
 def test_samples_are_the_language(name: str) -> None:
-    language = table()
+    language = random_joint()
     model = plain(language)
     steps = 96 if name in ("ddim", "token-drawn") else 48
     drawn = ls.sample(
         model, n=2500, steps=steps, rng=generator(2), denoiser=Oracle(model, language), sampler=sampler(name, model)
     )
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
     """In any number of steps; and it forgets what tokens have to do with each other."""
-    for language, right in ((alone(4, 3), True), (sticky(3, 3), False)):
+    for language, right in ((independent_tokens(4, 3), True), (sticky_chain(3, 3), False)):
         model = plain(language)
         how = {"sampler": sampler("ssd", model), "denoiser": Oracle(model, language)}
         drawn = ls.sample(model, n=2500, steps=4, rng=generator(3), **how)
-        assert (same_law(drawn, language) > CHANCE) == right
+        assert (sequence_p_value(drawn, language) > MIN_P_VALUE) == right
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_what_samplers_cost_and_keep(name: str) -> None:
-    language = alone(4, 6)
-    model = network("plaid", language)
+    language = independent_tokens(4, 6)
+    model = random_network("plaid", language)
     known, tokens = torch.tensor([True, False] * 3), language.sample(5, generator(4))
     drawn = generate(model, 5, 9, generator(5), known=known, tokens=tokens, sampler=sampler(name, model))
     assert drawn.nfe == (17 if name == "heun" else 9)
@@ -93,7 +95,7 @@ def test_what_samplers_cost_and_keep(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "q-sampling"])
 def test_latents_are_sampled_alike(name: str) -> None:
-    model = network("tencdm", alone(4, 6), encoder=None)
+    model = random_network("tencdm", independent_tokens(4, 6), encoder=None)
     drawn = generate(model, 3, 5, generator(5), sampler=sampler(name, model))
     assert drawn.nfe == (9 if name == "heun" else 5) and drawn.tokens.shape == (3, 6)
 
@@ -101,11 +103,11 @@ def test_latents_are_sampled_alike(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_they_need_a_gaussian_process(name: str) -> None:
     with pytest.raises(UserError, match="plaid"):
-        sampler(name, network("mdlm", alone(4, 6)))
+        sampler(name, random_network("mdlm", independent_tokens(4, 6)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    model = network("bit-diffusion", alone(4, 6))
+    model = random_network("bit-diffusion", independent_tokens(4, 6))
     with pytest.raises(UserError, match="predict tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
     with pytest.raises(UserError, match="one length"):
@@ -131,26 +133,26 @@ def test_clamping_goes_to_embeddings() -> None:
 
 def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
     """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
-    language, wish = alone(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
+    language, wish = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
     model = plain(language)
     steered = GradientGuided(Oracle(model, language), lambda p: (p @ wish).sum(1))
     drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=steered)
-    sequences, p = everything(language)
+    sequences, p = enumerate_sequences(language)
     tilted = p * wish[sequences].sum(1).exp()
-    assert same_law(drawn, language, tilted / tilted.sum()) > CHANCE
-    assert same_law(drawn, language) < 1e-6
+    assert sequence_p_value(drawn, language, tilted / tilted.sum()) > MIN_P_VALUE
+    assert sequence_p_value(drawn, language) < 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
 def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
-    language = alone(4, 6)
-    model = network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
+    language = independent_tokens(4, 6)
+    model = random_network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
     wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
     steered = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1))
     plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
     assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
-    ar = network("ar", language)
+    ar = random_network("ar", language)
     unsteered = GradientGuided(
         ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0
     )  # asks about all positions at every step
@@ -163,7 +165,7 @@ def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
 def test_states_are_steered_through_the_network() -> None:
     torch.manual_seed(0)
     model = ls.build("diffusion-lm", vocab_size=4, length=6, **SMALL)
-    language = alone(4, 6)
+    language = independent_tokens(4, 6)
     for _ in ls.fit(
         model, (language.sample(32, generator(i)) for i in range(90)), steps=90, optim=ls.OptimizerConfig(lr=1e-2)
     ):
@@ -179,7 +181,7 @@ def test_states_are_steered_through_the_network() -> None:
 
     assert share(1.0) > share(0.0) + 0.1
     with pytest.raises(UserError, match="Steered"):
-        GradientGuidedState(model.denoiser, network("plaid", language).process, judge)
+        GradientGuidedState(model.denoiser, random_network("plaid", language).process, judge)
     with pytest.raises(UserError, match="differentiable"):
         ls.sample(model, denoiser=GradientGuidedState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
 
@@ -200,8 +202,8 @@ SELF = {
 @pytest.mark.parametrize("name", SELF)
 def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> None:
     """A bound asks the network twice, with nothing and with the answer; a sampler once a step."""
-    language = alone(4, 6)
-    model = network(name, language, **SELF[name]).eval()
+    language = independent_tokens(4, 6)
+    model = random_network(name, language, **SELF[name]).eval()
     calls: list[Tensor] = []
     inner = next(module for module in model.denoiser.modules() if type(module).__name__ == "FullTransformer")
     inner.register_forward_pre_hook(lambda module, given: calls.append(given[0]))
@@ -219,7 +221,7 @@ def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
     for accumulate in (1, 2):
         torch.manual_seed(0)
         model = ls.build("plaid", vocab_size=4, length=6, self_conditioning=0.5, **SMALL)
-        batches = (alone(4, 6).sample(8, generator(i)) for i in range(4))
+        batches = (independent_tokens(4, 6).sample(8, generator(i)) for i in range(4))
         losses.append([step.loss for step in ls.fit(model, batches, steps=4, accumulate=accumulate)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 

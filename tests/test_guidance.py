@@ -5,8 +5,10 @@ from itertools import count
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, System, generator, network, same_law, skewed
+from statistical_checks import MIN_P_VALUE, sequence_p_value
 from torch import Tensor
+from toy_languages import generator, skewed_chain
+from toy_models import SMALL, System, random_network
 
 import logosphere as ls
 from logosphere import Condition, UserError
@@ -74,7 +76,7 @@ def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, s
     labels = Condition.of(labels=torch.ones(N).long())
     steps = 100 if system.name == "d3pm-gaussian" else 64
     drawn = ls.sample(model, N, steps, generator(3), Labelled(model), condition=labels, guidance=scale)
-    assert same_law(drawn, law) > CHANCE
+    assert sequence_p_value(drawn, law) > MIN_P_VALUE
 
 
 def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
     drawn = ls.sample(model, N, 1, generator(5), Labelled(model), condition=labels, guidance=2.0)
     one = [EACH[0].p.view(V, V).sum(1 - i) ** 2 / BOTH.p.view(V, V).sum(1 - i) for i in range(L)]
     closed = torch.outer(*[p / p.sum() for p in one]).flatten()
-    assert same_law(drawn, BOTH, closed) > CHANCE
+    assert sequence_p_value(drawn, BOTH, closed) > MIN_P_VALUE
 
 
 def nobody(z, t, where, of=None):
@@ -151,14 +153,16 @@ def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
     model, n = System(name).model(BOTH), 1000
     edits = Edits(exact_classifier(model), torch.ones(n).long(), exact=True)
     drawn = ls.sample(model, n, 32, generator(6), Oracle(model, BOTH), guide=edits, **how)
-    assert same_law(drawn, EACH[1]) > CHANCE
-    assert same_law(drawn, BOTH) < 1e-6
+    assert sequence_p_value(drawn, EACH[1]) > MIN_P_VALUE
+    assert sequence_p_value(drawn, BOTH) < 1e-6
 
 
 def test_masks_may_also_be_guided_in_their_steps() -> None:
     model, n = System("mdlm").model(BOTH), 1000
     way = Ancestral((Edits(exact_classifier(model), torch.zeros(n).long(), exact=True),))
-    assert same_law(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=way), EACH[0]) > CHANCE
+    assert (
+        sequence_p_value(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=way), EACH[0]) > MIN_P_VALUE
+    )
 
 
 def linear_classifier(states: int, seed: int = 9):
@@ -201,17 +205,17 @@ def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
     drawn = ls.sample(model, n, 64, generator(7), Oracle(model, language), guide=guide)
     sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
     tilted = (language.log_prob(sequences) + wish[sequences].sum(1)).softmax(0)
-    assert same_law(drawn, language, tilted) > CHANCE
+    assert sequence_p_value(drawn, language, tilted) > MIN_P_VALUE
 
 
 def test_the_price_of_guidance_is_counted() -> None:
-    language, n, steps = skewed(V, L), 8, 5
+    language, n, steps = skewed_chain(V, L), 8, 5
     for name, edits in [("udlm", V * L), ("gidd", (V + 1) * L)]:
-        model = network(name, language)
+        model = random_network(name, language)
         guide = Edits(linear_classifier(model.process.codec.states), torch.zeros(n).long())
         assert generate(model, n, steps, generator(1), guide=guide).nfe == 2 * steps
         assert generate(model, n, steps, generator(1), guide=replace(guide, exact=True)).nfe == (1 + edits) * steps
-    model = network("mdlm", language)
+    model = random_network("mdlm", language)
     guide = Edits(linear_classifier(V + 1), torch.zeros(n).long())
     assert generate(model, n, steps, generator(1), guide=guide, stepper=first_hitting).nfe == 2 * L
     each = generate(model, n, steps, generator(1), guide=replace(guide, exact=True), stepper=first_hitting)
@@ -235,7 +239,7 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
 
 
 def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
-    model, sphere = network("udlm", BOTH), network("rdlm-heat", BOTH)
+    model, sphere = random_network("udlm", BOTH), random_network("rdlm-heat", BOTH)
     guide = Edits(linear_classifier(V), torch.zeros(2).long())
     with pytest.raises(UserError, match="one label for each of 3"):
         ls.sample(model, 3, 2, guide=guide)

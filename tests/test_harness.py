@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli import cache, train, workplace  # noqa: F401
+from cli_helpers import train
 
 pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
 
-from laws import System, sticky  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
+from toy_languages import sticky_chain  # noqa: E402
+from toy_models import System
 
 from logosphere.data.languages import Language, Oracle  # noqa: E402
 from logosphere.errors import UserError  # noqa: E402
 from logosphere.runs.lm_eval_adapter import Harness  # noqa: E402
 from logosphere.sampling.generate import generate  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the harness and what it imports warn about their own affairs
+pytestmark = [
+    pytest.mark.usefixtures("workplace"),
+    pytest.mark.filterwarnings("ignore"),  # the harness and what it imports warn about their own affairs
+]
 
 
 def asked(*arguments: object) -> Instance:
@@ -73,7 +77,7 @@ class OfAnyLength(Oracle):
     """Knows texts of a sticky chain at whatever length they are read."""
 
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
-        language = sticky(2, z.shape[1])
+        language = sticky_chain(2, z.shape[1])
         return Oracle(self.system.model(language), language).forward(z, t, context, where)
 
 
@@ -90,13 +94,13 @@ class Stickiness(Harness):
 @pytest.mark.parametrize("system", ["ar", "mdlm"])
 def test_a_short_text_is_not_read_with_what_fills_it_up(system: str) -> None:
     """A chain that repeats its token: of one token alone nothing is known, whatever would stand behind it."""
-    ours = Stickiness(System(system), sticky(2, 4))
+    ours = Stickiness(System(system), sticky_chain(2, 4))
     nats = ours._nats([([], [0]), ([], [1])])
     assert nats == pytest.approx([math.log(2)] * 2, abs=1e-5)
 
 
 def test_blocks_are_read_whole() -> None:
-    ours = Stickiness(System("mdlm", {"block": 2}), sticky(2, 4))
+    ours = Stickiness(System("mdlm", {"block": 2}), sticky_chain(2, 4))
     assert ours._length(4) == ours._length(2) == 4
     with pytest.raises(UserError, match="whole blocks of 2"):
         ours._length(3)
@@ -121,7 +125,7 @@ def test_samplers_that_take_no_filters_write_without() -> None:
     assert len(Harness("p2").generate_until([asked("the ", {"max_gen_toks": 8})])[0]) <= 8
 
 
-def test_a_task_runs_from_a_local_file(workplace: Path) -> None:  # noqa: F811
+def test_a_task_runs_from_a_local_file(workplace: Path) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

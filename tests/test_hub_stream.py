@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from teams import in_team
-from test_runs import RECIPE, after, bits, timeless
+from distributed_helpers import run_in_processes
+from run_helpers import metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
 
 from logosphere.cli import main
 from logosphere.data import hub_stream
@@ -71,19 +72,19 @@ def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path:
     alone, broken, shared = (create_run(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared"))
     list(run_training(alone, corpus))
     for steps in (7, 75, 200):
-        list(run_training(Run(broken.path), open_corpus(dataset, "byte"), after(steps)))
-    assert timeless(alone) == timeless(broken) and bits(alone.path / "ema.safetensors") == bits(
-        broken.path / "ema.safetensors"
-    )
+        list(run_training(Run(broken.path), open_corpus(dataset, "byte"), stop_after(steps)))
+    assert metrics_without_times(alone) == metrics_without_times(broken) and tensor_bytes(
+        alone.path / "ema.safetensors"
+    ) == tensor_bytes(broken.path / "ema.safetensors")
     saved = json.loads(next(broken.state.glob("step-*/state.json")).read_bytes())
     assert saved["position"]["samples"] == 90 * 8 and len(saved["position"]["waiting"]) < 8 * 12 + 100
 
     def work(group: ProcessGroup) -> int:
-        stop = after(5) if group.rank == 1 else (lambda: False)
+        stop = stop_after(5) if group.rank == 1 else (lambda: False)
         return len(list(run_training(Run(shared.path), open_corpus(dataset, "byte"), stop, group)))
 
-    in_team(2, work, tmp_path / "team")
-    list(run_training(Run(shared.path), corpus, after(10)))
+    run_in_processes(2, work, tmp_path / "team")
+    list(run_training(Run(shared.path), corpus, stop_after(10)))
     losses = [[line["train/loss"] for line in run.metrics() if "train/loss" in line] for run in (alone, shared)]
     assert len(losses[1]) > 10 and losses[1] == pytest.approx(losses[0][: len(losses[1])], rel=1e-5)
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from laws import System, alone, generator
 from torch import Tensor
+from toy_languages import generator, independent_tokens
+from toy_models import System
 
 from logosphere.sampling.steppers.jumps import backward_rates, forward_rates
 
 V = 4
-LANGUAGE = alone(V, 1)
+LANGUAGE = independent_tokens(V, 1)
 X = torch.rand(V, generator=generator(1), dtype=torch.float64).softmax(0)
 T, S = torch.tensor(0.6).double(), torch.tensor(0.35).double()
 SYSTEMS = [

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, System, everything, generator, same_law, scramble
+from statistical_checks import MIN_P_VALUE, sequence_p_value
+from toy_languages import enumerate_sequences, generator
+from toy_models import SMALL, System, fill_zero_weights
 
 import logosphere as ls
 from logosphere import UserError
@@ -62,13 +64,13 @@ def test_a_model_is_left_as_it_was() -> None:
 def test_a_text_may_fill_its_model() -> None:
     for name in ("mdlm", "ar"):  # no end behind it need be seen
         model = random_model(name)
-        scramble(model)
+        fill_zero_weights(model)
         assert bool((drawn(model, L) != END).all())
 
 
 def test_guidance_and_filters_go_with_a_length() -> None:
     model = random_model("mdlm", labels=2)
-    scramble(model)
+    fill_zero_weights(model)
     next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
     told = ls.Condition.of(labels=torch.arange(12) % 2)
     tokens = drawn(model, 3, condition=told, guidance=3.0, top_p=0.9, temperature=0.7)
@@ -77,7 +79,7 @@ def test_guidance_and_filters_go_with_a_length() -> None:
 
 def ending(length: int = 3, letters: int = 2) -> Joint:
     """Texts of 1 to `length` letters, which depend on each other but not on the length, filled up with ends."""
-    words, p = everything(ls.languages.markov([[0.8, 0.2], [0.4, 0.6]], [0.3, 0.7], length))
+    words, p = enumerate_sequences(ls.languages.markov([[0.8, 0.2], [0.4, 0.6]], [0.3, 0.7], length))
     table = torch.zeros((letters + 1,) * length, dtype=torch.float64)
     for end, share in zip(range(1, length + 1), (0.5, 0.2, 0.3), strict=True):
         filled = words.clone()
@@ -95,9 +97,9 @@ def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: in
     oracle = Unended(Oracle(model, language), 2, length, 3)
     known, tokens = torch.arange(3) >= length, torch.full((3,), 2)
     written = ls.sample(model, n=2000, steps=96, rng=generator(9), denoiser=oracle, known=known, tokens=tokens)
-    sequences, p = everything(language)
+    sequences, p = enumerate_sequences(language)
     right = (sequences[:, :length] != 2).all(1) & (sequences[:, length:] == 2).all(1)
-    assert same_law(written, language, p * right) > CHANCE
+    assert sequence_p_value(written, language, p * right) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize(

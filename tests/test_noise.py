@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from laws import CHANCE, fits, generator, mean_and_error
 from scipy import stats
+from statistical_checks import MIN_P_VALUE, chi_square_p_value, mean_and_error
 from torch import Tensor
+from toy_languages import generator
 
 from logosphere.noise import Drawn, Keyed, Noise, _unit, categorical
 
@@ -53,8 +54,10 @@ SOURCES = {"keyed": lambda n: keyed(torch.arange(n)), "drawn": lambda n: Drawn(g
 def test_uniform_numbers_are_uniform_and_inside_the_interval(source) -> None:
     numbers = source(200).uniform(200, 500)
     assert numbers.dtype == torch.float64 and 0 < numbers.min() and numbers.max() < 1
-    assert stats.kstest(numbers.flatten().numpy(), "uniform").pvalue > CHANCE
-    assert fits(torch.histc((numbers * 2**20 % 1).float(), 64, 0, 1), torch.ones(64)) > CHANCE  # low bits too
+    assert stats.kstest(numbers.flatten().numpy(), "uniform").pvalue > MIN_P_VALUE
+    assert (
+        chi_square_p_value(torch.histc((numbers * 2**20 % 1).float(), 64, 0, 1), torch.ones(64)) > MIN_P_VALUE
+    )  # low bits too
 
 
 def test_the_extreme_words_stay_inside_the_interval() -> None:
@@ -89,7 +92,7 @@ def test_seeds_steps_and_requests_are_uncorrelated() -> None:
 def test_normal_numbers_are_normal() -> None:
     numbers = keyed(torch.arange(300)).normal(300, 300)
     assert numbers.dtype == torch.float32
-    assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > CHANCE
+    assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > MIN_P_VALUE
     for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
         mean, error = mean_and_error(numbers.double() ** power)
         assert abs(mean - moment) < 3.5 * error
@@ -113,14 +116,14 @@ def test_the_draws_of_each_sequence_are_spread_evenly() -> None:
 
 def test_a_quantile_is_uniform_and_clocks_are_independent() -> None:
     w = torch.cat([keyed(torch.arange(2), step=step).quantiles(1, 2) for step in range(2000)])[::2, 0]
-    assert stats.kstest(w[:, 0].numpy(), "uniform").pvalue > CHANCE
+    assert stats.kstest(w[:, 0].numpy(), "uniform").pvalue > MIN_P_VALUE
     assert abs(float(torch.corrcoef(w.T)[0, 1])) < 3.5 / math.sqrt(len(w))
 
 
 def test_categorical_has_exact_frequencies() -> None:
     log_p = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025]).log()
     drawn = categorical(log_p.expand(50_000, -1), Drawn(generator(5), 1).uniform(50_000))
-    assert fits(drawn.bincount(minlength=5), log_p.exp()) > CHANCE
+    assert chi_square_p_value(drawn.bincount(minlength=5), log_p.exp()) > MIN_P_VALUE
 
 
 def test_categorical_needs_no_normalisation() -> None:

@@ -9,31 +9,27 @@ import math
 
 import pytest
 import torch
-from laws import (
-    AR,
-    DIFFUSIONS,
-    HEADED,
-    System,
-    alone,
-    excess,
-    generator,
-    mean_and_error,
-    network,
-    skewed,
-    sticky,
-    table,
-)
+from statistical_checks import bound_excess, mean_and_error
+from toy_languages import generator, independent_tokens, random_joint, skewed_chain, sticky_chain
+from toy_models import AR, DIFFUSIONS, HEADED, System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.noise import Drawn
 
-LANGUAGES = {"skewed": skewed(5, 4), "alone": alone(4, 4), "table": table(), "pair": skewed(2, 2)}
+LANGUAGES = {
+    "skewed": skewed_chain(5, 4),
+    "alone": independent_tokens(4, 4),
+    "table": random_joint(),
+    "pair": skewed_chain(2, 2),
+}
 
 
 def assert_tight(system: System, language: Language, tokens: int = 32_000) -> None:
     draws = 32 if system in (System("mdlm"), System("mdlm", {"block": 2})) else 64  # exact counts need fewer
-    mean, error = mean_and_error(excess(system.model(language), language, n=tokens // language.length, draws=draws))
+    mean, error = mean_and_error(
+        bound_excess(system.model(language), language, n=tokens // language.length, draws=draws)
+    )
     assert error < 0.005 * language.entropy()
     assert abs(mean) < 3 * error + 1e-6  # float32, where strata leave no chance at all
 
@@ -41,7 +37,7 @@ def assert_tight(system: System, language: Language, tokens: int = 32_000) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy(system: System) -> None:
-    assert_tight(system, sticky(3, 6))
+    assert_tight(system, sticky_chain(3, 6))
 
 
 @pytest.mark.thorough
@@ -63,13 +59,13 @@ def test_the_bound_of_every_oracle_is_the_entropy_of_every_language(system: Syst
 @pytest.mark.slow
 @pytest.mark.parametrize("system", [system for system in DIFFUSIONS if system not in HEADED[:-1]], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
-    assert_tight(system, skewed(27, 8), tokens=16_000)
+    assert_tight(system, skewed_chain(27, 8), tokens=16_000)
 
 
-@pytest.mark.parametrize("language", [*LANGUAGES.values(), skewed(27, 8)], ids=[*LANGUAGES, "letters"])
+@pytest.mark.parametrize("language", [*LANGUAGES.values(), skewed_chain(27, 8)], ids=[*LANGUAGES, "letters"])
 def test_the_autoregressive_likelihood_is_exact_for_every_sequence(language: Language) -> None:
     model = AR.model(language)
-    assert excess(model, language, n=200, draws=1).abs().max() < 1e-5
+    assert bound_excess(model, language, n=200, draws=1).abs().max() < 1e-5
     tokens = language.sample(2, torch.Generator())
     assert model.nelbo(tokens, torch.Generator(), denoiser=Oracle(model, language)).kind == "exact"
 
@@ -84,11 +80,11 @@ def test_the_sampled_entropy_is_the_entropy() -> None:
 @pytest.mark.parametrize("name", ["d3pm-absorbing", "d3pm-uniform"])
 def test_few_steps_cost_something_when_tokens_depend_on_each_other(name: str) -> None:
     """T = 4 moves many tokens at once without knowing of each other; T = 1000 costs 250 times less."""
-    language = sticky(3, 6)
+    language = sticky_chain(3, 6)
     costs = []
     for timesteps in (4, 64):
         model = System(name, {"timesteps": timesteps}).model(language)
-        mean, error = mean_and_error(excess(model, language, n=2000, draws=16))
+        mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=16))
         assert mean > -3 * error
         costs.append((mean, error))
     assert costs[0][0] > 3 * costs[0][1]
@@ -99,9 +95,9 @@ def test_few_steps_cost_something_when_tokens_depend_on_each_other(name: str) ->
 @pytest.mark.parametrize("timesteps", [1, 2, 4])
 @pytest.mark.parametrize("name", ["d3pm-absorbing", "d3pm-uniform"])
 def test_few_steps_cost_nothing_when_tokens_are_independent(name: str, timesteps: int) -> None:
-    language = alone(4, 4)
+    language = independent_tokens(4, 4)
     model = System(name, {"timesteps": timesteps}).model(language)
-    mean, error = mean_and_error(excess(model, language, n=2500, draws=40))
+    mean, error = mean_and_error(bound_excess(model, language, n=2500, draws=40))
     assert error < 0.005 * language.entropy()
     assert abs(mean) < 3 * error
 
@@ -109,9 +105,9 @@ def test_few_steps_cost_nothing_when_tokens_are_independent(name: str, timesteps
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, *DIFFUSIONS], ids=str)
 def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
-    language = sticky(3, 6)
-    model = network(system.name, language, seed=5, **system.options)
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
+    language = sticky_chain(3, 6)
+    model = random_network(system.name, language, seed=5, **system.options)
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=model.denoiser))
     assert math.isfinite(mean)
     # A denoiser that knows nothing loses much more than chance; random scores scatter more than random laws.
     assert mean > (4 if system.name == "sedd-uniform" else 10) * error
@@ -119,9 +115,9 @@ def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
 
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_the_oracle_of_another_language_is_not_below_the_entropy(system: System) -> None:
-    language, other = skewed(3, 6, seed=3), skewed(3, 6, seed=8)
+    language, other = skewed_chain(3, 6, seed=3), skewed_chain(3, 6, seed=8)
     model = system.model(language)
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=Oracle(model, other)))
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=Oracle(model, other)))
     assert mean > 3 * error
 
 
@@ -129,7 +125,7 @@ def test_the_oracle_of_another_language_is_not_below_the_entropy(system: System)
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_an_oracle_that_is_slightly_too_sure_is_not_below_the_entropy(system: System) -> None:
     """A bound with a wrong weight can be fooled by sharper logits; a true one cannot."""
-    language = sticky(3, 6)
+    language = sticky_chain(3, 6)
     model = system.model(language)
     oracle = Oracle(model, language)
     for sharpness in (0.8, 1.25):
@@ -137,14 +133,14 @@ def test_an_oracle_that_is_slightly_too_sure_is_not_below_the_entropy(system: Sy
         def predict(z, t, context, where=None, sharpness=sharpness):
             return sharpness * oracle(z, t, context, where)
 
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=predict))
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=predict))
         assert mean > -3 * error
 
 
 @pytest.mark.parametrize("system", DIFFUSIONS, ids=str)
 def test_relabelling_the_vocabulary_changes_nothing(system: System) -> None:
     """The same states under new names, seen by the oracle of the renamed language, cost the same nats."""
-    language, new = skewed(3, 4), torch.tensor([2, 0, 1, 3])  # the mask, 3, keeps its name
+    language, new = skewed_chain(3, 4), torch.tensor([2, 0, 1, 3])  # the mask, 3, keeps its name
     old = new[:3].argsort()
     renamed = ls.languages.markov(language.transition[old][:, old], language.initial[old], language.length)
     model, noise = system.model(language), Drawn(generator(2), 500)

@@ -6,20 +6,9 @@ the error of the steps themselves (about 1/128 of the correlation) stays below t
 
 import pytest
 import torch
-from laws import (
-    AR,
-    CHANCE,
-    DIFFUSIONS,
-    HEADED,
-    UNIFORM,
-    System,
-    everything,
-    excess,
-    mean_and_error,
-    same_law,
-    skewed,
-    table,
-)
+from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
+from toy_languages import enumerate_sequences, random_joint, skewed_chain
+from toy_models import AR, DIFFUSIONS, HEADED, UNIFORM, System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -27,7 +16,7 @@ from logosphere.sampling.plan import cosine_grid
 from logosphere.sampling.steppers import first_hitting
 
 N = 4000
-CASES = {"chain": skewed(3, 4), "table": table()}
+CASES = {"chain": skewed_chain(3, 4), "table": random_joint()}
 KNOWN = torch.tensor([True, False, True, False])
 
 
@@ -41,45 +30,45 @@ def drawn(system: System, language: Language, n: int = N, **how) -> torch.Tensor
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [AR, System("mdlm"), System("d3pm-uniform"), System("gidd")], ids=str)
 def test_samples_have_the_law_of_the_language(system: System, language: Language) -> None:
-    assert same_law(drawn(system, language), language) > CHANCE
+    assert sequence_p_value(drawn(system, language), language) > MIN_P_VALUE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [system for system in DIFFUSIONS if system not in HEADED], ids=str)
 def test_samples_of_every_variant_have_the_law_of_the_language(system: System, language: Language) -> None:
-    assert same_law(drawn(system, language, 10_000, steps=256), language) > CHANCE
+    assert sequence_p_value(drawn(system, language, 10_000, steps=256), language) > MIN_P_VALUE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", HEADED[:-1], ids=str)
 def test_samples_of_other_heads_and_tables_have_the_law_of_the_language(system: System) -> None:
-    assert same_law(drawn(system, skewed(3, 4)), skewed(3, 4)) > CHANCE
+    assert sequence_p_value(drawn(system, skewed_chain(3, 4)), skewed_chain(3, 4)) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"block": 2})], ids=str)
 def test_first_hitting_is_exact(system: System, language: Language) -> None:
-    assert same_law(drawn(system, language, 10_000, stepper=first_hitting), language) > CHANCE
+    assert sequence_p_value(drawn(system, language, 10_000, stepper=first_hitting), language) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, System("mdlm"), System("mdlm", {"block": 2})], ids=str)
 def test_the_cached_sampler_draws_what_the_plain_one_draws(system: System) -> None:
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     assert torch.equal(drawn(system, language, 500, cached=True), drawn(system, language, 500))
 
 
 def test_too_few_steps_are_seen_by_this_test() -> None:
     """The power of the chi-square test: in two steps a masked oracle ignores correlations, and fails."""
-    assert same_law(drawn(System("mdlm"), skewed(3, 4), steps=2), skewed(3, 4)) < 1e-6
+    assert sequence_p_value(drawn(System("mdlm"), skewed_chain(3, 4), steps=2), skewed_chain(3, 4)) < 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [System("mdlm"), System("d3pm-uniform", {"timesteps": None})], ids=str)
 def test_the_cosine_grid_has_the_same_limit(system: System) -> None:
-    language = skewed(3, 4)
-    assert same_law(drawn(system, language, grid=cosine_grid), language) > CHANCE
+    language = skewed_chain(3, 4)
+    assert sequence_p_value(drawn(system, language, grid=cosine_grid), language) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
@@ -89,32 +78,32 @@ def test_infilling_reproduces_the_law_given_what_is_known(system: System, langua
     tokens = language.sample(1, torch.Generator().manual_seed(6))[0]
     written = drawn(system, language, known=KNOWN, tokens=tokens)
     assert torch.equal(written[:, KNOWN], tokens[KNOWN].expand(N, -1))
-    sequences, p = everything(language)
-    assert same_law(written, language, p * (sequences[:, KNOWN] == tokens[KNOWN]).all(1)) > CHANCE
+    sequences, p = enumerate_sequences(language)
+    assert sequence_p_value(written, language, p * (sequences[:, KNOWN] == tokens[KNOWN]).all(1)) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [AR, System("mdlm", {"block": 2}), System("d3pm-absorbing")], ids=str)
 def test_a_prompt_is_continued_by_its_own_law(system: System) -> None:
-    language, prompt = skewed(3, 4), torch.tensor([True, True, False, False])
+    language, prompt = skewed_chain(3, 4), torch.tensor([True, True, False, False])
     tokens = torch.tensor([1, 2, 0, 0])
     written = drawn(system, language, known=prompt, tokens=tokens)
-    sequences, p = everything(language)
-    assert same_law(written, language, p * (sequences[:, :2] == tokens[:2]).all(1)) > CHANCE
+    sequences, p = enumerate_sequences(language)
+    assert sequence_p_value(written, language, p * (sequences[:, :2] == tokens[:2]).all(1)) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("system", [System("mdlm"), System("mdlm", {"exact_count": False}), *UNIFORM[:2]], ids=str)
 def test_the_bound_of_an_infilling_oracle_is_the_conditional_entropy(system: System, language: Language) -> None:
-    difference = excess(system.model(language), language, n=2000, draws=64, known=KNOWN)
+    difference = bound_excess(system.model(language), language, n=2000, draws=64, known=KNOWN)
     mean, error = mean_and_error(difference)
     assert error < 0.01 * language.entropy()  # half of the positions: less to measure, the same error
     assert abs(mean) < 3 * error
 
 
 def test_what_is_known_costs_nothing() -> None:
-    language = skewed(3, 4)
+    language = skewed_chain(3, 4)
     tokens = language.sample(5, torch.Generator().manual_seed(6))
     for system in DIFFUSIONS:
         model = system.model(language)

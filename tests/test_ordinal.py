@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, System, excess, fits, generator, mean_and_error, same_law, skewed, sticky, table
+from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error, sequence_p_value
+from toy_languages import generator, random_joint, skewed_chain, sticky_chain
+from toy_models import System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -12,7 +14,7 @@ from logosphere.noise import Drawn
 from logosphere.processes.ordinal import Ordinal, step_weights, transition
 
 V, T, N = 5, 20, 20_000
-LANGUAGES = {"sticky": sticky(3, 4), "skewed": skewed(5, 3), "table": table()}
+LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 3), "table": random_joint()}
 PROCESS = Ordinal(V, timesteps=T)
 
 
@@ -57,9 +59,9 @@ def test_the_end_forgets_nearly_everything(vocab_size: int, timesteps: int, left
 def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
     noise, x = Drawn(generator(1), N), torch.full((N, 1), 3)
     z = PROCESS.corrupt(x, torch.full((N, 1), t), noise)
-    assert fits(z.flatten().bincount(minlength=V), PROCESS.products[round(t * T), 3]) > CHANCE
+    assert chi_square_p_value(z.flatten().bincount(minlength=V), PROCESS.products[round(t * T), 3]) > MIN_P_VALUE
     stepped = PROCESS.step(200.0 * F.one_hot(x, V), z, torch.full((N, 1), t), torch.full((N, 1), s), noise)
-    assert fits(stepped.flatten().bincount(minlength=V), PROCESS.products[round(s * T), 3]) > CHANCE
+    assert chi_square_p_value(stepped.flatten().bincount(minlength=V), PROCESS.products[round(s * T), 3]) > MIN_P_VALUE
 
 
 def test_the_ends_are_the_token_and_nothing() -> None:
@@ -91,7 +93,7 @@ def test_the_bound_of_an_oracle_tends_to_the_entropy(language: Language) -> None
     apart = []
     for timesteps, draws in ((4, 4), (200, 40)):
         model = System("d3pm-gaussian", {"timesteps": timesteps}).model(language)
-        apart.append(mean_and_error(excess(model, language, n=1500, draws=draws)))
+        apart.append(mean_and_error(bound_excess(model, language, n=1500, draws=draws)))
     (coarse, _), (fine, error) = apart
     assert -3 * error < fine < 0.02 * language.entropy() + 3 * error
     assert coarse > fine + 3 * error
@@ -99,10 +101,10 @@ def test_the_bound_of_an_oracle_tends_to_the_entropy(language: Language) -> None
 
 
 def test_samples_of_an_oracle_have_the_law_of_the_language() -> None:
-    language = skewed(3, 3)
+    language = skewed_chain(3, 3)
     model = System("d3pm-gaussian", {"timesteps": 128}).model(language)
     drawn = ls.sample(model, n=3000, steps=128, rng=generator(1), denoiser=Oracle(model, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("timesteps", [10, 1000])

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from teams import as_on_the_command_line, in_team
-from test_runs import RECIPE, after, bits, timeless
+from distributed_helpers import join_by_environment, run_in_processes
+from run_helpers import LOW_RATE, metric_values, metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
 
 import logosphere as ls
 from logosphere.cli import main
-from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
@@ -25,41 +25,28 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import create_run, run_training, validate
 from logosphere.runs.run import Run
-from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Trainer
 
-CALM = replace(RECIPE, steps=8, batch=6, validations=2, optim=OptimizerConfig(lr=1e-3, warmup=3), task="infilling")
 SYSTEMS = {
-    "mdlm": CALM,
-    "rdlm": replace(CALM, system="rdlm", task="unconditional", options=("self_conditioning=true",)),
-    "d3pm-uniform": replace(CALM, system="d3pm-uniform"),
+    "mdlm": LOW_RATE,
+    "rdlm": replace(LOW_RATE, system="rdlm", task="unconditional", options=("self_conditioning=true",)),
+    "d3pm-uniform": replace(LOW_RATE, system="d3pm-uniform"),
 }
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
-    return open_corpus(str(text), "characters")
-
-
-def curve(run: Run, key: str = "train/loss") -> list[float]:
-    return [line[key] for line in run.metrics() if key in line]
-
-
-def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
-    """A run by a group, which is stopped after three steps and resumed by a team of another size."""
+def train_by_processes(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
+    """A run by so many processes, stopped after three steps and resumed by three."""
     run = create_run(recipe, corpus, path)
     if size == 1:
         list(run_training(run, corpus))
         return run
 
     def work(group: ProcessGroup) -> int:
-        stop = after(3) if group.rank == 1 else (lambda: False)  # a signal may reach any process
+        stop = stop_after(3) if group.rank == 1 else (lambda: False)  # a signal may reach any process
         return len(list(run_training(Run(path), corpus, stop, group)))
 
-    assert in_team(size, work, path.with_name(f"{path.name}-begun")) == [4] * size
-    in_team(
+    assert run_in_processes(size, work, path.with_name(f"{path.name}-begun")) == [4] * size
+    run_in_processes(
         3, lambda group: len(list(run_training(Run(path), corpus, group=group))), path.with_name(f"{path.name}-ended")
     )
     return run
@@ -70,11 +57,11 @@ def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 
 def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path: Path) -> None:
     """Two processes begin, three end; learned clocks and infilling included."""
     recipe = SYSTEMS[name]
-    alone = carried_out(recipe, corpus, tmp_path / "alone")
-    group = carried_out(recipe, corpus, tmp_path / "team", size=2)
+    alone = train_by_processes(recipe, corpus, tmp_path / "alone")
+    group = train_by_processes(recipe, corpus, tmp_path / "team", size=2)
     for key in ("train/loss", "train/bpc", "val/bpc", "gradient"):
-        assert curve(group, key) == pytest.approx(curve(alone, key), rel=1e-5), key
-    assert curve(group, "tokens") == curve(alone, "tokens") and len(curve(group)) == 8
+        assert metric_values(group, key) == pytest.approx(metric_values(alone, key), rel=1e-5), key
+    assert metric_values(group, "tokens") == metric_values(alone, "tokens") and len(metric_values(group)) == 8
     wanted = alone.model("ema").state_dict()
     for key, tensor in group.model("ema").state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
@@ -91,17 +78,17 @@ def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_pa
         model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
         trainer = Trainer(model, group=group, sharded=sharded)
         batch = ls.Batch.of(tokens, known).part(group.local_slice(2))
-        return [(progress := trainer.train_step(batch, 2, 0.5)).loss, progress.gradient]
+        return [(progress := trainer.train_step(batch, 0.5)).loss, progress.gradient]
 
     alone = stepped(SINGLE)
-    for rank in in_team(2, stepped, tmp_path):
+    for rank in run_in_processes(2, stepped, tmp_path):
         assert rank == pytest.approx(alone, rel=1e-5)
 
 
 def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: Path) -> None:
     """A sum of two gradients has but one order. Validations are shared out too, and their sums are not."""
-    recipe = replace(CALM, steps=6, validations=1)
-    parts = carried_out(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
+    recipe = replace(LOW_RATE, steps=6, validations=1)
+    parts = train_by_processes(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
     shared = create_run(recipe, corpus, tmp_path / "shared")
 
     def work(group: ProcessGroup) -> float:
@@ -109,10 +96,10 @@ def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: P
         trainer = Trainer(Run(shared.path).model("ema"), ema=None)
         return validate(recipe, trainer, corpus, group).bits
 
-    reports = in_team(2, work, tmp_path / "team")
-    assert curve(shared) == curve(parts)
+    reports = run_in_processes(2, work, tmp_path / "team")
+    assert metric_values(shared) == metric_values(parts)
     for name in ("model.safetensors", "ema.safetensors"):
-        assert bits(shared.path / name) == bits(parts.path / name)
+        assert tensor_bytes(shared.path / name) == tensor_bytes(parts.path / name)
     alone = validate(recipe, Trainer(parts.model("ema"), ema=None), corpus).bits
     assert reports[0] == reports[1] == pytest.approx(alone, rel=1e-6)
 
@@ -131,7 +118,7 @@ def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
         whole = group.all_gather(torch.arange(7)[group.local_slice(7)], 7).tolist()
         return [said, group.broadcast(f"from {group.rank}"), group.all_reduce(1, group.rank), whole]
 
-    results = in_team(3, work, tmp_path / "team")
+    results = run_in_processes(3, work, tmp_path / "team")
     assert [result[0] for result in results] == ["here", "elsewhere", "elsewhere"]
     assert all(result[1:] == ["from 0", [3, 3], list(range(7))] for result in results)
 
@@ -145,7 +132,7 @@ def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
     def work(group: ProcessGroup) -> str | None:
         return group.on_main(lambda: time.sleep(3))
 
-    assert in_team(2, work, tmp_path / "team", as_on_the_command_line) == [None, None]
+    assert run_in_processes(2, work, tmp_path / "team", join_by_environment) == [None, None]
 
 
 def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> None:
@@ -157,7 +144,7 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
         return group.all_reduce(1)[0]
 
     with pytest.raises(AssertionError, match=r"^Traceback[^$]*UserError: the reason"):
-        in_team(2, work, tmp_path / "alone", as_on_the_command_line)
+        run_in_processes(2, work, tmp_path / "alone", join_by_environment)
 
     def dies(group: ProcessGroup) -> float:
         if group.rank == 1:
@@ -165,16 +152,16 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
         return group.all_reduce(1)[0]
 
     with pytest.raises(AssertionError, match="Deserted: Another process of the team was killed"):
-        in_team(2, dies, tmp_path / "dies", as_on_the_command_line)
+        run_in_processes(2, dies, tmp_path / "dies", join_by_environment)
 
 
 def test_a_process_that_is_killed_is_told_of() -> None:
     """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
     group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
-    team[1].kill()
+    group[1].kill()
     with pytest.raises(Deserted, match="Process 2 of 2 was killed by SIGKILL"):
         _seen_through(group, [])
-    team[0].terminate()
+    group[0].terminate()
     assert _seen_through(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
@@ -220,8 +207,8 @@ def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytes
     done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip().splitlines()) == 1 and json.loads(done.stdout)["step"] == 80
-    assert curve(Run("team")) == pytest.approx(curve(Run("alone")), rel=1e-5)
-    assert len(timeless(Run("team"))) == len(timeless(Run("alone")))
+    assert metric_values(Run("team")) == pytest.approx(metric_values(Run("alone")), rel=1e-5)
+    assert len(metrics_without_times(Run("team"))) == len(metrics_without_times(Run("alone")))
     measure = ["evaluate", "team", "--sequences", "7", "--json"]
     capfd.readouterr()
     assert main(measure) == main([*measure, "--nproc", "2"]) == 0

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from laws import generator, network, skewed
+from toy_languages import generator, skewed_chain
+from toy_models import random_network
 
 import logosphere as ls
 from logosphere.noise import Keyed
@@ -15,8 +16,8 @@ NAMES = ["mdlm", "md4", "genmd4", "bd3lm", "sedd-absorb", "sedd-uniform", "udlm"
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound, loss and every gradient, with 3 rows at a time and with all at once."""
-    language = skewed(5, 8)
-    model = network(name, language).train()
+    language = skewed_chain(5, 8)
+    model = random_network(name, language).train()
     batch = Batch.of(language.sample(6, generator(1)))
     results = []
     for largest in (15, 1 << 24):

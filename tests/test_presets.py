@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from tiny import inject
+from tiny_encoder import use_tiny_encoder
 
 import logosphere as ls
 from logosphere.cli import main
@@ -46,7 +46,7 @@ def test_every_difference_is_stated_with_its_reason(name: str, preset: str) -> N
 
 @pytest.mark.parametrize(("name", "preset"), PUBLISHED, ids=IDS)
 def test_every_preset_trains_is_measured_and_samples(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, 9)  # in place of pretrained encoders, which are an extra
+    use_tiny_encoder(monkeypatch, 9)  # in place of pretrained encoders, which are an extra
     found = ls.presets(name)[preset]
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=9, length=8, preset=preset, **SIZE)

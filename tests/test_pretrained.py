@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_helpers import EXPORT_OPTIONS, error_line, read_json, train
 from safetensors.torch import load_file
-from test_cli import cache, said, train, workplace  # noqa: F401
-from test_cli_mistakes import sentence
 
 import logosphere as ls
 from logosphere import pretrained
 from logosphere.cli import main
-from logosphere.runs.export import read_record, recorded
+from logosphere.runs.export import make_record, read_record
 from logosphere.runs.run import Run
 
-PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ PACK = ["--sequences", "8", "--samples", "2", "--steps", "4"]
 def test_a_bundled_checkpoint_measures_what_its_record_says(name: str) -> None:
     folder = pretrained.resolve_folder(f"pretrained:{name}")
     record = read_record(folder)
-    measured = recorded(folder, record.text)
+    measured = make_record(folder, record.text)
     assert measured.bits == pytest.approx(record.bits, rel=1e-4) and measured.kind == record.kind
     assert measured.weights_sha256 == record.weights_sha256
     assert (folder / "model.safetensors").stat().st_size <= 12_000_000 and (folder / "card.md").exists()
@@ -59,13 +58,13 @@ def test_nothing_is_written_into_the_package(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:  # noqa: F811
+def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """A tiny run, exported to where bundled checkpoints are looked for."""
     package = workplace / "package"
     package.mkdir()
     monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
     assert train("--system", "rdlm", out="trained/run") == 0
-    assert main(["export", "trained/run", "--out", str(package / "rdlm"), *PACK]) == 0
+    assert main(["export", "trained/run", "--out", str(package / "rdlm"), *EXPORT_OPTIONS]) == 0
     capsys.readouterr()
     return package / "rdlm"
 
@@ -84,7 +83,7 @@ def test_a_checkpoint_holds_half_precision_and_is_read_as_float32(exported: Path
 
 def test_its_record_is_kept_and_a_changed_weight_is_noticed(exported: Path) -> None:
     record = read_record(exported)
-    assert recorded(exported, record.text) == record and record.kind == "bound"
+    assert make_record(exported, record.text) == record and record.kind == "bound"
     text = (exported / "card.md").read_text()
     assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and text.count("\n    ") >= 2
     with pytest.raises(ls.UserError, match="damaged"):
@@ -97,24 +96,24 @@ def test_sample_uses_a_bundled_checkpoint_when_there_is_no_run(
 ) -> None:
     inside = {path.name for path in exported.iterdir()}
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
-    from_bundled = said(capsys)["samples"]
+    from_bundled = read_json(capsys)["samples"]
     assert main(["sample", "pretrained:rdlm", "-n", "1", "--steps", "4", "--temperature", "0.6", "--json"]) == 0
-    assert said(capsys)["samples"] == from_bundled
+    assert read_json(capsys)["samples"] == from_bundled
     for words, told in ([], True), (["--temperature", "1"], False), (["pretrained:rdlm"], False):
         assert main(["sample", *words, "-n", "1", "--steps", "4"]) == 0
         assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == told
     assert main(["evaluate", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
-    assert said(capsys)["kind"] == "bound"
+    assert read_json(capsys)["kind"] == "bound"
     assert main(["compare", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
     assert {path.name for path in exported.iterdir()} == inside  # a package is read, never written
     train(out="runs/mine")
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
-    assert said(capsys)["samples"] != from_bundled  # a run of one's own comes first
+    assert read_json(capsys)["samples"] != from_bundled  # a run of one's own comes first
 
 
 def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
-    workplace: Path,  # noqa: F811
+    workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -122,9 +121,9 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
     monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
     Path("tales.txt").write_text("\n".join(lines))
     assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
-    assert main(["export", "trained/run", "--out", str(package / "stories"), *PACK]) == 0
+    assert main(["export", "trained/run", "--out", str(package / "stories"), *EXPORT_OPTIONS]) == 0
     record = read_record(package / "stories")
-    assert set(record.text.splitlines()) <= set(lines) and recorded(package / "stories", record.text) == record
+    assert set(record.text.splitlines()) <= set(lines) and make_record(package / "stories", record.text) == record
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4"]) == 0
     way = pretrained.sampling_defaults("stories")
@@ -136,14 +135,14 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
 def test_mistakes_with_names(
     exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "'rdlm'" in sentence(capsys, ["sample", "pretrained:rdml"])
-    assert "exists already" in sentence(capsys, ["export", "trained/run", "--out", str(exported), *PACK])
+    assert "'rdlm'" in error_line(capsys, ["sample", "pretrained:rdml"])
+    assert "exists already" in error_line(capsys, ["export", "trained/run", "--out", str(exported), *EXPORT_OPTIONS])
     monkeypatch.setattr("logosphere.runs.export.LARGEST", 100)
-    assert "smaller network" in sentence(capsys, ["export", "trained/run", "--out", "other", *PACK])
+    assert "smaller network" in error_line(capsys, ["export", "trained/run", "--out", "other", *EXPORT_OPTIONS])
     assert not Path("other").exists()
     monkeypatch.setattr(pretrained, "__file__", str(exported / "nothing.py"))
-    assert "train a model" in sentence(capsys, ["sample", "pretrained:rdlm"])
-    assert "logosphere train" in sentence(capsys, ["sample"])
+    assert "train a model" in error_line(capsys, ["sample", "pretrained:rdlm"])
+    assert "logosphere train" in error_line(capsys, ["sample"])
 
 
 @pytest.mark.slow
@@ -159,9 +158,9 @@ def test_the_bench_measures_systems_and_runs(exported: Path, capsys: pytest.Capt
         assert all(value > 0 for key, value in row.items() if key != "name")
     assert main(["bench", "--systems", "ar", "--steps", "4", "--rounds", "1", *size]) == 0
     assert "train tok/s" in capsys.readouterr().out
-    assert "'mdlm'" in sentence(capsys, ["bench", "--systems", "mdml"])
-    assert "--systems" in sentence(capsys, ["bench"])
-    assert "at least 1" in sentence(capsys, ["bench", "--systems", "ar", "--rounds", "0"])
+    assert "'mdlm'" in error_line(capsys, ["bench", "--systems", "mdml"])
+    assert "--systems" in error_line(capsys, ["bench"])
+    assert "at least 1" in error_line(capsys, ["bench", "--systems", "ar", "--rounds", "0"])
 
 
 def test_the_studio_opens_a_bundled_checkpoint_and_measures_it_on_its_own_text(exported: Path) -> None:

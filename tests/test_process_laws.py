@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, fits, generator, mean_and_error
+from statistical_checks import MIN_P_VALUE, chi_square_p_value, mean_and_error
 from torch import Tensor
+from toy_languages import generator
 
 from logosphere.noise import Drawn
 from logosphere.processes.interpolating import Interpolating
@@ -80,7 +81,7 @@ def test_nothing_is_left_at_time_one(process) -> None:
         law = truth = F.one_hot(torch.tensor(V), V + 1).double()
     else:
         law, truth = (marginal(process, x, 1.0) for x in (torch.full((V,), 1 / V), F.one_hot(torch.tensor(1), V)))
-    assert fits(prior, law) > CHANCE and fits(last, truth) > CHANCE
+    assert chi_square_p_value(prior, law) > MIN_P_VALUE and chi_square_p_value(last, truth) > MIN_P_VALUE
     divergence = float(torch.special.xlogy(truth, truth / law.clamp_min(1e-300)).sum())
     nats = process.prior_nats(torch.zeros(2, 3).long())
     torch.testing.assert_close(nats, torch.full_like(nats, divergence), rtol=1e-4, atol=1e-6)
@@ -90,7 +91,7 @@ def test_nothing_is_left_at_time_one(process) -> None:
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
 def test_the_marginal_keeps_the_signal_and_spreads_the_rest(process, t: float) -> None:
     z = process.corrupt(torch.full((N, 1), 2), field(t), Drawn(generator(4), N))
-    assert fits(counts(z, process), marginal(process, F.one_hot(torch.tensor(2), V), t)) > CHANCE
+    assert chi_square_p_value(counts(z, process), marginal(process, F.one_hot(torch.tensor(2), V), t)) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
@@ -121,7 +122,9 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: fl
     noise, x = Drawn(generator(10), N), torch.full((N, 1), 1)
     z = process.corrupt(x, field(t), noise)
     stepped = process.step(truth(x), z, field(t), field(s), noise)
-    assert fits(counts(stepped, process), marginal(process, F.one_hot(torch.tensor(1), V), s)) > CHANCE
+    assert (
+        chi_square_p_value(counts(stepped, process), marginal(process, F.one_hot(torch.tensor(1), V), s)) > MIN_P_VALUE
+    )
 
 
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
@@ -133,8 +136,8 @@ def test_two_steps_are_one(process) -> None:
     by_two = process.step(truth(x), half_way, field(0.5), field(0.2), noise)
     by_one = process.step(truth(x), z, field(0.8), field(0.2), noise)
     law = posterior(process, F.one_hot(torch.tensor(1), V).double(), start, 0.8, 0.2)
-    assert fits(counts(by_one, process), law) > CHANCE
-    assert fits(counts(by_two, process), law) > CHANCE
+    assert chi_square_p_value(counts(by_one, process), law) > MIN_P_VALUE
+    assert chi_square_p_value(counts(by_two, process), law) > MIN_P_VALUE
 
 
 def transition(process: Interpolating, s: float, t: float) -> Tensor:
@@ -177,7 +180,7 @@ def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float)
     z, noise = torch.full((N, 1), V), Drawn(generator(12), N)
     out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
     law = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
-    assert fits(counts(process.step(out, z, field(t), field(s), noise), process), law) > CHANCE
+    assert chi_square_p_value(counts(process.step(out, z, field(t), field(s), noise), process), law) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.95])
@@ -188,7 +191,7 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
     x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
     z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), Drawn(generator(14), 4 * N))
     law = process.inform(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
-    assert fits(x[z == 3].bincount(minlength=V), law) > CHANCE
+    assert chi_square_p_value(x[z == 3].bincount(minlength=V), law) > MIN_P_VALUE
     evidence = process.evidence(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
     likelihood = torch.stack([marginal(process, row, t)[3] for row in torch.eye(V)]).log()
     torch.testing.assert_close(evidence - evidence[0], (likelihood - likelihood[0]).float(), rtol=1e-4, atol=1e-5)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import generator
 from torch import Tensor, nn
+from toy_languages import generator
 
 from logosphere.errors import UserError
 from logosphere.evaluation.promoter_activity import ACTIVE_MARK, WINDOW, Sei, activity_error

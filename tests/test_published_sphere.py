@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, fits, generator, sticky, table
+from statistical_checks import MIN_P_VALUE, chi_square_p_value
+from toy_languages import generator, random_joint, sticky_chain
+from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
@@ -71,11 +73,11 @@ def test_the_papers_time_and_back(name: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"preset": "paper", "start": "mask"}], ids=str)
 def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, str]) -> None:
     """Chi-square over all sequences, on a path from the mask alone; 192 steps."""
-    language = table()
+    language = random_joint()
     model = ls.build("rdlm", vocab_size=2, length=4, denoiser=None, **options)
     oracle = Oracle(model, language)
     drawn = ls.sample(model, n=2000, steps=192, rng=generator(5), denoiser=oracle, stepper=PublishedWalk())
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 2000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 2000) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("preset", ["paper", "paper-lm1b"])
@@ -98,7 +100,7 @@ def test_the_published_system_learns(preset: str) -> None:
 
 
 def test_published_models_are_saved_and_opened(tmp_path: Path) -> None:
-    language = sticky(5, 4)
+    language = sticky_chain(5, 4)
     model = ls.build("rdlm", vocab_size=5, length=4, preset="paper-lm1b", **SMALL).eval()
     model.save(tmp_path / "model")
     again = ls.load(tmp_path / "model").eval()

@@ -5,7 +5,8 @@ from itertools import repeat
 
 import pytest
 import torch
-from laws import SMALL, generator, network, scramble, sticky
+from toy_languages import generator, sticky_chain
+from toy_models import SMALL, fill_zero_weights, random_network
 
 import logosphere as ls
 from logosphere.errors import UserError
@@ -13,11 +14,11 @@ from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.remasker import rewritten
 from logosphere.types import Batch
 
-LANGUAGE = sticky(4, 8, stay=0.97)
+LANGUAGE = sticky_chain(4, 8, stay=0.97)
 
 
 def taught(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
-    model = network("g-star", LANGUAGE)
+    model = random_network("g-star", LANGUAGE)
     torch.nn.init.zeros_(model.remasker.head.weight)
     batches = (LANGUAGE.sample(64, generator(i)) for i in range(steps))
     return model, list(
@@ -36,7 +37,7 @@ def test_it_learns_what_the_share_of_errors_does_not_tell() -> None:
 
 
 def test_the_denoiser_stays_and_the_seed_decides() -> None:
-    before = network("g-star", LANGUAGE).denoiser.state_dict()
+    before = random_network("g-star", LANGUAGE).denoiser.state_dict()
     (one, _), (same, _), (other, _) = taught(3), taught(3), taught(3, seed=1)
     for name, weight in one.denoiser.state_dict().items():
         assert torch.equal(weight, before[name])
@@ -58,7 +59,7 @@ def test_what_a_model_was_told_is_told_when_it_rewrites() -> None:
 
 
 def test_known_tokens_are_never_rewritten() -> None:
-    model, tokens = network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
+    model, tokens = random_network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
     known = torch.rand(tokens.shape, generator=generator(2)) < 0.5
     written = rewritten(model, Batch.of(tokens, known), generator(3))
     assert torch.equal(written[known], tokens[known]) and not torch.equal(written, tokens) and written.max() < 4
@@ -66,9 +67,9 @@ def test_known_tokens_are_never_rewritten() -> None:
 
 def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
     plain = ls.build("mdlm", vocab_size=4, length=8, **SMALL)
-    scramble(plain)
+    fill_zero_weights(plain)
     model = ls.with_remasker(plain)
-    scramble(model.remasker)
+    fill_zero_weights(model.remasker)
     model.save(tmp_path)
     again = ls.load(tmp_path)
     assert again.sampler == "g-star"
@@ -82,9 +83,9 @@ def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda: list(ls.train_remasker(network("mdlm", LANGUAGE), [], steps=1)), "g-star"),
-        (lambda: list(ls.train_remasker(network("g-star", LANGUAGE), [], steps=1)), "data ended"),
-        (lambda: ls.with_remasker(network("d3pm-uniform", LANGUAGE)), "mdlm"),
+        (lambda: list(ls.train_remasker(random_network("mdlm", LANGUAGE), [], steps=1)), "g-star"),
+        (lambda: list(ls.train_remasker(random_network("g-star", LANGUAGE), [], steps=1)), "data ended"),
+        (lambda: ls.with_remasker(random_network("d3pm-uniform", LANGUAGE)), "mdlm"),
         (lambda: ls.build("g-star", vocab_size=4, length=8, depth=2, remasker_depth=3), "1 to 2"),
     ],
 )
@@ -95,4 +96,4 @@ def test_mistakes_are_met_with_a_sentence(wrong, says: str) -> None:
 
 def test_batches_may_be_batches() -> None:
     batch = Batch.of(LANGUAGE.sample(4, generator(1)))
-    assert len(list(ls.train_remasker(network("g-star", LANGUAGE), repeat(batch), steps=2))) == 2
+    assert len(list(ls.train_remasker(random_network("g-star", LANGUAGE), repeat(batch), steps=2))) == 2

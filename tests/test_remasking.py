@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, everything, fits, generator, network, same_law, skewed, sticky
+from statistical_checks import MIN_P_VALUE, chi_square_p_value, sequence_p_value
 from torch import Tensor
+from toy_languages import enumerate_sequences, generator, skewed_chain, sticky_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
@@ -15,7 +17,7 @@ from logosphere.sampling.steppers import Cap, Doubtful, Remasking, Rescale, Rewr
 from logosphere.sampling.steppers.remasking import chances, forward_backward, largest
 from logosphere.sampling.walk import Frame
 
-LANGUAGE = skewed(5, 6)
+LANGUAGE = skewed_chain(5, 6)
 LEVELS = torch.rand(2, 1000, generator=generator(1), dtype=torch.float64).sort(0, descending=True).values
 RULES = {"cap": Cap(0.3), "rescale": Rescale(0.7), "most": Rescale(1.0), "star": fresh, "back": forward_backward}
 
@@ -44,7 +46,7 @@ def test_star_forgets_where_it_was_and_no_remasking_is_the_ancestral_step() -> N
 
 def test_a_step_of_star_is_a_draw_of_the_text_hidden_afresh() -> None:
     """20,000 steps from one half-hidden state, against x̂ ~ p(x | z_t) and then z_s ~ q(z_s | x̂), by the oracle."""
-    language, n = skewed(3, 2), 20_000
+    language, n = skewed_chain(3, 2), 20_000
     model = System("mdlm").model(language)
     oracle = Oracle(model, language)
     z = torch.tensor([[3, 1]]).expand(n, 2)
@@ -58,12 +60,12 @@ def test_a_step_of_star_is_a_draw_of_the_text_hidden_afresh() -> None:
     first = torch.cat([0.65 * p, torch.tensor([0.35])])
     law = first[:, None] * torch.tensor([0.0, 0.65, 0.0, 0.35])
     counts = torch.bincount(moved[:, 0] * 4 + moved[:, 1], minlength=16)
-    assert fits(counts, law.flatten()) > CHANCE
+    assert chi_square_p_value(counts, law.flatten()) > MIN_P_VALUE
 
 
 def hidden_shares(stepper, steps: int = 8, n: int = 500, **how) -> torch.Tensor:
     frames: list[Frame] = []
-    generate(network("mdlm", LANGUAGE), n, steps, generator(3), stepper=stepper, watch=frames.append, **how)
+    generate(random_network("mdlm", LANGUAGE), n, steps, generator(3), stepper=stepper, watch=frames.append, **how)
     return torch.stack([frame.tokens.eq(HIDDEN).double().mean() for frame in frames])
 
 
@@ -101,23 +103,23 @@ def law_of_chain(language: Language, rule, steps: int) -> Tensor:
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_walk_has_the_law_of_its_chain(rule) -> None:
     """Few steps, far from the law of the language, and yet exactly what the formulas say."""
-    language = skewed(3, 2)
+    language = skewed_chain(3, 2)
     model = System("mdlm").model(language)
     drawn = ls.sample(model, 20_000, 5, generator(6), Oracle(model, language), stepper=Remasking(rule))
-    assert same_law(drawn, language, law_of_chain(language, rule, 5)) > CHANCE
+    assert sequence_p_value(drawn, language, law_of_chain(language, rule, 5)) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_with_many_steps_every_remasking_walk_has_the_law_of_the_language(rule) -> None:
-    language = skewed(3, 2)
-    _, p = everything(language)
+    language = skewed_chain(3, 2)
+    _, p = enumerate_sequences(language)
     few, many = ((law_of_chain(language, rule, steps) - p).abs().sum() for steps in (64, 1024))
     assert many < 0.01 and many < 0.4 * few  # at least like 1/√n
 
 
 def test_remasking_hides_again_what_was_shown() -> None:
     frames: list[Frame] = []
-    generate(network("mdlm", LANGUAGE), 50, 8, generator(3), stepper=Remasking(fresh), watch=frames.append)
+    generate(random_network("mdlm", LANGUAGE), 50, 8, generator(3), stepper=Remasking(fresh), watch=frames.append)
     lost = [(a.tokens != HIDDEN) & (b.tokens == HIDDEN) for a, b in zip(frames, frames[1:], strict=False)]
     assert sum(int(where.sum()) for where in lost) > 100
 
@@ -143,7 +145,7 @@ def test_time_may_stand_at_the_end() -> None:
 )
 def test_rewriting_hides_exactly_as_many_as_the_schedule_says(how: dict) -> None:
     frames: list[Frame] = []
-    generate(network("mdlm", LANGUAGE), 20, 8, generator(4), stepper=Rewriting(**how), watch=frames.append)
+    generate(random_network("mdlm", LANGUAGE), 20, 8, generator(4), stepper=Rewriting(**how), watch=frames.append)
     counts = torch.stack([frame.tokens.eq(HIDDEN).sum(1) for frame in frames])
     expected = torch.tensor([-(-6 * (8 - i) // 8) for i in range(1, 9)])
     assert torch.equal(counts, expected[:, None].expand(8, 20))
@@ -152,7 +154,7 @@ def test_rewriting_hides_exactly_as_many_as_the_schedule_says(how: dict) -> None
 def test_the_critic_decides_what_is_hidden() -> None:
     """It takes token 0 for wrong wherever it stands; what is kept has none while there is room to hide them."""
     frames: list[Frame] = []
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     stepper = Rewriting(lambda z: (z == 0).double(), temperature=0.0)
     drawn = generate(model, 50, 30, generator(5), stepper=stepper, watch=frames.append)
     assert drawn.nfe == 30 + 29  # the last step hides nothing and needs no critic
@@ -172,7 +174,7 @@ def test_impossible_remasking_is_refused(wrong) -> None:
 
 def test_path_planning_hides_what_no_longer_fits() -> None:
     """A chain that repeats its token: of a sequence with one intruder, the intruder is the least likely and goes."""
-    language = sticky(3, 5, stay=0.95)
+    language = sticky_chain(3, 5, stay=0.95)
     model = System("mdlm").model(language)
     oracle = Oracle(model, language)
     z = torch.tensor([[1, 1, 2, 1, 1]])

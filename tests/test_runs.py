@@ -6,51 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_helpers import complete_run, metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
 
-from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Event, Saved, StepTaken, Validated, create_run, run_training
+from logosphere.runs.loop import Saved, StepTaken, Validated, create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged
 from logosphere.weights import read_tensors
 
-RECIPE = TrainConfig(
-    length=8, batch=4, steps=12, validations=3, validation_sequences=6, ema=0.9, device="cpu", precision="float32",
-    network=NetworkConfig(width=16, depth=1, heads=2), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
-)  # fmt: skip
 DROPOUT = replace(
     RECIPE, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2
 )
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
-    return open_corpus(str(text), "characters")
-
-
-def carried_out(recipe: TrainConfig, corpus: Corpus, path: Path) -> tuple[Run, list[Event]]:
-    run = create_run(recipe, corpus, path)
-    return run, list(run_training(run, corpus))
-
-
-def after(steps: int):
-    """Somebody who asks to stop before the given step."""
-    asked = iter(range(steps + 1))
-    return lambda: next(asked, steps) >= steps
-
-
-def timeless(run: Run) -> list[dict]:
-    return [{name: value for name, value in line.items() if "seconds" not in name} for line in run.metrics()]
-
-
-def bits(path: Path) -> list[bytes]:
-    return [tensor.numpy().tobytes() for _, tensor in sorted(read_tensors(path).items())]
 
 
 @pytest.mark.thorough
@@ -65,20 +36,20 @@ def bits(path: Path) -> list[bytes]:
     ids=["plain", "dropout", "uniform", "other loss"],
 )
 def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
-    straight, _ = carried_out(recipe, corpus, tmp_path / "straight")
+    straight, _ = complete_run(recipe, corpus, tmp_path / "straight")
     broken = create_run(recipe, corpus, tmp_path / "broken")
     for steps in (5, 1, 99):  # stop after 5 steps, after 1 more, and never
         torch.manual_seed(steps)
-        list(run_training(Run(broken.path), corpus, after(steps)))
-    assert timeless(broken) == timeless(straight)
+        list(run_training(Run(broken.path), corpus, stop_after(steps)))
+    assert metrics_without_times(broken) == metrics_without_times(straight)
     for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
-        assert bits(broken.path / name) == bits(straight.path / name)
+        assert tensor_bytes(broken.path / name) == tensor_bytes(straight.path / name)
     assert len(straight.metrics()) == 12 + 3
 
 
 def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path) -> None:
     """The process dies between two checkpoints, and while it writes a line of metrics."""
-    straight, _ = carried_out(RECIPE, corpus, tmp_path / "straight")
+    straight, _ = complete_run(RECIPE, corpus, tmp_path / "straight")
     killed = create_run(RECIPE, corpus, tmp_path / "killed")
     events = run_training(killed, corpus)
     for event in events:
@@ -88,12 +59,12 @@ def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path)
     with (killed.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "train/lo')
     list(run_training(Run(killed.path), corpus))
-    assert timeless(killed) == timeless(straight)
-    assert bits(killed.path / "ema.safetensors") == bits(straight.path / "ema.safetensors")
+    assert metrics_without_times(killed) == metrics_without_times(straight)
+    assert tensor_bytes(killed.path / "ema.safetensors") == tensor_bytes(straight.path / "ema.safetensors")
 
 
 def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:
-    run, events = carried_out(RECIPE, corpus, tmp_path / "run")
+    run, events = complete_run(RECIPE, corpus, tmp_path / "run")
     lines = run.metrics()
     (event,) = run_training(Run(run.path), corpus)
     last = [event for event in events if isinstance(event, Validated)][-1]
@@ -105,7 +76,7 @@ def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -
 
 
 def test_a_folder_holds_what_it_promises(corpus: Corpus, tmp_path: Path) -> None:
-    run, _ = carried_out(RECIPE, corpus, tmp_path / "run")
+    run, _ = complete_run(RECIPE, corpus, tmp_path / "run")
     names = {path.name for path in run.path.iterdir()}
     assert {"recipe.json", "env.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "ema.safetensors",
             "best.safetensors", "state", "samples", "eval"} <= names  # fmt: skip
@@ -121,7 +92,7 @@ def test_a_folder_holds_what_it_promises(corpus: Corpus, tmp_path: Path) -> None
 
 
 def test_the_weights_of_a_run_can_be_chosen(corpus: Corpus, tmp_path: Path) -> None:
-    run, _ = carried_out(RECIPE, corpus, tmp_path / "run")
+    run, _ = complete_run(RECIPE, corpus, tmp_path / "run")
     for name in ("model", "ema", "best"):
         expected = read_tensors(run.path / f"{name}.safetensors")
         assert all(torch.equal(tensor, expected[key]) for key, tensor in run.model(name).state_dict().items())

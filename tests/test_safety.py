@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import network
-from test_parallel import corpus
-from test_runs import RECIPE, after, bits, timeless
-from test_training import LANGUAGE, QUICK, batches
+from run_helpers import metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
+from toy_models import random_network
+from training_helpers import LANGUAGE, QUICK, batches
 
 from logosphere.data.batches import Crops
 from logosphere.data.corpus import Corpus
@@ -20,8 +20,6 @@ from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged, Trainer
 from logosphere.types import Batch
 from logosphere.weights import read_tensors
-
-__all__ = ["corpus"]  # a fixture
 
 
 def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path) -> None:
@@ -37,29 +35,32 @@ def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path)
 
 def test_a_spike_is_passed_over() -> None:
     """A batch whose weights were blown up: its step is left out, and nothing of it stays in weights or averages."""
-    trainer = Trainer(network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
+    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
     given = batches()
-    calm = [trainer.train_step(Batch.of(next(given)), 9, 0.0) for _ in range(6)]
+    calm = [trainer.train_step(Batch.of(next(given)), 0.0) for _ in range(6)]
     assert not any(progress.skipped for progress in calm)
-    before = [weight.detach().clone() for weight in [*trainer.parameters, *trainer.averaged.shadow]]
-    usual, trainer.usual = trainer.usual, trainer.usual / 100  # the same as a gradient a hundred times larger
-    assert trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped and trainer.step == 7
-    after_ = [*trainer.parameters, *trainer.averaged.shadow]
-    assert all(torch.equal(old, new) for old, new in zip(before, after_, strict=True))
-    trainer.usual = usual
-    assert not trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped
+    before = [weight.detach().clone() for weight in [*trainer.optimizer.parameters, *trainer.averaged.shadow]]
+    usual, trainer.usual_norm = (
+        trainer.usual_norm,
+        trainer.usual_norm / 100,
+    )  # the same as a gradient a hundred times larger
+    assert trainer.train_step(Batch.of(next(given)), 0.0).skipped and trainer.step == 7
+    after = [*trainer.optimizer.parameters, *trainer.averaged.shadow]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    trainer.usual_norm = usual
+    assert not trainer.train_step(Batch.of(next(given)), 0.0).skipped
     with pytest.raises(UserError, match="above 1"):
         OptimizerConfig(spike=0.5)
 
 
 def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None:
     """What was observed in it is in no checkpoint, so a resumed run would go another way."""
-    trainer = Trainer(network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
+    trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
     given = batches()
     for _ in range(4):
-        trainer.train_step(Batch.of(next(given)), 9, 0.0)
-    trainer.usual /= 100
-    assert trainer.train_step(Batch.of(next(given)), 9, 0.0).skipped
+        trainer.train_step(Batch.of(next(given)), 0.0)
+    trainer.usual_norm /= 100
+    assert trainer.train_step(Batch.of(next(given)), 0.0).skipped
     pending = [buffer for name, buffer in trainer.model.named_buffers() if name.endswith("pending")]
     assert pending and not any(bool(buffer.any()) for buffer in pending)
 
@@ -67,7 +68,7 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
 @pytest.mark.parametrize("shard", [False, True])
 def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
-    list(run_training(run, corpus, after(4)))
+    list(run_training(run, corpus, stop_after(4)))
     update = Trainer._update
     for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
         broken: list[Trainer] = []
@@ -76,7 +77,7 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, cor
             update(trainer, *given)
             if trainer.step == step - 1:
                 seen.append(trainer)
-                trainer.parameters[0].data.fill_(torch.nan)
+                trainer.optimizer.parameters[0].data.fill_(torch.nan)
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
             patch.setattr(Trainer, "_update", spoil)
@@ -91,8 +92,8 @@ def test_what_is_usual_survives_a_resume(corpus: Corpus, tmp_path: Path) -> None
     straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
     list(run_training(straight, corpus))
     for steps in (5, 99):
-        list(run_training(Run(broken.path), corpus, after(steps)))
-    assert timeless(straight) == timeless(broken)
+        list(run_training(Run(broken.path), corpus, stop_after(steps)))
+    assert metrics_without_times(straight) == metrics_without_times(broken)
     assert any(line.get("skipped") for line in straight.metrics()), "the limit is so low that some steps are skipped"
 
 
@@ -103,4 +104,4 @@ def test_determinism_is_asked_for_and_given_back(corpus: Corpus, tmp_path: Path)
     for _ in run_training(run, corpus):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
-    assert bits(run.path / "model.safetensors") == bits(plain.path / "model.safetensors")
+    assert tensor_bytes(run.path / "model.safetensors") == tensor_bytes(plain.path / "model.safetensors")

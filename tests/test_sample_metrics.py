@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from laws import generator, network, skewed
+from toy_languages import generator, skewed_chain
+from toy_models import random_network
 
 from logosphere.data.tokenizers import CharacterTokenizer, WithEOS, text8_tokenizer
 from logosphere.errors import UserError
@@ -111,7 +112,7 @@ def test_k_means_finds_groups_that_are_there() -> None:
 
 
 def test_likeness_tells_languages_apart() -> None:
-    one, other = skewed(8, 32, seed=1), skewed(8, 32, seed=9)
+    one, other = skewed_chain(8, 32, seed=1), skewed_chain(8, 32, seed=9)
     real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
     assert ngram_features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
     points = ngram_features(real)
@@ -158,12 +159,12 @@ def test_an_unknown_metric_is_met_with_the_nearest_one() -> None:
     assert [metric.name for metric in find_metrics(["spelling"])] == ["entropy", "spelling"]
 
 
-LANGUAGE = skewed(4, 6)
+LANGUAGE = skewed_chain(4, 6)
 LETTERS = CharacterTokenizer("abcd")
 
 
 def test_our_judge_says_what_its_model_says() -> None:
-    model = network("ar", LANGUAGE)
+    model = random_network("ar", LANGUAGE)
     tokens = LANGUAGE.sample(20, generator(5))
     judge = ModelScorer(model, LETTERS, "ours", "letters")
     strings = [LETTERS.decode(row) for row in tokens.numpy()]
@@ -184,21 +185,21 @@ def test_our_judge_says_what_its_model_says() -> None:
 
 def test_texts_of_other_lengths_are_cut_and_filled() -> None:
     """Nine letters are a window of six and one of three; padding costs nothing."""
-    judge = ModelScorer(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    judge = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
     whole, first, rest, nothing = judge.score(["abcdabcda", "abcdab", "cda", ""]).nats
     assert whole == pytest.approx(first + rest, abs=1e-5) and nothing == 0
 
 
 def test_nothing_written_is_nothing_judged() -> None:
     """A model that writes empty texts must not look like the best of all."""
-    judge = ModelScorer(network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    judge = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
     assert math.isnan(judge.score(["", ""]).value)
     assert judge.score(["abcdab", "", ""]).value == judge.score(["abcdab"]).value
 
 
 def test_a_bound_cannot_judge() -> None:
     with pytest.raises(UserError, match="--system ar"):
-        ModelScorer(network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
+        ModelScorer(random_network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
 
 
 @pytest.mark.skipif(find_spec("transformers") is not None, reason="the extra is installed")

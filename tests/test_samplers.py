@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, generator, network, same_law, skewed, table
+from statistical_checks import MIN_P_VALUE, sequence_p_value
+from toy_languages import generator, random_joint, skewed_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
@@ -18,7 +20,7 @@ from logosphere.sampling.steppers import Above, GreedyEnd, Ordered, WithinEntrop
 from logosphere.sampling.steppers import likelihood_order as by_likelihood
 from logosphere.sampling.walk import Frame
 
-LANGUAGE = skewed(5, 6)
+LANGUAGE = skewed_chain(5, 6)
 ON_MASKS = (
     "every system",
     catalogue.MASKED,
@@ -29,7 +31,7 @@ ON_MASKS = (
 )
 MASKED = [one.name for one in LISTINGS if one.fits in ON_MASKS]
 N = 4000
-CASES = {"chain": skewed(3, 4), "table": table()}
+CASES = {"chain": skewed_chain(3, 4), "table": random_joint()}
 
 
 def test_every_name_has_a_sampler_and_every_system_has_one_of_them() -> None:
@@ -37,15 +39,15 @@ def test_every_name_has_a_sampler_and_every_system_has_one_of_them() -> None:
     for name in ls.systems():
         assert listing(ls.system(name).sampler)
     for name in ("mdlm", "remdm", "star", "g-star", "p2", "llada"):
-        model = network(name, LANGUAGE)
+        model = random_network(name, LANGUAGE)
         assert sampler(model.sampler, model)
 
 
 def test_a_wrong_name_is_met_with_the_nearest() -> None:
     with pytest.raises(UserError, match="Did you mean 'first-hitting'"):
-        ls.sampler("first-hiting", network("mdlm", LANGUAGE))
+        ls.sampler("first-hiting", random_network("mdlm", LANGUAGE))
     with pytest.raises(UserError, match="not both"):
-        ls.sample(network("mdlm", LANGUAGE), sampler=ls.Sampler(), stepper=ancestral)
+        ls.sample(random_network("mdlm", LANGUAGE), sampler=ls.Sampler(), stepper=ancestral)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_wrong_name_is_met_with_the_nearest() -> None:
 )
 def test_a_sampler_that_does_not_fit_says_which_does(system: str, name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        ls.sampler(name, network(system, LANGUAGE))
+        ls.sampler(name, random_network(system, LANGUAGE))
 
 
 @pytest.mark.thorough
@@ -71,7 +73,7 @@ def test_known_tokens_stay_and_nothing_remains_hidden(name: str, steps: int) -> 
     known = torch.rand(8, 6, generator=generator(5)) < 0.4
     tokens = LANGUAGE.sample(8, generator(6))
     frames: list[Frame] = []
-    model = network("g-star", LANGUAGE)
+    model = random_network("g-star", LANGUAGE)
     way = ls.sampler(name, model)
     generate(model, 8, steps, generator(7), known=known, tokens=tokens, sampler=way, watch=frames.append)
     for frame in frames:
@@ -127,7 +129,7 @@ VARYING = {"cached", "threshold", "entropy-bounded"}
 @pytest.mark.parametrize("steps", [1, 5, 16])
 def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
     """64 sequences, so that some position is hidden in every step."""
-    model = network("g-star", LANGUAGE)
+    model = random_network("g-star", LANGUAGE)
     drawn = generate(model, 64, steps, generator(1), sampler=ls.sampler(name, model))
     assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
 
@@ -136,7 +138,7 @@ def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
 @pytest.mark.parametrize("system", ["udlm", "gidd", "sedd-uniform", "genmd4", "d3pm-gaussian"])
 @pytest.mark.parametrize("name", ["ancestral", "analytic", "tau-leaping", "tau-leaping-pc", "self-correcting"])
 def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> None:
-    model, steps = network(system, LANGUAGE), 8
+    model, steps = random_network(system, LANGUAGE), 8
     if system in ("genmd4", "d3pm-gaussian") and name not in ("ancestral", "analytic"):
         with pytest.raises(UserError, match="use ancestral here|udlm or gidd"):
             ls.sampler(name, model)
@@ -148,14 +150,14 @@ def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> N
 def law_of(system: System, language: Language, n: int = N, steps: int = 128, **how) -> float:
     model = system.model(language)
     rng = torch.Generator().manual_seed(32)
-    return same_law(ls.sample(model, n, steps, rng, Oracle(model, language), **how), language)
+    return sequence_p_value(ls.sample(model, n, steps, rng, Oracle(model, language), **how), language)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["remdm-cap", "tau-leaping"])
 def test_exact_samplers_draw_from_the_language(name: str) -> None:
     system, language = System("mdlm"), CASES["chain"]
-    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > CHANCE
+    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
 
 
 @pytest.mark.slow
@@ -164,15 +166,15 @@ def test_exact_samplers_draw_from_the_language(name: str) -> None:
 def test_exact_samplers_draw_from_every_language(name: str, language: Language) -> None:
     system = System("mdlm", {"schedule": "cosine"})
     way = ls.sampler(name, system.model(language))
-    assert law_of(system, language, sampler=way) > CHANCE
+    assert law_of(system, language, sampler=way) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tau-leaping", pytest.param("tau-leaping-pc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("system", [System("udlm"), System("gidd")], ids=str)
 def test_leaps_over_random_tokens_draw_from_the_language(system: System, name: str) -> None:
-    language = skewed(3, 2)
-    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > CHANCE
+    language = skewed_chain(3, 2)
+    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
 
 
 ONE_BY_ONE = {
@@ -184,7 +186,7 @@ ONE_BY_ONE = {
 
 @pytest.mark.parametrize("stepper", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
 def test_one_position_at_a_time_is_exact_in_any_order_that_does_not_look_at_what_was_drawn(stepper) -> None:
-    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=stepper) > CHANCE
+    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=stepper) > MIN_P_VALUE
 
 
 def test_the_order_of_likelihood_does_look_and_is_not_a_draw() -> None:
@@ -241,7 +243,7 @@ def test_self_correction_changes_one_token_at_a_time(name: str) -> None:
 
 def test_path_planning_takes_no_filters() -> None:
     with pytest.raises(UserError, match="without filters"):
-        ls.sample(network("p2", LANGUAGE), temperature=0.5)
+        ls.sample(random_network("p2", LANGUAGE), temperature=0.5)
 
 
 def test_a_greedy_end_takes_the_likeliest() -> None:
@@ -256,12 +258,12 @@ def test_impossible_counts_are_refused(wrong) -> None:
     with pytest.raises(UserError):
         wrong()
     with pytest.raises(UserError):
-        ls.sample(network("mdlm", LANGUAGE), stepper=Ordered(temperature=-1.0))
+        ls.sample(random_network("mdlm", LANGUAGE), stepper=Ordered(temperature=-1.0))
 
 
 def test_blocks_of_a_sampler_are_written_from_left_to_right() -> None:
     frames: list[Frame] = []
-    model = network("llada", skewed(5, 8))
+    model = random_network("llada", skewed_chain(5, 8))
     generate(model, 10, 8, generator(3), watch=frames.append)
     for frame in frames:
         open_blocks = frame.tokens.eq(HIDDEN).view(10, 4, 2).any(2)

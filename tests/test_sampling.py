@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from laws import System, generator, network, skewed
+from toy_languages import generator, skewed_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
@@ -12,7 +13,7 @@ from logosphere.sampling.plan import GRIDS, Plan, cosine_grid, uniform_grid
 from logosphere.sampling.steppers import Ordered, ancestral, entropy_order, first_hitting, likelihood_order
 from logosphere.sampling.walk import Frame
 
-LANGUAGE = skewed(5, 6)
+LANGUAGE = skewed_chain(5, 6)
 ORDERS = {"confidence": Ordered(likelihood_order), "entropy": Ordered(entropy_order)}
 orders = pytest.mark.parametrize("stepper", ORDERS.values(), ids=ORDERS)
 
@@ -68,7 +69,7 @@ def test_a_process_takes_no_more_steps_than_it_has() -> None:
 def test_every_evaluation_is_counted(name: str, steps: int) -> None:
     """64 sequences, so that some position is still hidden in the last step."""
     calls = []
-    model = network(name, LANGUAGE)
+    model = random_network(name, LANGUAGE)
     drawn = generate(model, n=64, steps=steps, rng=generator(1), watch=calls.append)
     blocks = {"llada": 3}.get(name, model.length // model.block)  # each has its share of the steps, and at least one
     remasked = sum(0 < t <= 0.3 for t in uniform_grid(steps)[:-2]) if name == "g-star" else 0
@@ -83,7 +84,9 @@ def test_every_evaluation_is_counted(name: str, steps: int) -> None:
 def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -> None:
     known = torch.arange(6) < 6 - free
     tokens = LANGUAGE.sample(1, generator(1))[0]
-    drawn = generate(network("mdlm", LANGUAGE, block=block), 8, known=known, tokens=tokens, stepper=first_hitting)
+    drawn = generate(
+        random_network("mdlm", LANGUAGE, block=block), 8, known=known, tokens=tokens, stepper=first_hitting
+    )
     assert drawn.nfe == free
     assert drawn.tokens.max() < 5 and torch.equal(drawn.tokens[:, known], tokens[known].expand(8, -1))
 
@@ -92,7 +95,7 @@ def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -
 @pytest.mark.parametrize("steps", [3, 50, 400])
 def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
     """Each sequence is asked about at most once for each change of its state, and once at the start."""
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     cached = generate(model, 16, steps, generator(2), cached=True)
     plain = generate(model, 16, steps, generator(2))
     assert torch.equal(cached.tokens, plain.tokens)
@@ -101,7 +104,7 @@ def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
 
 @pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 2})])
 def test_a_cache_changes_nothing_for_models_that_write_from_the_left(name: str, options: dict) -> None:
-    model = network(name, LANGUAGE, **options)
+    model = random_network(name, LANGUAGE, **options)
     cached, plain = (generate(model, 16, 30, generator(2), cached=cached).tokens for cached in (True, False))
     assert torch.equal(cached, plain)
 
@@ -109,7 +112,7 @@ def test_a_cache_changes_nothing_for_models_that_write_from_the_left(name: str, 
 def hidden_counts(stepper, steps: int, length: int = 6, **how) -> torch.Tensor:
     """How many positions are hidden after each step, [steps, n]."""
     frames: list[Frame] = []
-    model = network("mdlm", skewed(5, length))
+    model = random_network("mdlm", skewed_chain(5, length))
     generate(model, 8, steps, generator(3), stepper=stepper, watch=frames.append, **how)
     return torch.stack([frame.tokens.eq(HIDDEN).sum(1) for frame in frames])
 
@@ -130,7 +133,7 @@ def test_an_ordered_sampler_counts_only_free_positions(stepper) -> None:
 
 def test_an_ordered_sampler_takes_the_surest_first() -> None:
     """Certain tokens at even positions: they appear in the first half of the steps."""
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
 
     class Sure(type(model.denoiser.inner)):
         def __init__(self):
@@ -151,7 +154,7 @@ def test_an_ordered_sampler_takes_the_surest_first() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_the_seed_decides_the_samples(name: str) -> None:
-    model = network(name, LANGUAGE)
+    model = random_network(name, LANGUAGE)
     one, same, other = (ls.sample(model, 8, 6, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     # An untaught decoder says the same whatever it is given.
@@ -163,7 +166,7 @@ def test_known_tokens_stay_in_every_frame(stepper) -> None:
     known = torch.rand(10, 6, generator=generator(5)) < 0.4
     tokens = LANGUAGE.sample(10, generator(6))
     frames: list[Frame] = []
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     generate(model, 10, 4, generator(7), known=known, tokens=tokens, stepper=stepper, watch=frames.append)
     for frame in frames:
         assert torch.equal(frame.tokens[known], tokens[known]) and frame.t[known].eq(0).all()
@@ -172,13 +175,13 @@ def test_known_tokens_stay_in_every_frame(stepper) -> None:
 
 def test_known_tokens_stay_when_the_network_sees_them_noisy() -> None:
     known, tokens = torch.arange(6) < 3, LANGUAGE.sample(1, generator(6))[0]
-    model = network("d3pm-uniform", LANGUAGE)
+    model = random_network("d3pm-uniform", LANGUAGE)
     drawn = generate(model, 10, 8, generator(7), known=known, tokens=tokens, renoise_known=True)
     assert torch.equal(drawn.tokens[:, :3], tokens[:3].expand(10, 3))
 
 
 def test_autoregression_takes_a_prompt_but_refuses_to_infill() -> None:
-    model, tokens = network("ar", LANGUAGE), LANGUAGE.sample(1, generator(1))[0]
+    model, tokens = random_network("ar", LANGUAGE), LANGUAGE.sample(1, generator(1))[0]
     drawn = generate(model, 5, known=torch.arange(6) < 4, tokens=tokens)
     assert drawn.nfe == 2 and torch.equal(drawn.tokens[:, :4], tokens[:4].expand(5, 4))
     with pytest.raises(UserError, match="left to right"):
@@ -187,7 +190,7 @@ def test_autoregression_takes_a_prompt_but_refuses_to_infill() -> None:
 
 def test_a_likelihood_given_what_cannot_be_seen_is_refused() -> None:
     """-log p(x | later tokens) is not what a causal network computes, so it must not be called exact."""
-    model, tokens = network("ar", LANGUAGE), LANGUAGE.sample(3, generator(1))
+    model, tokens = random_network("ar", LANGUAGE), LANGUAGE.sample(3, generator(1))
     with pytest.raises(UserError, match="left to right"):
         model.nelbo(tokens, generator(1), known=(torch.arange(6) > 2).expand(3, 6))
 
@@ -195,7 +198,7 @@ def test_a_likelihood_given_what_cannot_be_seen_is_refused() -> None:
 @pytest.mark.parametrize("stepper", [first_hitting, *ORDERS.values()])
 def test_samplers_that_reveal_masks_refuse_uniform_diffusion(stepper) -> None:
     with pytest.raises(UserError, match="ancestral"):
-        ls.sample(network("d3pm-uniform", LANGUAGE), stepper=stepper)
+        ls.sample(random_network("d3pm-uniform", LANGUAGE), stepper=stepper)
 
 
 @pytest.mark.parametrize(
@@ -213,17 +216,17 @@ def test_samplers_that_reveal_masks_refuse_uniform_diffusion(stepper) -> None:
 )
 def test_impossible_requests_are_refused(wrong: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        ls.sample(network("mdlm", LANGUAGE), **wrong)
+        ls.sample(random_network("mdlm", LANGUAGE), **wrong)
 
 
 def test_networks_that_read_the_time_are_not_cached() -> None:
     for how in ({"cached": True}, {"stepper": first_hitting}):
         with pytest.raises(UserError, match="time"):
-            ls.sample(network("d3pm-absorbing", LANGUAGE), **how)
+            ls.sample(random_network("d3pm-absorbing", LANGUAGE), **how)
 
 
 def test_sampling_leaves_the_network_in_its_mode() -> None:
-    model = network("d3pm-uniform", LANGUAGE).train()
+    model = random_network("d3pm-uniform", LANGUAGE).train()
     ls.sample(model, 2, 2)
     assert model.denoiser.training
     with pytest.raises(UserError):

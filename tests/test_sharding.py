@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from teams import in_team
-from test_parallel import CALM, corpus, curve
-from test_runs import after, bits
+from distributed_helpers import run_in_processes
+from run_helpers import LOW_RATE, metric_values, stop_after, tensor_bytes
 
 import logosphere as ls
 from logosphere.data.corpus import Corpus
@@ -19,9 +18,7 @@ from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 
-__all__ = ["corpus"]  # a fixture
-
-SHARED = replace(CALM, shard=True, accumulate=2, recompute=True, batch=8)
+SHARED = replace(LOW_RATE, shard=True, accumulate=2, recompute=True, batch=8)
 
 
 @pytest.mark.slow
@@ -33,19 +30,19 @@ def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) ->
 
     def stopped(steps: int):
         def work(group: ProcessGroup) -> list[int]:
-            events = run_training(Run(run.path), corpus, after(steps), group)
+            events = run_training(Run(run.path), corpus, stop_after(steps), group)
             return [event.step for event in events if isinstance(event, Saved)]
 
         return work
 
-    saved = in_team(2, stopped(3), tmp_path / "begun")
+    saved = run_in_processes(2, stopped(3), tmp_path / "begun")
     assert saved == [[3], [3]]
-    begun = in_team(3, stopped(3), tmp_path / "middle")
+    begun = run_in_processes(3, stopped(3), tmp_path / "middle")
     assert all(steps[-1] == 6 for steps in begun)
     list(run_training(Run(run.path), corpus))
     assert len(list((run.state / "step-00000008" / "shards").glob("*.safetensors"))) == 1
     for key in ("train/loss", "val/bpc", "gradient"):
-        assert curve(run, key) == pytest.approx(curve(alone, key), rel=1e-5), key
+        assert metric_values(run, key) == pytest.approx(metric_values(alone, key), rel=1e-5), key
     wanted = alone.model("ema").state_dict()
     for key, tensor in run.model("ema").state_dict().items():
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
@@ -56,15 +53,17 @@ def test_embeddings_and_autoencoders_are_shared_out_and_taken_up_again(
     system: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     """Figures of embeddings are those of whole ones; in the first stage of two the path has no moments to be read."""
-    recipe = replace(CALM, system=system, task="unconditional", shard=True, steps=4)
+    recipe = replace(LOW_RATE, system=system, task="unconditional", shard=True, steps=4)
     run, alone = create_run(recipe, corpus, tmp_path / "run"), create_run(recipe, corpus, tmp_path / "alone")
-    in_team(2, lambda group: len(list(run_training(Run(run.path), corpus, after(1), group))), tmp_path / "begun")
-    in_team(2, lambda group: len(list(run_training(Run(run.path), corpus, group=group))), tmp_path / "ended")
-    list(run_training(alone, corpus, after(1)))
+    run_in_processes(
+        2, lambda group: len(list(run_training(Run(run.path), corpus, stop_after(1), group))), tmp_path / "begun"
+    )
+    run_in_processes(2, lambda group: len(list(run_training(Run(run.path), corpus, group=group))), tmp_path / "ended")
+    list(run_training(alone, corpus, stop_after(1)))
     list(run_training(Run(alone.path), corpus))
     figures = [name for name in alone.metrics()[-1] if not name.startswith(("val/bpc", "step")) and "sec" not in name]
     for name in ("val/bpc", *(name for name in figures if isinstance(alone.metrics()[-1][name], float))):
-        assert curve(run, name) == pytest.approx(curve(alone, name), rel=1e-4), name
+        assert metric_values(run, name) == pytest.approx(metric_values(alone, name), rel=1e-4), name
 
 
 def test_stages_within_stages_are_shared_out(tmp_path: Path) -> None:
@@ -72,15 +71,15 @@ def test_stages_within_stages_are_shared_out(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, body="unet", shape="8x8")
         trainer = Trainer(model, group=group, sharded=True)
-        return trainer.advance(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(group.local_slice(2)), 2, 0.5).loss
+        return trainer.train_step(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(group.local_slice(2)), 0.5).loss
 
     alone = stepped(SINGLE)
-    assert in_team(2, stepped, tmp_path) == pytest.approx([alone, alone], rel=1e-5)
+    assert run_in_processes(2, stepped, tmp_path) == pytest.approx([alone, alone], rel=1e-5)
 
 
 def test_damaged_shares_are_told_of(corpus: Corpus, tmp_path: Path) -> None:
-    run = create_run(replace(CALM, shard=True), corpus, tmp_path / "run")
-    list(run_training(run, corpus, after(2)))
+    run = create_run(replace(LOW_RATE, shard=True), corpus, tmp_path / "run")
+    list(run_training(run, corpus, stop_after(2)))
     (share,) = (run.state / "step-00000002" / "shards").glob("*.safetensors")
     whole = share.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:100], b"", b"\xff" * len(whole)):
@@ -96,11 +95,11 @@ def test_damaged_shares_are_told_of(corpus: Corpus, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", ["mdlm", "d3pm-uniform"])
 def test_recomputation_changes_nothing(system: str, corpus: Corpus, tmp_path: Path) -> None:
-    network = replace(CALM.network, dropout=0.2)
-    plain = replace(CALM, system=system, steps=3, validations=1, network=network)
+    network = replace(LOW_RATE.network, dropout=0.2)
+    plain = replace(LOW_RATE, system=system, steps=3, validations=1, network=network)
     runs = []
     for name, recipe in (("plain", plain), ("anew", replace(plain, recompute=True))):
         runs.append(create_run(recipe, corpus, tmp_path / name))
         list(run_training(runs[-1], corpus))
-    assert curve(runs[0]) == curve(runs[1])
-    assert bits(runs[0].path / "model.safetensors") == bits(runs[1].path / "model.safetensors")
+    assert metric_values(runs[0]) == metric_values(runs[1])
+    assert tensor_bytes(runs[0].path / "model.safetensors") == tensor_bytes(runs[1].path / "model.safetensors")

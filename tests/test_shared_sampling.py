@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from teams import in_team
-from test_parallel import corpus
-from test_runs import RECIPE
+from distributed_helpers import run_in_processes
+from tiny_run import RECIPE
 
 import logosphere as ls
 from logosphere.cli import main
@@ -21,8 +20,6 @@ from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Condition
-
-__all__ = ["corpus"]  # a fixture
 
 
 def model_of(system: str, **options: object) -> Model:
@@ -69,7 +66,7 @@ def test_a_team_writes_what_one_process_writes(tmp_path: Path) -> None:
     def work(group: ProcessGroup) -> list[object]:
         return [written(model, name, group) for _, name, model in todo]
 
-    results = in_team(2, work, tmp_path / "team")
+    results = run_in_processes(2, work, tmp_path / "team")
     assert results[0] == results[1]
     for (system, name, model), shared in zip(todo, results[0], strict=True):
         alone = json.loads(json.dumps(written(model, name, SINGLE)))
@@ -94,9 +91,9 @@ def test_conditions_prompts_and_idle_processes_are_shared_out_too(tmp_path: Path
 
     alone = work(SINGLE)
     for size in (2, 7):
-        assert all(result == alone for result in in_team(size, work, tmp_path / f"team-{size}")), size
+        assert all(result == alone for result in run_in_processes(size, work, tmp_path / f"team-{size}")), size
     assert all(alone[0][row][place] == tokens[row, place] for row, place in known.nonzero().tolist())
-    digits = in_team(2, lambda group: written(split, "ancestral", group), tmp_path / "digits")
+    digits = run_in_processes(2, lambda group: written(split, "ancestral", group), tmp_path / "digits")
     assert digits[1][0] == written(split, "ancestral", SINGLE)[0]
 
 

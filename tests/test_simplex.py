@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, generator, mean_and_error
 from scipy import special, stats
+from statistical_checks import MIN_P_VALUE, mean_and_error
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -25,7 +26,7 @@ def truth(x: torch.Tensor, choices: int) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [1.0, 1.3, 4.0, 20.0])
 def test_gamma_draws(shape: float) -> None:
     drawn = simplex.gamma(torch.full((N, 1), shape), Drawn(generator(1), N))
-    assert stats.kstest(drawn.flatten(), stats.gamma(shape).cdf).pvalue > CHANCE
+    assert stats.kstest(drawn.flatten(), stats.gamma(shape).cdf).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("variance", [0.01, 0.3])
@@ -35,7 +36,7 @@ def test_wright_fisher_diffusion_keeps_the_uniform_law(variance: float) -> None:
     torch.testing.assert_close(moved.sum(-1), torch.ones(N, 1))
     assert (moved >= 0).all() and not torch.equal(moved, z)
     for shares in (z, moved):
-        assert stats.kstest(shares[..., 0].flatten(), stats.beta(1, 2).cdf).pvalue > CHANCE
+        assert stats.kstest(shares[..., 0].flatten(), stats.beta(1, 2).cdf).pvalue > MIN_P_VALUE
 
 
 def test_wright_fisher_diffusion_scatters_by_its_metric() -> None:
@@ -127,7 +128,7 @@ def test_diffusion_of_the_data_end_has_the_laws_of_the_path(choices: int) -> Non
     tau = float(path.tau(s[0, 0]))
     for _ in range(300):
         z = simplex.diffused(z, torch.full((N, 1, 1), tau / 300), noise)
-    assert stats.ks_2samp(z[..., 0].flatten(), path.at(u, s, noise)[..., 0].flatten()).pvalue > CHANCE
+    assert stats.ks_2samp(z[..., 0].flatten(), path.at(u, s, noise)[..., 0].flatten()).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("choices", [2, 27, 1000])
@@ -171,7 +172,7 @@ def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
     moved, left = simplex.jacobi(v, 1 - v, others, torch.full_like(v, 0.3), Drawn(generator(14), n))
     torch.testing.assert_close(moved + left, torch.ones_like(v))
     for j, b in enumerate((4, 1)):
-        assert stats.kstest(moved[:, j], stats.beta(1, b).cdf).pvalue > CHANCE
+        assert stats.kstest(moved[:, j], stats.beta(1, b).cdf).pvalue > MIN_P_VALUE
     here, h = torch.tensor([0.3, 0.8], dtype=torch.float64).expand(n, 2), 1e-3
     step = simplex.jacobi(here, 1 - here, others, torch.full_like(here, h), Drawn(generator(15), n))[0] - here
     torch.testing.assert_close(step.var(0) / h, (here * (1 - here))[0], rtol=0.04, atol=0.0)
@@ -191,5 +192,5 @@ def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None
         v, rest = simplex.jacobi(v, rest, path.others, tau / 100 * (2 / (1 + path.others)).expand_as(v), noise)
     wanted, _ = simplex.sticks(path.at(u, s, noise))
     for j in (0, 1):
-        assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > CHANCE
+        assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > MIN_P_VALUE
     assert 0 <= path.prior_nats() < 2e-4

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, generator, network, same_law
+from statistical_checks import MIN_P_VALUE, sequence_p_value
+from toy_languages import generator
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -23,14 +25,14 @@ def test_a_chain_goes_on_as_a_chain(length: int) -> None:
         return generate(model, 5000, 4, rng, oracle, known, tokens, stepper=first_hitting)
 
     drawn = ls.slide(write, window=4, length=length, overlap=2)
-    assert same_law(drawn.tokens, ls.languages.markov(*CHAIN, length)) > CHANCE
+    assert sequence_p_value(drawn.tokens, ls.languages.markov(*CHAIN, length)) > MIN_P_VALUE
     assert drawn.nfe == {3: 4, 4: 4, 7: 4 + 2 + 2}[length]
 
 
 @pytest.mark.parametrize("name", ["ar", "mdlm", "udlm"])
 def test_every_system_that_takes_a_prompt_can_slide(name: str) -> None:
     language = ls.languages.markov(*CHAIN, 6)
-    model, rng = network(name, language), generator(2)
+    model, rng = random_network(name, language), generator(2)
     known, tokens = torch.arange(6).expand(3, -1) < 2, torch.ones(3, 6).long()
 
     def write(known, tokens):

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from soak import cycle, flat
+from soak import find_growth, run_cycle
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are looked at in the way of Linux")
 def test_cycles_of_train_evaluate_and_sample_leave_nothing_behind(tmp_path: Path) -> None:
-    assert flat([cycle(tmp_path, number, ("mdlm",)) for number in range(9)]) == []
+    assert find_growth([run_cycle(tmp_path, number, ("mdlm",)) for number in range(9)]) == []
 
 
 def test_what_grows_is_seen() -> None:
-    assert flat([(1000 + number, 5) for number in range(9)]) == []
-    assert flat([(2000 * number, 5) for number in range(9)]) == ["memory adds up"]
-    assert flat([(1000, number) for number in range(9)]) == ["open files add up"]
+    assert find_growth([(1000 + number, 5) for number in range(9)]) == []
+    assert find_growth([(2000 * number, 5) for number in range(9)]) == ["memory adds up"]
+    assert find_growth([(1000, number) for number in range(9)]) == ["open files add up"]

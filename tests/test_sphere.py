@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import generator
+from toy_languages import generator
 
 from logosphere.geometry import sphere
 

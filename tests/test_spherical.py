@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, measured, skewed, sticky, table
+from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
+from toy_languages import generator, independent_tokens, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.model import Model
 from logosphere.noise import Keyed
 from logosphere.recipes.starts import start_point
 
@@ -22,18 +23,15 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
-def sphere_model(name: str, language: Language, **options: object) -> Model:
-    """A measured model whose positions move together unless told otherwise."""
-    return measured(name, language, **({"path": "together"} | options))
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"start": "uniform"}, {"total_noise": 0.3}, {"total_noise": 0.01}], ids=str)
-@pytest.mark.parametrize("language", [sticky(3, 4), table(), alone(5, 2)], ids=["sticky", "table", "alone"])
+@pytest.mark.parametrize(
+    "language", [sticky_chain(3, 4), random_joint(), independent_tokens(5, 2)], ids=["sticky", "table", "alone"]
+)
 def test_the_brownian_bound_of_an_oracle_is_the_entropy(language: Language, options: dict[str, object]) -> None:
     """Within 3 s.e. and 0.3% of H, which the steps of the table may cost."""
-    model = sphere_model("rdlm-heat", language, **options)
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=48))
+    model = joint_sphere_model("rdlm-heat", language, **options)
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=48))
     assert error < 0.01 * language.entropy()
     assert abs(mean) < 3 * error + 0.003 * language.entropy()
 
@@ -43,9 +41,9 @@ def test_the_brownian_bound_of_an_oracle_is_the_entropy(language: Language, opti
 @pytest.mark.parametrize("start", ["mask", "uniform", 0.5])
 def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_noise: float) -> None:
     """Within 3 s.e. and 0.3% of H, which the steps of the table may cost, whatever the noise."""
-    language = skewed(27, 4)
-    model = sphere_model("rdlm-heat", language, start=start, total_noise=total_noise)
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=100))
+    language = skewed_chain(27, 4)
+    model = joint_sphere_model("rdlm-heat", language, start=start, total_noise=total_noise)
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=100))
     assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.005 * language.entropy()
 
 
@@ -53,18 +51,18 @@ def test_the_brownian_bound_is_tight_for_27_letters(start: str | float, total_no
 @pytest.mark.parametrize("total_noise", [0.05, 0.3])
 def test_the_log_bridge_has_a_bound_that_may_be_loose(total_noise: float) -> None:
     """≥ H whatever the noise; close to it for little noise."""
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     mean, error = mean_and_error(
-        excess(sphere_model("rdlm", language, total_noise=total_noise), language, n=2000, draws=48)
+        bound_excess(joint_sphere_model("rdlm", language, total_noise=total_noise), language, n=2000, draws=48)
     )
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
 def test_no_network_comes_below_the_entropy() -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     for name in ("rdlm", "rdlm-heat"):
-        model = sphere_model(name, language)
-        wrong = Oracle(model, alone(3, 4))
+        model = joint_sphere_model(name, language)
+        wrong = Oracle(model, independent_tokens(3, 4))
         tokens = language.sample(1000, generator(3))
         bound = model.nelbo(tokens, generator(4), denoiser=wrong, draws=16)
         mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
@@ -72,19 +70,21 @@ def test_no_network_comes_below_the_entropy() -> None:
 
 
 def test_a_clock_that_has_measured_gives_the_same_bound_more_calmly() -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together").eval()
-    even, even_error = mean_and_error(excess(fresh, language, n=2000, draws=48))
-    learned, learned_error = mean_and_error(excess(sphere_model("rdlm-heat", language), language, n=2000, draws=48))
+    even, even_error = mean_and_error(bound_excess(fresh, language, n=2000, draws=48))
+    learned, learned_error = mean_and_error(
+        bound_excess(joint_sphere_model("rdlm-heat", language), language, n=2000, draws=48)
+    )
     assert abs(even - learned) < 3 * math.hypot(even_error, learned_error)
     assert learned_error < even_error
 
 
 def test_clocks_rule_training() -> None:
     """Drawn evenly, as told, or where there are nats and a context that could tell them: in the middle."""
-    language, laws = sticky(3, 4), {}
+    language, laws = sticky_chain(3, 4), {}
     for clock in ("even", "geometric", "information"):
-        model = sphere_model("rdlm-heat", language, clock=clock)
+        model = joint_sphere_model("rdlm-heat", language, clock=clock)
         laws[clock] = model.process.clock.train().probabilities()
         assert float(laws[clock].sum()) == pytest.approx(1)
     assert float(laws["even"].std()) == 0
@@ -94,7 +94,7 @@ def test_clocks_rule_training() -> None:
 
 def test_a_clock_that_has_learned_nothing_yet_is_a_law() -> None:
     """A new network without a head answers every state alike: no time tells anything, and still times are drawn."""
-    model, language = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL), sticky(3, 4)
+    model, language = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL), sticky_chain(3, 4)
     for _ in ls.fit(model, [language.sample(16, generator(1))], steps=1):
         p = model.process.clock.train().probabilities()
         assert (p > 0).all() and float(p.sum()) == pytest.approx(1)
@@ -103,22 +103,25 @@ def test_a_clock_that_has_learned_nothing_yet_is_a_law() -> None:
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_samples_of_an_oracle_are_the_language(name: str) -> None:
     """Chi-square over all sequences; 128 steps."""
-    language = table()
-    model = sphere_model(name, language)
+    language = random_joint()
+    model = joint_sphere_model(name, language)
     drawn = ls.sample(model, n=3000, steps=128, rng=generator(5), denoiser=Oracle(model, language))
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
 
 def test_infilling_keeps_what_is_known() -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language)
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language)
     known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
     drawn = ls.sample(
         model, n=2000, steps=128, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
     )
     assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
     given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
-    assert fits(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000) > CHANCE
+    assert (
+        chi_square_p_value(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000)
+        > MIN_P_VALUE
+    )
 
 
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
@@ -160,7 +163,7 @@ def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
     ids=str,
 )
 def test_it_learns(options: dict[str, object]) -> None:
-    language = sticky(3, 4, stay=0.95)
+    language = sticky_chain(3, 4, stay=0.95)
     model = ls.build("rdlm", vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(500, generator(11))
     before = float(model.nelbo(tokens, generator(12), draws=8).total.mean())
@@ -176,7 +179,7 @@ def test_it_learns(options: dict[str, object]) -> None:
 
 
 def test_the_clock_learns_the_same_however_a_batch_is_cut() -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     clocks = []
     for accumulate in (1, 4):
         torch.manual_seed(0)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import CHANCE, SMALL, alone, excess, fits, generator, mean_and_error, skewed, sticky, table
 from scipy import special
-from test_spherical import sphere_model
+from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
+from toy_languages import generator, independent_tokens, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec, digits_needed
@@ -38,35 +39,35 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
     """It is a bound; where both starts are tight it exceeds H by no more than the choice between them may cost."""
-    language = sticky(3, 4)
-    model = sphere_model(name, language, start="mask+uniform")
+    language = sticky_chain(3, 4)
+    model = joint_sphere_model(name, language, start="mask+uniform")
     assert model.process.kind == "bound"
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=48))
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=48))
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
 def test_long_sequences_are_mixed_by_whole_paths() -> None:
     """64 even tokens: which start was drawn is then plain or free, and both lots of draws must see all of the time."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 64)
-    model = sphere_model("rdlm", language, start="mask+uniform")
-    mean, error = mean_and_error(excess(model, language, n=200, draws=16))
+    model = joint_sphere_model("rdlm", language, start="mask+uniform")
+    mean, error = mean_and_error(bound_excess(model, language, n=200, draws=16))
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
 def test_states_of_another_law_have_no_bound() -> None:
     """The published moments lie below the entropy of one even token; in turn no table of states is read."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 1)
-    model = sphere_model("rdlm", language, transitions="published")
-    mean, error = mean_and_error(excess(model, language, n=4000, draws=16))
+    model = joint_sphere_model("rdlm", language, transitions="published")
+    mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=16))
     assert model.process.kind == "surrogate" and mean < -10 * error
-    assert sphere_model("rdlm", language, transitions="normal").process.kind == "surrogate"
-    assert sphere_model("rdlm-heat", language, transitions="normal", path="in-turn").process.kind == "bound"
+    assert joint_sphere_model("rdlm", language, transitions="normal").process.kind == "surrogate"
+    assert joint_sphere_model("rdlm-heat", language, transitions="normal", path="in-turn").process.kind == "bound"
 
 
 def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
     """A network that is right for one start and wrong for the other: the mixture leans on the better one."""
-    language = sticky(3, 4)
-    model = sphere_model("rdlm-heat", language, start="mask+uniform")
+    language = sticky_chain(3, 4)
+    model = joint_sphere_model("rdlm-heat", language, start="mask+uniform")
     right = Oracle(model, language)
 
     class OneSided(Oracle):
@@ -77,28 +78,30 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
     tokens = language.sample(500, generator(3))
     one_sided = OneSided(model, language)
     mixed = model.nelbo(tokens, generator(4), denoiser=one_sided, draws=32).total
-    alone_value = sphere_model("rdlm-heat", language).nelbo(tokens, generator(5), denoiser=right, draws=32).total
+    alone_value = joint_sphere_model("rdlm-heat", language).nelbo(tokens, generator(5), denoiser=right, draws=32).total
     assert float(mixed.mean()) < float(alone_value.mean()) + math.log(2) + 0.15
     assert float(mixed.mean()) > language.entropy()
 
 
 def test_the_published_step_mixture_falls_below_the_entropy() -> None:
     """27 letters: uniform start before t = 0.35 of the paper's clock, mask after it. No bound can do this."""
-    language = skewed(27, 4)
-    model = sphere_model("rdlm", language, start="step:0.35", total_noise=0.0376)
+    language = skewed_chain(27, 4)
+    model = joint_sphere_model("rdlm", language, start="step:0.35", total_noise=0.0376)
     assert model.process.kind == "surrogate"
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=60))
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=60))
     assert mean < -4 * error
     for start in ("mask", "uniform"):
         mean, error = mean_and_error(
-            excess(sphere_model("rdlm", language, start=start, total_noise=0.0376), language, n=2000, draws=60)
+            bound_excess(
+                joint_sphere_model("rdlm", language, start=start, total_noise=0.0376), language, n=2000, draws=60
+            )
         )
         assert mean > -3 * error
 
 
 @pytest.mark.parametrize("start", ["linear", "sqrt", "step:0.3", "mask+uniform"])
 def test_mixture_paths_train_and_sample(start: str) -> None:
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     model = ls.build("rdlm", vocab_size=3, length=4, start=start, **SMALL)
     for progress in ls.fit(model, (language.sample(16, generator(i)) for i in range(3)), steps=3):
         assert progress.kind == ("bound" if start == "mask+uniform" else "surrogate")
@@ -172,7 +175,7 @@ def test_the_papers_clocks() -> None:
     ids=str,
 )
 def test_every_way_learns(options: dict[str, object]) -> None:
-    language = sticky(3, 4, stay=0.95)
+    language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, **SMALL, **options)
     tokens = language.sample(300, generator(11))
@@ -194,11 +197,11 @@ def test_every_way_learns(options: dict[str, object]) -> None:
 
 def test_the_walk_has_a_bound_of_its_own() -> None:
     """≥ H for any number of steps, and closer to it with more of them."""
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     means = []
     for steps in (8, 64, 256):
-        model = sphere_model("rdlm-heat", language, timesteps=steps)
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=48))
+        model = joint_sphere_model("rdlm-heat", language, timesteps=steps)
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=48))
         assert mean > -3 * error
         means.append(mean)
     assert means == sorted(means, reverse=True) and means[-1] < 0.05 * language.entropy()
@@ -207,18 +210,18 @@ def test_the_walk_has_a_bound_of_its_own() -> None:
 @pytest.mark.parametrize("move", list(MOVES))
 @pytest.mark.parametrize("spacing", ["uniform", "information"])
 def test_every_move_draws_the_language(move: str, spacing: str) -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language)
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
         stepper=Moved(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
 
 def test_sharper_predictions_are_followed() -> None:
-    language = skewed(5, 2)
-    model = sphere_model("rdlm-heat", language)
+    language = skewed_chain(5, 2)
+    model = joint_sphere_model("rdlm-heat", language)
     oracle = Oracle(model, language)
     cold = ls.sample(model, n=400, steps=32, rng=generator(6), denoiser=oracle, temperature=0.3)
     warm = ls.sample(model, n=400, steps=32, rng=generator(6), denoiser=oracle)
@@ -260,7 +263,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
     drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
     numbers = (drawn * codec.powers).sum(1)
-    assert fits(torch.bincount(numbers, minlength=vocab_size), p * 20_000) > CHANCE
+    assert chi_square_p_value(torch.bincount(numbers, minlength=vocab_size), p * 20_000) > MIN_P_VALUE
 
 
 class DigitOracle(Denoiser):
@@ -288,14 +291,16 @@ class DigitOracle(Denoiser):
 
 
 def test_the_bound_of_split_tokens_is_tight() -> None:
-    language = skewed(4, 2)
+    language = skewed_chain(4, 2)
     model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2, path="together")
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=200, denoiser=DigitOracle(model, language)))
+    mean, error = mean_and_error(
+        bound_excess(model, language, n=2000, draws=200, denoiser=DigitOracle(model, language))
+    )
     assert abs(mean) < 3 * error + 0.01 * language.entropy() and error < 0.02 * language.entropy()
 
 
 def test_split_samples_are_valid_and_follow_the_language() -> None:
-    language = alone(5, 2)
+    language = independent_tokens(5, 2)
     model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2, path="together")
     drawn = ls.sample(model, n=2000, steps=96, rng=generator(3), denoiser=DigitOracle(model, language))
     assert int(drawn.max()) < 5

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, excess, fits, generator, mean_and_error, skewed, sticky, table
-from test_spherical import sphere_model
+from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
+from toy_languages import generator, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -28,52 +29,55 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.mark.parametrize("start", ["mask", "uniform"])
 def test_the_bound_of_an_oracle_is_the_entropy_in_any_order(spread: float, order: str, start: str) -> None:
     """Longer sequences than elsewhere: of four positions hardly one would be moving."""
-    language = skewed(5, 12)
-    model = sphere_model("rdlm-heat", language, stagger=spread, order=order, start=start)
+    language = skewed_chain(5, 12)
+    model = joint_sphere_model("rdlm-heat", language, stagger=spread, order=order, start=start)
     assert model.process.kind == "bound"
-    mean, error = mean_and_error(excess(model, language, n=2000, draws=32))
+    mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=32))
     assert error < 0.01 * language.entropy()
     assert abs(mean) < 3 * error + 0.003 * language.entropy()
 
 
 def test_the_bound_is_that_of_the_free_positions() -> None:
-    language, known = sticky(3, 6), torch.tensor([False, True, False, False, True, False])
-    model = sphere_model("rdlm-heat", language, stagger=0.6)
-    mean, error = mean_and_error(excess(model, language, n=3000, draws=64, known=known))
+    language, known = sticky_chain(3, 6), torch.tensor([False, True, False, False, True, False])
+    model = joint_sphere_model("rdlm-heat", language, stagger=0.6)
+    mean, error = mean_and_error(bound_excess(model, language, n=3000, draws=64, known=known))
     assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.03 * language.entropy()
 
 
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_no_network_comes_below_the_entropy_in_any_order(name: str) -> None:
-    language = sticky(3, 8)
+    language = sticky_chain(3, 8)
     for spread, order in WAYS:
-        model = sphere_model(name, language, stagger=spread, order=order)
+        model = joint_sphere_model(name, language, stagger=spread, order=order)
         uniform = Oracle(model, ls.languages.independent(torch.full((3,), 1 / 3), 8))
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=16, denoiser=uniform))
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=16, denoiser=uniform))
         assert mean > 3 * error  # and it pays for being wrong
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=16))
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=16))
         assert mean > -3 * error
 
 
 @pytest.mark.parametrize(("spread", "order"), [*WAYS, (0.98, "random")])
 def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order: str) -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language, stagger=spread, order=order)
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language, stagger=spread, order=order)
     drawn = ls.sample(model, n=3000, steps=160, rng=generator(5), denoiser=Oracle(model, language))
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("order", ["random", "left-to-right"])
 def test_infilling_reproduces_what_is_likely_given_the_known(order: str) -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language, stagger=0.5, order=order)
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language, stagger=0.5, order=order)
     known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
     drawn = ls.sample(
         model, n=2000, steps=128, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
     )
     assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
     given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
-    assert fits(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000) > CHANCE
+    assert (
+        chi_square_p_value(torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4), given / given.sum() * 2000)
+        > MIN_P_VALUE
+    )
 
 
 def test_the_last_to_set_out_arrives_last() -> None:
@@ -86,7 +90,10 @@ def test_the_last_to_set_out_arrives_last() -> None:
     assert float(stagger.covered(torch.tensor(1.0), offsets)[free].min()) == 1
     firsts = Stagger(0.5).offsets(torch.ones(6000, 3, dtype=torch.bool), Drawn(generator(2), 6000))
     ranks = (firsts * 2).long()
-    assert fits(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten()) > CHANCE
+    assert (
+        chi_square_p_value(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten())
+        > MIN_P_VALUE
+    )
     together = Stagger(0.5, together=2).offsets(torch.ones(4, 6, dtype=torch.bool), Drawn(generator(3), 4))
     assert torch.equal(together[:, ::2], together[:, 1::2])
 
@@ -137,7 +144,7 @@ def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
     ids=str,
 )
 def test_every_staggered_way_learns(options: dict[str, object]) -> None:
-    language = sticky(3, 6, stay=0.95)
+    language = sticky_chain(3, 6, stay=0.95)
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=3, length=6, stagger=0.6, **SMALL, **options)
     tokens = language.sample(400, generator(11))

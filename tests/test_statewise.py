@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from laws import CHANCE, System, excess, generator, mean_and_error, network, same_law, skewed, sticky, table
+from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
 from torch import Tensor
+from toy_languages import generator, random_joint, skewed_chain, sticky_chain
+from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
@@ -12,7 +14,7 @@ from logosphere.noise import Drawn
 from logosphere.processes.statewise import Statewise
 from logosphere.types import Batch
 
-LANGUAGES = {"sticky": sticky(3, 4), "skewed": skewed(4, 4), "table": table()}
+LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(4, 4), "table": random_joint()}
 
 
 def uneven(language: Language) -> Model:
@@ -25,38 +27,38 @@ def uneven(language: Language) -> Model:
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 def test_the_bound_of_an_oracle_is_the_entropy_whatever_the_powers(language: Language) -> None:
-    mean, error = mean_and_error(excess(uneven(language), language, n=3000, draws=24))
+    mean, error = mean_and_error(bound_excess(uneven(language), language, n=3000, draws=24))
     assert error < 0.01 * language.entropy()
     assert abs(mean) < 3 * error
 
 
 def test_equal_powers_are_a_plain_schedule() -> None:
-    language = skewed(4, 4)
+    language = skewed_chain(4, 4)
     same, plain = System("genmd4").model(language), System("mdlm", {"exact_count": False}).model(language)
-    difference = excess(same, language, n=200, draws=4) - excess(plain, language, n=200, draws=4)
+    difference = bound_excess(same, language, n=200, draws=4) - bound_excess(plain, language, n=200, draws=4)
     assert difference.abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("language", [skewed(3, 4), table()], ids=["skewed", "table"])
+@pytest.mark.parametrize("language", [skewed_chain(3, 4), random_joint()], ids=["skewed", "table"])
 def test_samples_of_an_oracle_have_the_law_of_the_language(language: Language) -> None:
     model = uneven(language)
     drawn = ls.sample(model, n=3000, steps=256, rng=generator(1), denoiser=Oracle(model, language))
-    assert same_law(drawn, language) > CHANCE
+    assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
 def test_other_denoisers_are_not_below_the_entropy() -> None:
-    language, other = skewed(3, 6, seed=3), skewed(3, 6, seed=8)
+    language, other = skewed_chain(3, 6, seed=3), skewed_chain(3, 6, seed=8)
     model = uneven(language)
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=Oracle(model, other)))
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=Oracle(model, other)))
     assert mean > 3 * error
-    untrained = network("genmd4", language, seed=5)
-    mean, error = mean_and_error(excess(untrained, language, n=1000, draws=8, denoiser=untrained.denoiser))
+    untrained = random_network("genmd4", language, seed=5)
+    mean, error = mean_and_error(bound_excess(untrained, language, n=1000, draws=8, denoiser=untrained.denoiser))
     assert mean > 10 * error
 
 
 def test_the_continuous_rate_is_the_limit_of_steps() -> None:
     """T·KL(q(z_s | mask, x) || Σ_k p_k q(z_s | mask, k)) over the states k and the mask."""
-    process, V, T = uneven(skewed(4, 4)).process.double(), 4, 100_000
+    process, V, T = uneven(skewed_chain(4, 4)).process.double(), 4, 100_000
     t = torch.linspace(0.1, 1, 40).double()
     out, x = torch.randn(40, V, generator=generator(1)).double(), torch.randint(V, (40,), generator=generator(2))
     p, appear = out.softmax(-1), 1 - ((t - 1 / T) / t)[:, None] ** process.powers.detach()
@@ -82,8 +84,8 @@ def marginal_cost(process: Statewise, predict, x: Tensor, t: float, *, credit: b
 
 def test_the_gradient_of_the_powers_is_unbiased() -> None:
     """Draws with leave-one-out credit against the exact gradient; without the credit it would be another one."""
-    language = skewed(3, 3)
-    model = network("genmd4", language, seed=2).train()
+    language = skewed_chain(3, 3)
+    model = random_network("genmd4", language, seed=2).train()
     process, x, t = model.process, torch.tensor([[0, 2, 1]]), 0.4
     exact, direct = (
         torch.autograd.grad(marginal_cost(process, model.denoiser, x, t, credit=credit), process.raw)[0]
@@ -103,8 +105,8 @@ def test_the_gradient_of_the_powers_is_unbiased() -> None:
 
 
 def test_powers_learn_and_are_saved(tmp_path) -> None:
-    language = skewed(4, 4)
-    model = network("genmd4", language)
+    language = skewed_chain(4, 4)
+    model = random_network("genmd4", language)
     before = model.process.powers.detach().clone()
     for _ in ls.fit(model, (language.sample(32, generator(i)) for i in range(8)), steps=8):
         pass

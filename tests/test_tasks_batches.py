@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from laws import CHANCE, fits
+from statistical_checks import MIN_P_VALUE, chi_square_p_value
 
 import logosphere as ls
 from logosphere.data.batches import Crops, windows
@@ -39,7 +39,7 @@ def test_a_sample_has_one_crop_whatever_the_batch() -> None:
 
 def test_crops_start_everywhere_equally_often() -> None:
     starts = torch.cat([Crops(TEXT[:20], 13, 500, seed=3).at(step).tokens[:, 0] for step in range(16)])
-    assert fits(starts.bincount(minlength=8), torch.ones(8)) > CHANCE
+    assert chi_square_p_value(starts.bincount(minlength=8), torch.ones(8)) > MIN_P_VALUE
 
 
 def test_windows_cover_the_text_once() -> None:
@@ -109,7 +109,7 @@ def test_a_task_is_a_function_of_seed_and_sample(name: str) -> None:
 def test_a_continuation_knows_a_start_of_any_length() -> None:
     known = posed("continuation", 5).known
     assert known.long().diff(dim=1).le(0).all()
-    assert fits(known.sum(1).bincount(minlength=5), torch.ones(5)) > CHANCE
+    assert chi_square_p_value(known.sum(1).bincount(minlength=5), torch.ones(5)) > MIN_P_VALUE
 
 
 def test_infilling_hides_one_span() -> None:

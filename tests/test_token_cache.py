@@ -11,7 +11,7 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-from prose import PROSE, leftovers, texts
+from text_fixtures import PROSE, decode_splits, unfinished_files
 
 from logosphere.data import corpora
 from logosphere.data.corpora import open_corpus
@@ -48,7 +48,7 @@ def test_a_changed_file_is_noticed(prose: Path) -> None:
     before = open_corpus(str(prose))
     prose.write_text(PROSE.replace("quick", "brave"))
     after = open_corpus(str(prose))
-    assert "brave" in texts(after)[0] and "quick" in texts(before)[0]
+    assert "brave" in decode_splits(after)[0] and "quick" in decode_splits(before)[0]
     assert after.sha256 != before.sha256
 
 
@@ -77,9 +77,9 @@ def test_a_damaged_cache_is_rebuilt_with_a_note(prose: Path, own_cache: Path, da
         open_tokens(folder)
     heard: list[str] = []
     corpus = open_corpus(str(prose), report=lambda stage, done, total: heard.append(stage))
-    assert "".join(texts(corpus)) == PROSE
+    assert "".join(decode_splits(corpus)) == PROSE
     assert "rebuilding a damaged cache" in heard
-    assert leftovers(own_cache) == []
+    assert unfinished_files(own_cache) == []
 
 
 def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, own_cache: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, own_cache: Path
     spoil_vocabulary(folder)
     for survey in (own_cache / "surveys").iterdir():
         survey.write_text("[]")
-    assert "".join(texts(open_corpus(str(prose)))) == PROSE
+    assert "".join(decode_splits(open_corpus(str(prose)))) == PROSE
 
 
 def test_verify_sees_a_single_changed_token(prose: Path) -> None:

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from laws import SMALL, excess, generator, mean_and_error, network, scramble, skewed
+from statistical_checks import bound_excess, mean_and_error
+from toy_languages import generator
+from toy_models import SMALL, fill_zero_weights, random_network
+from training_helpers import LANGUAGE, QUICK, batches
 
 import logosphere as ls
 from logosphere.errors import UserError
@@ -15,17 +18,7 @@ from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged, Trainer, fit
 from logosphere.types import Batch
 
-LANGUAGE = skewed(5, 6)
-QUICK = OptimizerConfig(lr=1e-2, warmup=2)
-
-
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
-
-
-def batches(n: int = 8, seed: int = 1):
-    rng = generator(seed)
-    while True:
-        yield LANGUAGE.sample(n, rng)
 
 
 def losses(model: Model, steps: int = 4, **how) -> list[float]:
@@ -35,7 +28,7 @@ def losses(model: Model, steps: int = 4, **how) -> list[float]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("name", ls.systems())
 def test_the_same_seed_gives_the_same_bits(name: str, dropout: float) -> None:
-    one, again, other = (network(name, LANGUAGE, dropout=dropout) for _ in range(3))
+    one, again, other = (random_network(name, LANGUAGE, dropout=dropout) for _ in range(3))
     torch.manual_seed(1)
     first = losses(one, seed=3)
     torch.manual_seed(2)  # nobody else's generator may matter
@@ -47,20 +40,20 @@ def test_the_same_seed_gives_the_same_bits(name: str, dropout: float) -> None:
 def test_training_does_not_touch_the_global_generator() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    losses(network("mdlm", LANGUAGE, dropout=0.2))
+    losses(random_network("mdlm", LANGUAGE, dropout=0.2))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 8])
 @pytest.mark.parametrize("name", ls.systems())
 def test_a_batch_in_parts_gives_the_same_loss(name: str, accumulate: int) -> None:
-    whole = losses(network(name, LANGUAGE))
-    assert losses(network(name, LANGUAGE), accumulate=accumulate) == pytest.approx(whole, rel=1e-4)
+    whole = losses(random_network(name, LANGUAGE))
+    assert losses(random_network(name, LANGUAGE), accumulate=accumulate) == pytest.approx(whole, rel=1e-4)
 
 
 def test_the_first_loss_in_parts_is_the_same_to_rounding() -> None:
     """Before any step has amplified it."""
-    one, two = (losses(network("mdlm", LANGUAGE), 1, accumulate=n)[0] for n in (1, 2))
+    one, two = (losses(random_network("mdlm", LANGUAGE), 1, accumulate=n)[0] for n in (1, 2))
     assert two == pytest.approx(one, rel=1e-5)
 
 
@@ -80,23 +73,23 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     if name in SQUARED:
         for _ in fit(fresh, batches(32), steps=2, optim=optim):
             pass
-        start = float(excess(fresh.eval(), LANGUAGE, n=200, draws=8, denoiser=fresh.denoiser).mean())
+        start = float(bound_excess(fresh.eval(), LANGUAGE, n=200, draws=8, denoiser=fresh.denoiser).mean())
     for _ in fit(model, batches(32), steps=150, optim=optim, ema=0.95):
         pass
-    mean, error = mean_and_error(excess(model.eval(), LANGUAGE, n=2000, draws=16, denoiser=model.denoiser))
+    mean, error = mean_and_error(bound_excess(model.eval(), LANGUAGE, n=2000, draws=16, denoiser=model.denoiser))
     assert error < 0.04 * start
     assert -3 * error < mean < (0.67 if name in ("ar", "mdlm") else 0.9) * start
 
 
 def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None:
-    model = network("mdlm", LANGUAGE)
+    model = random_network("mdlm", LANGUAGE)
     trainer = Trainer(model, optim=OptimizerConfig(lr=1e30, warmup=0), ema=0.9)
     given = batches()
     with pytest.raises(Diverged, match="smaller learning rate"):
         for _ in range(5):
             before = [weight.detach().clone() for weight in model.parameters()]
             step = trainer.step
-            trainer.train_step(Batch.of(next(given)), 5, 0.0)
+            trainer.train_step(Batch.of(next(given)), 0.0)
     assert trainer.step == step
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert all(weight.isfinite().all() for weight in model.parameters())
@@ -121,11 +114,11 @@ def test_an_average_follows_its_formula() -> None:
 
 
 def test_a_fit_with_an_average_ends_with_the_average() -> None:
-    plain, averaged = network("mdlm", LANGUAGE), network("mdlm", LANGUAGE)
+    plain, averaged = random_network("mdlm", LANGUAGE), random_network("mdlm", LANGUAGE)
     assert losses(plain) == losses(averaged, ema=0.9)
-    trainer = Trainer(network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
+    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
     for number, tokens in zip(range(4), batches(), strict=False):
-        trainer.train_step(Batch.of(tokens, first=8 * number), 4, number / 4)
+        trainer.train_step(Batch.of(tokens, first=8 * number), number / 4)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), trainer.model.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.averaged.shadow, strict=True))
 
@@ -141,7 +134,7 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
 
 
 def test_progress_says_what_happened() -> None:
-    model = network("d3pm-absorbing", LANGUAGE, hybrid=0.5)
+    model = random_network("d3pm-absorbing", LANGUAGE, hybrid=0.5)
     rows = list(fit(model, batches(), steps=3, optim=QUICK))
     assert [row.step for row in rows] == [1, 2, 3] and all(row.steps == 3 for row in rows)
     assert [row.tokens for row in rows] == [48, 96, 144]
@@ -152,10 +145,11 @@ def test_progress_says_what_happened() -> None:
 
 def test_the_gradient_is_clipped_but_reported_whole() -> None:
     """With plain weights, Adam's first step does not depend on the clip; its second moment does."""
-    small, large = (Trainer(network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
+    small, large = (Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
     tokens = Batch.of(next(batches()))
-    assert small.advance(tokens, 1, 0.0).gradient == large.advance(tokens, 1, 0.0).gradient > 1e-3
-    moments = [trainer.optimizer.state[trainer.parameters[0]]["exp_avg_sq"].sum() for training in (small, large)]
+    assert small.train_step(tokens, 0.0).gradient == large.train_step(tokens, 0.0).gradient > 1e-3
+    states = [trainer.optimizer.adamw.state[trainer.optimizer.parameters[0]] for trainer in (small, large)]
+    moments = [state["exp_avg_sq"].sum() for state in states]
     assert moments[0] < 1e-3 * moments[1]
 
 
@@ -163,14 +157,14 @@ def test_known_positions_are_not_trained_on() -> None:
     """With all but one position known, the loss is per free token."""
     known = torch.ones(8, 6).bool()
     known[:, 2] = False
-    trainer = Trainer(network("mdlm", LANGUAGE), optim=QUICK)
-    progress = trainer.train_step(Batch.of(next(batches()), known), 1, 0.0)
+    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=QUICK)
+    progress = trainer.train_step(Batch.of(next(batches()), known), 0.0)
     assert progress.tokens == 8 and 0 < progress.nats < 10 * math.log(5)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-gaussian", "rdlm-heat"])
 def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
-    exact, rough = losses(network(name, LANGUAGE)), losses(network(name, LANGUAGE), precision="bfloat16")
+    exact, rough = losses(random_network(name, LANGUAGE)), losses(random_network(name, LANGUAGE), precision="bfloat16")
     assert rough != exact and rough == pytest.approx(exact, rel=0.1)
 
 
@@ -182,16 +176,16 @@ def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
         if "optim" in wrong:
             OptimizerConfig(**{wrong["optim"]: -1.0})
-        losses(network("mdlm", LANGUAGE), **wrong)
+        losses(random_network("mdlm", LANGUAGE), **wrong)
 
 
 def test_data_that_ends_too_soon_is_an_error() -> None:
     with pytest.raises(UserError, match="ended after 2"):
-        list(fit(network("mdlm", LANGUAGE), [next(batches())] * 2, steps=3))
+        list(fit(random_network("mdlm", LANGUAGE), [next(batches())] * 2, steps=3))
 
 
 def test_scrambled_networks_are_what_these_tests_use() -> None:
     """A head of zeros would hide differences between networks."""
     model = ls.build("d3pm-absorbing", vocab_size=5, length=6, **SMALL)
-    scramble(model)
+    fill_zero_weights(model)
     assert all(bool(weight.any()) for weight in model.parameters())

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from laws import generator
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.cli.arguments import Sample

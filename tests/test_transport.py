@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from laws import SMALL, System, alone, everything, generator, mean_and_error, network, sticky, table
 from scipy.optimize import linear_sum_assignment
-from test_flows import model_of
+from statistical_checks import mean_and_error
 from torch import Tensor
+from toy_languages import enumerate_sequences, generator, independent_tokens, random_joint, sticky_chain
+from toy_models import SMALL, System, calibrated_system, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -33,8 +34,8 @@ CARRIED = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior
 @functools.cache
 def end_of_path(which: int, name: str, steps: int) -> Tensor:
     """Where a sampler arrives before tokens are read, always from the same starts, in equal steps."""
-    language = sticky(3, 2)
-    model = model_of(CARRIED[which], language)
+    language = sticky_chain(3, 2)
+    model = calibrated_system(CARRIED[which], language)
 
     def grid(count: int) -> Tensor:
         return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
@@ -67,10 +68,10 @@ def test_a_flow_with_noise_has_no_heun_steps() -> None:
 @pytest.mark.parametrize("system", CARRIED, ids=str)
 def test_the_ode_gives_every_sequence_its_probability(system: System) -> None:
     """Not only on average: log q(z | x) - log p(z) - log p(x | z) is -log p(x) at every z, for whoever's posterior."""
-    language = sticky(3, 2)
-    model = model_of(system, language)
+    language = sticky_chain(3, 2)
+    model = calibrated_system(system, language)
     tokens = language.sample(200, generator(3))
-    for believed in (language, alone(3, 2)):
+    for believed in (language, independent_tokens(3, 2)):
         found = ode_nelbo(model, tokens, generator(4), Oracle(model, believed), steps=64, exact=True)
         off = found.total + believed.log_prob(tokens)
         mean, error = mean_and_error(off)
@@ -81,8 +82,8 @@ def test_the_ode_gives_every_sequence_its_probability(system: System) -> None:
 
 @pytest.mark.parametrize("system", CARRIED, ids=str)
 def test_random_signs_tell_the_divergence_without_bias(system: System) -> None:
-    language = sticky(3, 2)
-    model = model_of(system, language)
+    language = sticky_chain(3, 2)
+    model = calibrated_system(system, language)
     tokens = language.sample(1000, generator(3))
     found = ode_nelbo(model, tokens, generator(4), Oracle(model, language), steps=24)
     mean, error = mean_and_error(found.total + language.log_prob(tokens))
@@ -91,21 +92,21 @@ def test_random_signs_tell_the_divergence_without_bias(system: System) -> None:
 
 @pytest.mark.parametrize("system", CARRIED, ids=str)
 def test_the_ode_of_a_random_network_is_not_below_the_entropy(system: System) -> None:
-    language = sticky(3, 2)
-    model = network(system.name, language, seed=5, **system.options)
+    language = sticky_chain(3, 2)
+    model = random_network(system.name, language, seed=5, **system.options)
     tokens = language.sample(150, generator(3))
     mean, error = mean_and_error(ode_nelbo(model, tokens, generator(4), steps=24, exact=True).total)
     assert math.isfinite(mean) and mean > language.entropy() + 3 * error
 
 
 def test_the_ode_of_free_positions_is_that_of_their_law_given_the_known_ones() -> None:
-    language, known = table(2, 3), torch.tensor([False, True, False])
-    model = model_of(CARRIED[0], language)
+    language, known = random_joint(2, 3), torch.tensor([False, True, False])
+    model = calibrated_system(CARRIED[0], language)
     tokens = language.sample(200, generator(3))
     found = ode_nelbo(
         model, tokens, generator(4), Oracle(model, language), steps=48, exact=True, known=known.expand(200, 3)
     )
-    sequences, p = everything(language)
+    sequences, p = enumerate_sequences(language)
     agrees = (sequences[None, :, known] == tokens[:, None][..., known]).all(-1)
     off = found.total + language.log_prob(tokens) - (agrees * p).sum(1).log()
     mean, error = mean_and_error(off)
@@ -166,7 +167,7 @@ def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
 
 @pytest.mark.parametrize("geometry", ["sphere", "flat"])
 def test_it_learns_with_optimal_coupling(geometry: str) -> None:
-    language = sticky(3, 4, stay=0.95)
+    language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     how = {"geometry": geometry, "coupling": "optimal", "posterior_head": False, "input": "state"}
     model = ls.build("fisher-flow", vocab_size=3, length=4, **SMALL, **how)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import CHANCE, SMALL, excess, fits, generator, mean_and_error, skewed, sticky, table
-from test_spherical import sphere_model
+from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
+from toy_languages import generator, random_joint, skewed_chain, sticky_chain
+from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -30,27 +31,27 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("options", [{"start": "mask"}, {"start": "uniform"}, {"total_noise": 0.3}], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_in_turn(options: dict[str, object], order: str) -> None:
-    language = skewed(5, 6)
+    language = skewed_chain(5, 6)
     for name in ("rdlm", "rdlm-heat"):
-        model = sphere_model(name, language, path="in-turn", order=order, **options)
+        model = joint_sphere_model(name, language, path="in-turn", order=order, **options)
         assert model.process.kind == "bound"
-        mean, error = mean_and_error(excess(model, language, n=1000, draws=24))
+        mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=24))
         assert abs(mean) < 3 * error + 1e-5 and error < 0.01 * language.entropy()
 
 
 def test_in_every_order_and_with_known_positions_nothing_is_left_out() -> None:
     """As many draws as positions leave one number of turns to each: for a known order no chance is left at all."""
-    language, known = table(2, 4), torch.tensor([False, True, False, False])
-    model = sphere_model("rdlm-heat", language, path="in-turn", order="left-to-right")
-    assert float(excess(model, language, n=200, draws=4).abs().max()) < 1e-4
-    assert float(excess(model, language, n=200, draws=3, known=known).abs().max()) < 1e-4
+    language, known = random_joint(2, 4), torch.tensor([False, True, False, False])
+    model = joint_sphere_model("rdlm-heat", language, path="in-turn", order="left-to-right")
+    assert float(bound_excess(model, language, n=200, draws=4).abs().max()) < 1e-4
+    assert float(bound_excess(model, language, n=200, draws=3, known=known).abs().max()) < 1e-4
 
 
 def test_no_network_comes_below_the_entropy() -> None:
-    language = sticky(3, 8)
-    model = sphere_model("rdlm", language, path="in-turn")
+    language = sticky_chain(3, 8)
+    model = joint_sphere_model("rdlm", language, path="in-turn")
     uniform = Oracle(model, ls.languages.independent(torch.full((3,), 1 / 3), 8))
-    mean, error = mean_and_error(excess(model, language, n=1000, draws=8, denoiser=uniform))
+    mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=8, denoiser=uniform))
     assert mean > 10 * error
 
 
@@ -63,8 +64,8 @@ def test_a_lone_traveller_pays_what_the_closed_form_says() -> None:
     believed = ls.languages.independent(torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), 1)
     figures = {}
     for path in ("together", "in-turn"):
-        model = sphere_model("rdlm-heat", truth, path=path)
-        found = excess(model, truth, n=4000, draws=64, denoiser=Oracle(model, believed))
+        model = joint_sphere_model("rdlm-heat", truth, path=path)
+        found = bound_excess(model, truth, n=4000, draws=64, denoiser=Oracle(model, believed))
         figures[path] = mean_and_error(found)
     (moved, error), (closed, _) = figures["together"], figures["in-turn"]
     assert closed > 0.5 and error < 0.02
@@ -73,20 +74,20 @@ def test_a_lone_traveller_pays_what_the_closed_form_says() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_samples_of_an_oracle_are_the_language(order: str) -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language, path="in-turn", order=order)
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language, path="in-turn", order=order)
     drawn = ls.sample(model, n=4000, steps=4, rng=generator(5), denoiser=Oracle(model, language))
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("name", ["random", "entropy"])
 def test_whose_turn_it_is_may_be_decided_on_the_way(name: str) -> None:
     """One position at a time is exact in any order that does not look at what was drawn, as with masks."""
-    language = table()
-    model = sphere_model("rdlm-heat", language, path="in-turn")
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language, path="in-turn")
     way = ls.sampler(name, model)
     drawn = ls.sample(model, n=4000, steps=4, rng=generator(5), denoiser=Oracle(model, language), sampler=way)
-    assert fits(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > CHANCE
+    assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("name", [one.name for one in LISTINGS if one.fits == HIDDEN])
@@ -110,8 +111,8 @@ def test_positions_that_take_no_turns_are_in_no_order(system: str, options: dict
 
 
 def test_infilling_reproduces_what_is_likely_given_the_known() -> None:
-    language = table()
-    model = sphere_model("rdlm-heat", language, path="in-turn")
+    language = random_joint()
+    model = joint_sphere_model("rdlm-heat", language, path="in-turn")
     known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
     drawn = ls.sample(
         model, n=3000, steps=2, rng=generator(6), denoiser=Oracle(model, language), known=known, tokens=tokens
@@ -119,7 +120,7 @@ def test_infilling_reproduces_what_is_likely_given_the_known() -> None:
     assert (drawn[:, 0] == 1).all() and (drawn[:, 3] == 0).all()
     given = language.p.view(2, 2, 2, 2)[1, :, :, 0].flatten()
     seen = torch.bincount(drawn[:, 1] * 2 + drawn[:, 2], minlength=4)
-    assert fits(seen, given / given.sum() * 3000) > CHANCE
+    assert chi_square_p_value(seen, given / given.sum() * 3000) > MIN_P_VALUE
 
 
 def test_digits_of_a_token_take_their_turn_together() -> None:
@@ -145,9 +146,9 @@ def test_steps_share_out_the_turns_evenly() -> None:
 
 def test_positions_may_still_move_together() -> None:
     """A model that is asked in turn by default walks the bridges of all positions when a mover is named."""
-    language = sticky(3, 4)
-    in_turn = sphere_model("rdlm-heat", language, path="in-turn")
-    together = sphere_model("rdlm-heat", language, path="together")
+    language = sticky_chain(3, 4)
+    in_turn = joint_sphere_model("rdlm-heat", language, path="in-turn")
+    together = joint_sphere_model("rdlm-heat", language, path="together")
     settings = {"n": 16, "steps": 8, "stepper": Moved(MOVES["bridge"])}
     texts = [ls.sample(m, rng=generator(3), denoiser=Oracle(m, language), **settings) for m in (in_turn, together)]
     assert torch.equal(*texts)
@@ -156,7 +157,7 @@ def test_positions_may_still_move_together() -> None:
 
 def test_a_network_taught_both_ways_learns_both() -> None:
     torch.manual_seed(0)
-    language = sticky(3, 6)
+    language = sticky_chain(3, 6)
     model = ls.build("rdlm-heat", vocab_size=3, length=6, path="in-turn", **SMALL)
     batches = (language.sample(64, generator(step)) for step in range(150))
     for _ in ls.fit(model, batches, steps=150, optim=ls.OptimizerConfig(lr=3e-3, warmup=10)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import logosphere as ls
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated
 
 
@@ -16,7 +16,7 @@ from logosphere.runs.loop import Event, Saved, StepTaken, Validated
 def config(prose: Path) -> ls.TrainConfig:
     return ls.TrainConfig(
         system="mdlm", data=str(prose), length=16, batch=4, steps=6, validations=2, validation_sequences=8,
-        device="cpu", precision="float32", network=Network(width=16, depth=1, heads=2),
+        device="cpu", precision="float32", network=NetworkConfig(width=16, depth=1, heads=2),
     )  # fmt: skip
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny import inject
+from tiny_encoder import use_tiny_encoder
 from torch import Tensor, nn
 
 import logosphere as ls
-from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser
 
 SIZES = (2, 3, 230, 256, 2048, 50_257)
 SMALL = {"width": 16, "depth": 1, "heads": 2}
@@ -37,7 +37,7 @@ def watch_networks(model: ls.Model) -> list[bool]:
 def test_training_bounds_and_samples_are_finite(
     name: str, preset: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inject(monkeypatch, size)  # in place of pretrained encoders, which are an extra
+    use_tiny_encoder(monkeypatch, size)  # in place of pretrained encoders, which are an extra
     torch.manual_seed(0)
     try:
         model = ls.build(name, vocab_size=size, length=8, preset=preset, **SMALL)

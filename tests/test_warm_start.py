@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from teams import in_team
-from test_cli import SMALL, cache, workplace  # noqa: F401
-from test_cli import train as trained
-from test_cli_mistakes import sentence
-from test_pretrained import PACK
-from test_runs import RECIPE, after, bits, carried_out, corpus, timeless  # noqa: F401
+from cli_helpers import EXPORT_OPTIONS, SMALL, error_line
+from cli_helpers import train as trained
+from distributed_helpers import run_in_processes
+from run_helpers import complete_run, metrics_without_times, stop_after, tensor_bytes
+from tiny_run import RECIPE
 
 from logosphere import pretrained
 from logosphere.cli import main
@@ -24,10 +23,12 @@ from logosphere.runs.run import Run
 from logosphere.runs.training_record import sum_records
 from logosphere.training.optimizer import OptimizerConfig
 
+pytestmark = pytest.mark.usefixtures("workplace")
+
 
 @pytest.fixture
-def parent(corpus: Corpus, tmp_path: Path) -> Run:  # noqa: F811
-    return carried_out(RECIPE, corpus, tmp_path / "parent")[0]
+def parent(corpus: Corpus, tmp_path: Path) -> Run:
+    return complete_run(RECIPE, corpus, tmp_path / "parent")[0]
 
 
 def child_of(parent: Run):
@@ -36,34 +37,34 @@ def child_of(parent: Run):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "ar", "ld4lg"])
-def test_before_its_first_step_it_measures_what_its_parent_does(system: str, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+def test_before_its_first_step_it_measures_what_its_parent_does(system: str, corpus: Corpus, tmp_path: Path) -> None:
     """Learned clocks and autoencoders included."""
     recipe = replace(RECIPE, system=system)
-    run, events = carried_out(recipe, corpus, tmp_path / "parent")
+    run, events = complete_run(recipe, corpus, tmp_path / "parent")
     last = [event.report for event in events if isinstance(event, Validated)][-1]
     child = create_run(replace(recipe, begin=str(run.path)), corpus, tmp_path / "child")
     first = next(run_training(child, corpus))
     assert isinstance(first, Validated) and first.step == 0 and first.report.nats == last.nats
     assert child.metrics()[0]["val/bpc"] == last.bits
-    assert bits(child.path / "best.safetensors") == bits(run.path / "ema.safetensors")
+    assert tensor_bytes(child.path / "best.safetensors") == tensor_bytes(run.path / "ema.safetensors")
 
 
-def test_a_resumed_child_is_the_same_to_the_last_bit(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+def test_a_resumed_child_is_the_same_to_the_last_bit(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     """Also when its parent trains on meanwhile, and when it was killed before it had saved anything."""
-    straight, _ = carried_out(child_of(parent), corpus, tmp_path / "straight")
+    straight, _ = complete_run(child_of(parent), corpus, tmp_path / "straight")
     broken = create_run(child_of(parent), corpus, tmp_path / "broken")
     list(zip(range(3), run_training(broken, corpus), strict=False))  # a validation and two steps, never saved
     (parent.path / "ema.safetensors").unlink()
     for steps in (0, 5, 99):
-        list(run_training(Run(broken.path), corpus, after(steps)))
-    assert timeless(broken) == timeless(straight) and len(straight.metrics()) == 1 + 12 + 3
+        list(run_training(Run(broken.path), corpus, stop_after(steps)))
+    assert metrics_without_times(broken) == metrics_without_times(straight) and len(straight.metrics()) == 1 + 12 + 3
     for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
-        assert bits(broken.path / name) == bits(straight.path / name)
+        assert tensor_bytes(broken.path / name) == tensor_bytes(straight.path / name)
 
 
 @pytest.mark.slow
-def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
-    alone, _ = carried_out(child_of(parent), corpus, tmp_path / "alone")
+def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+    alone, _ = complete_run(child_of(parent), corpus, tmp_path / "alone")
     for shard in (False, True):
         path = tmp_path / f"team-{shard}"
         create_run(replace(child_of(parent), shard=shard), corpus, path)
@@ -71,18 +72,18 @@ def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path:
         def work(group: ProcessGroup, path: Path = path) -> int:
             return len(list(run_training(Run(path), corpus, group=group)))
 
-        assert in_team(2, work, tmp_path / f"meeting-{shard}") == [1 + 12 + 3 + 3] * 2
+        assert run_in_processes(2, work, tmp_path / f"meeting-{shard}") == [1 + 12 + 3 + 3] * 2
         for key in ("train/loss", "val/bpc"):
             curves = [[line[key] for line in run.metrics() if key in line] for run in (Run(path), alone)]
             assert curves[0] == pytest.approx(curves[1], rel=1e-4), key
 
 
-def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
-    child, _ = carried_out(child_of(parent), corpus, tmp_path / "child")
+def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+    child, _ = complete_run(child_of(parent), corpus, tmp_path / "child")
     other = tmp_path / "other.txt"
     other.write_text("the dog sat on the cat and the mat sat on the log\n" * 40)
     again = replace(child_of(child), steps=5, data=str(other))
-    grandchild, _ = carried_out(again, open_corpus(str(other), parent.tokenizer), tmp_path / "grandchild")
+    grandchild, _ = complete_run(again, open_corpus(str(other), parent.tokenizer), tmp_path / "grandchild")
     own = [run.trainings[-1] for run in (parent, child, grandchild)]
     assert grandchild.trainings == tuple(own) and parent.trainings == (own[0],)
     assert [one.steps for one in own] == [12, 12, 5] and [one.tokens for one in own] == [384, 384, 160]
@@ -94,7 +95,7 @@ def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: 
     )
 
 
-def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     recipe = child_of(parent)
     other = tmp_path / "other.txt"
     other.write_text("the ket sat on the met and the dog sat on the log\n" * 40)
@@ -113,7 +114,7 @@ def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Cor
     initial_model(create_run(dropout, corpus, tmp_path / "child"), corpus)
 
 
-def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tmp_path: Path) -> None:  # noqa: F811
+def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     weights, recipe = parent.path / "ema.safetensors", child_of(parent)
     whole = weights.read_bytes()
     weights.unlink()
@@ -132,13 +133,13 @@ def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tm
 
 
 def test_the_command_takes_everything_else_from_the_parent(
-    workplace: Path,  # noqa: F811
+    workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(pretrained, "__file__", str(workplace / "shelf" / "__init__.py"))
     assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
-    assert main(["export", "parent", "--out", "shelf/small", *PACK]) == 0
+    assert main(["export", "parent", "--out", "shelf/small", *EXPORT_OPTIONS]) == 0
     assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0
     ours, theirs = Run("child"), Run("parent")
     expected = replace(
@@ -146,12 +147,12 @@ def test_the_command_takes_everything_else_from_the_parent(
     )
     assert ours.config == expected and ours.config.optim.lr == 1e-4
     assert json.loads(Path("child/recipe.json").read_text())["begun"]["with"] == "box:small"
-    assert main(["export", "child", "--out", "shelf/larger", *PACK]) == 0
+    assert main(["export", "child", "--out", "shelf/larger", *EXPORT_OPTIONS]) == 0
     card = Path("shelf/larger/card.md").read_text()
     assert "tokens seen | 384, in 6 steps, over 2 trainings" in card and "CPU hours, over 2 trainings" in card
     assert "began with | box:small" in card and "which had seen 256 tokens" in card
     assert Run("box:larger").trainings == ours.trainings and len(ours.trainings) == 2
     capsys.readouterr()
-    assert "mdlm here" in sentence(capsys, ["train", "--begin", "box:small", "--system", "mdlm", "--out", "other"])
-    assert "'small'" in sentence(capsys, ["train", "--begin", "box:smal", "--out", "other"])
-    assert "system" in sentence(capsys, ["train", "demo", "--begin", "box:small", "--out", "other", *SMALL])
+    assert "mdlm here" in error_line(capsys, ["train", "--begin", "box:small", "--system", "mdlm", "--out", "other"])
+    assert "'small'" in error_line(capsys, ["train", "--begin", "box:smal", "--out", "other"])
+    assert "system" in error_line(capsys, ["train", "demo", "--begin", "box:small", "--out", "other", *SMALL])

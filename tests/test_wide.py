@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import SMALL, generator
+from toy_languages import generator
+from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.errors import UserError

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from laws import generator, network, skewed
 from torch import Tensor
+from toy_languages import generator, skewed_chain
+from toy_models import random_network
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter, PosteriorHead
 
-LANGUAGE = skewed(5, 6)
+LANGUAGE = skewed_chain(5, 6)
 
 
 class Spoken(Denoiser):
@@ -115,7 +116,7 @@ def test_counting_counts_sequences() -> None:
 
 @pytest.mark.parametrize("wrap", [LogitsFilter, CachedDenoiser, lambda inner: CountedDenoiser(inner, NFECounter())])
 def test_a_wrapper_that_does_nothing_changes_nothing(wrap) -> None:
-    inner = network("mdlm", LANGUAGE).denoiser.requires_grad_(False)
+    inner = random_network("mdlm", LANGUAGE).denoiser.requires_grad_(False)
     z = torch.randint(6, (4, 6), generator=generator(1))
     where = torch.rand(4, 6, generator=generator(2)) < 0.5
     torch.testing.assert_close(ask(wrap(inner), z, where), ask(inner, z, where))
@@ -124,7 +125,7 @@ def test_a_wrapper_that_does_nothing_changes_nothing(wrap) -> None:
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform"])
 def test_informed_networks_are_told_what_the_state_says(name: str) -> None:
-    model = network(name, LANGUAGE).requires_grad_(False)
+    model = random_network(name, LANGUAGE).requires_grad_(False)
     informed = model.denoiser
     assert isinstance(informed, PosteriorHead)
     z = LANGUAGE.sample(4, generator(3))

@@ -21,7 +21,7 @@ import logosphere as ls
 from logosphere.errors import UserError
 
 VOCABULARY, LENGTH, BATCH, STEPS, DRAWS, SAMPLES = 11, 16, 8, 5, 4, 8
-SIZE = {"width": 32, "depth": 2, "heads": 2}
+SIZE: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2}
 AGREEMENT = 0.95
 """Fraction of sampled tokens that must agree where numbers differ by rounding, which may change single draws."""
 

@@ -31,7 +31,7 @@ class Standard(nn.Module):
         deviation = (self.square - self.mean.square()).clamp_min(1e-6).sqrt()
         return (x - self.mean.to(x.dtype)) / deviation.to(x.dtype)
 
-    def know(self, mean: Float[Tensor, "d"], deviation: Float[Tensor, "d"]) -> None:
+    def know(self, mean: Float[Tensor, " d"], deviation: Float[Tensor, " d"]) -> None:
         """Take statistics that are known already, the same at every place."""
         self.mean.copy_(mean.double().expand_as(self.mean))
         self.square.copy_(deviation.double().square() + self.mean.square())

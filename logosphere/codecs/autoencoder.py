@@ -19,7 +19,7 @@ class Lesson(NamedTuple):
     """Its latents, with their gradient."""
     nats: Float[Tensor, "B L"]
     """-log p(x_i | latents) of each token."""
-    extra: Float[Tensor, "B"]
+    extra: Float[Tensor, " B"]
     """What else is to be minimised, on the scale of nats per sequence."""
 
 

@@ -60,7 +60,7 @@ class DigitCodec(Codec):
         invalid = token >= self.vocab_size
         return token.masked_scatter(invalid, self._nearest(x[invalid])) if bool(invalid.any()) else token
 
-    def _nearest(self, x: Float[Tensor, "N m b"]) -> Int64[Tensor, "N"]:
+    def _nearest(self, x: Float[Tensor, "N m b"]) -> Int64[Tensor, " N"]:
         """The token whose digits have the largest sum of coordinates.
 
         It is V - 1, or agrees with it before some place, is smaller there, and has the largest coordinates after it.

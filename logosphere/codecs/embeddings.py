@@ -73,7 +73,7 @@ class Embeddings(Codec):
         """z·e_k, in float32 whatever the precision of networks: tokens are told apart by small differences."""
         return self.compared(z)[0]
 
-    def compared(self, z: State) -> tuple[Float[Tensor, "... V"], Float[Tensor, "V"]]:
+    def compared(self, z: State) -> tuple[Float[Tensor, "... V"], Float[Tensor, " V"]]:
         """z·e_k, and |e_k|². Large tables are made once where that leaves the order of gradients' sums alone."""
         table = self.table()
         with torch.autocast(z.device.type, enabled=False):

@@ -74,14 +74,14 @@ class BatchSampler(ABC):
         return _make_batch(tokens, ids, place, self.batch)
 
     @abstractmethod
-    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+    def starts(self, ids: Int64[Tensor, " b"], place: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         """The first position of each sample's piece."""
 
 
 class Crops(BatchSampler):
     """Random positions, with replacement."""
 
-    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+    def starts(self, ids: Int64[Tensor, " b"], place: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         return (u[:, 0] * (len(self.tokens) - self.length + 1)).long()
 
@@ -89,7 +89,7 @@ class Crops(BatchSampler):
 class Epochs(BatchSampler):
     """Windows that do not overlap, each once per epoch, shuffled anew in every epoch."""
 
-    def starts(self, ids: Int64[Tensor, "b"], place: Int64[Tensor, "b"]) -> Int64[Tensor, "b"]:
+    def starts(self, ids: Int64[Tensor, " b"], place: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         available = len(self.tokens) // self.length
         epochs, places = ids // available, ids % available
         window = torch.empty_like(places)
@@ -115,7 +115,7 @@ class Permutation:
         if not 1 <= self.size < 1 << 60:
             raise UserError(f"A permutation needs 1 to 2^60 - 1 elements to shuffle, not {self.size}.")
 
-    def __call__(self, places: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
+    def __call__(self, places: Int64[Tensor, " N"]) -> Int64[Tensor, " N"]:
         """The element at each place of the permutation."""
         half = max(1, ((self.size - 1).bit_length() + 1) // 2)
         elements = self._permute(places, half)
@@ -123,7 +123,7 @@ class Permutation:
             elements = torch.where(outside, self._permute(elements, half), elements)
         return elements
 
-    def _permute(self, values: Int64[Tensor, "N"], half: int) -> Int64[Tensor, "N"]:
+    def _permute(self, values: Int64[Tensor, " N"], half: int) -> Int64[Tensor, " N"]:
         mask = (1 << half) - 1
         left, right = values >> half, values & mask
         for turn in range(ROUNDS):

@@ -32,7 +32,7 @@ class Language(ABC):
         """H(X) of a whole sequence, in nats."""
 
     @abstractmethod
-    def log_prob(self, tokens: Tokens) -> Float[Tensor, "B"]:
+    def log_prob(self, tokens: Tokens) -> Float[Tensor, " B"]:
         """log p(x), in nats, float64."""
 
     @abstractmethod

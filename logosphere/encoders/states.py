@@ -64,7 +64,7 @@ class States:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def look_up(self, tokens: Int64[Tensor, "B L"]) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B"]]:
+    def look_up(self, tokens: Int64[Tensor, "B L"]) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, " B"]]:
         """The states of rows, and which rows were found; those of the others are zero."""
         rows = tokens.cpu().numpy()
         place = np.searchsorted(self._keys, _keys(rows)).clip(max=len(self._keys) - 1)

@@ -17,14 +17,14 @@ from logosphere.types import Batch, Kind, Predict
 class Estimate:
     """Bounds of N sequences, in nats and float64."""
 
-    recon: Float[Tensor, "N"]
-    diffusion: Float[Tensor, "N"]
-    prior: Float[Tensor, "N"]
-    count: Int64[Tensor, "N"]
+    recon: Float[Tensor, " N"]
+    diffusion: Float[Tensor, " N"]
+    prior: Float[Tensor, " N"]
+    count: Int64[Tensor, " N"]
     kind: Kind
 
     @property
-    def total(self) -> Float[Tensor, "N"]:
+    def total(self) -> Float[Tensor, " N"]:
         return self.recon + self.diffusion + self.prior
 
     def per_token(self) -> tuple[float, float]:
@@ -36,7 +36,7 @@ class Estimate:
         return ratio_with_error(self.total, self.count)
 
 
-def ratio_with_error(values: Float[Tensor, "N"], count: Tensor) -> tuple[float, float]:
+def ratio_with_error(values: Float[Tensor, " N"], count: Tensor) -> tuple[float, float]:
     """Σ values / Σ count and its standard error."""
     mean = float(values.sum() / count.sum())
     n = len(values)

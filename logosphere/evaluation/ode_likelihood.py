@@ -30,7 +30,7 @@ from logosphere.processes.flow import Carried, Flow, Transport
 from logosphere.shapes import Float
 from logosphere.types import Batch, Bound, Positions, Predict, State, Tokens
 
-Velocity = Callable[[State, float], tuple[State, Float[Tensor, "B"]]]
+Velocity = Callable[[State, float], tuple[State, Float[Tensor, " B"]]]
 """(z, s) -> v and its divergence."""
 
 
@@ -89,7 +89,7 @@ def ode_nelbo(
     finally:
         model.train(training)
 
-    def per_sequence(values: Float[Tensor, "N"]) -> Float[Tensor, "B"]:
+    def per_sequence(values: Float[Tensor, " N"]) -> Float[Tensor, " B"]:
         return torch.zeros(free.shape, dtype=torch.float64).to(values).masked_scatter(free, values).sum(1)
 
     density = path.log_end(u[free].double(), z[free].double()) - path.log_start(start[free].double())
@@ -109,7 +109,7 @@ def _make_velocity(
 ) -> Velocity:
     """v and div v over all free positions; known positions have v = 0."""
 
-    def velocity(z: State, s: float) -> tuple[State, Float[Tensor, "B"]]:
+    def velocity(z: State, s: float) -> tuple[State, Float[Tensor, " B"]]:
         progress = torch.full(free.shape, s, device=u.device)
         t = torch.where(free, process.time(progress), 0.0)
         with torch.enable_grad():
@@ -124,7 +124,7 @@ def _make_velocity(
     return velocity
 
 
-def _divergence(v: State, z: State, noise: Noise | None) -> Float[Tensor, "B"]:
+def _divergence(v: State, z: State, noise: Noise | None) -> Float[Tensor, " B"]:
     if noise is not None:
         signs = (noise.uniform(*z.shape) < 0.5).to(z.dtype) * 2 - 1
         (product,) = torch.autograd.grad((v * signs).sum(), z)
@@ -138,7 +138,7 @@ def _divergence(v: State, z: State, noise: Noise | None) -> Float[Tensor, "B"]:
 
 def _integrate_backward(
     velocity: Velocity, path: Carried, z: State, free: Positions, steps: int
-) -> tuple[State, Float[Tensor, "B"]]:
+) -> tuple[State, Float[Tensor, " B"]]:
     """The starting point of the path to z, and ∫ div v ds, by Heun's method from s = 1 to 0."""
     total = torch.zeros(len(z), dtype=torch.float64, device=z.device)
     h = 1 / steps

@@ -17,7 +17,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import ratio_with_error
 from logosphere.shapes import Float, Int64
 
-ActivityModel = Callable[[Int64[Tensor, "N L"]], Float[Tensor, "N"]]
+ActivityModel = Callable[[Int64[Tensor, "N L"]], Float[Tensor, " N"]]
 
 ACTIVE_MARK = "H3K4me3"
 """The mark of active promoters; Sei's tracks of it are averaged (Avdeyev et al. 2023, DDSM, section 4.3)."""
@@ -66,7 +66,7 @@ class Sei:
             raise UserError(f"{names} names no track of {ACTIVE_MARK}; it should be Sei's list, one track a line.")
 
     @torch.no_grad()
-    def __call__(self, bases: Int64[Tensor, "N L"]) -> Float[Tensor, "N"]:
+    def __call__(self, bases: Int64[Tensor, "N L"]) -> Float[Tensor, " N"]:
         padding = WINDOW - bases.shape[1]
         if padding < 0:
             raise UserError(f"Sei reads {WINDOW} bases, not {bases.shape[1]}.")

@@ -78,7 +78,7 @@ class Report:
     def save(self, path: str | Path) -> None:
         write_json(Path(path), plain(asdict(self)))
 
-    def per_unit(self, nats: Float[Tensor, "N"]) -> tuple[float, float]:
+    def per_unit(self, nats: Float[Tensor, " N"]) -> tuple[float, float]:
         """Nats of each sequence as bits per unit of text over all of them, ± one standard error."""
         counts = torch.tensor(self.counts)
         scale = (

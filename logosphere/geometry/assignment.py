@@ -8,7 +8,7 @@ from logosphere.errors import UserError
 from logosphere.shapes import Float, Int64
 
 
-def assigned(cost: Float[Tensor, "n m"]) -> Int64[Tensor, "n"]:
+def assigned(cost: Float[Tensor, "n m"]) -> Int64[Tensor, " n"]:
     """The columns of rows 0 … n-1 for which Σ cost[row, column] is smallest.
 
     Shortest augmenting paths (Jonker and Volgenant 1987): rows are added one by one, each by the cheapest chain of

@@ -84,7 +84,7 @@ class Law:
     both, so that the pairs (a, b) are all there is to know. They are kept as P equally likely pairs for each time.
     """
 
-    times: Float[Tensor, "N"]
+    times: Float[Tensor, " N"]
     a: Float[Tensor, "N P"]
     b: Float[Tensor, "N P"]
 

@@ -37,7 +37,7 @@ SMALLEST = 1e-4
 class HeatKernel:
     """log p_τ and its derivative by the cosine, tabulated over times and cosines; linear in between."""
 
-    times: Float[Tensor, "T"]
+    times: Float[Tensor, " T"]
     """Logarithms of τ, evenly spaced."""
     log_density: Float[Tensor, "T G"]
     """Over cosines evenly spaced from -1 to 1, without the constant n/2 log 2πτ."""
@@ -96,7 +96,7 @@ def heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosine
     return HeatKernel(wanted, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
 
 
-def _harmonics(n: int, cosine: Float[Tensor, "G"], tau: Float[Tensor, "T"]) -> Float[Tensor, "T G"]:
+def _harmonics(n: int, cosine: Float[Tensor, " G"], tau: Float[Tensor, " T"]) -> Float[Tensor, "T G"]:
     """log p_τ(θ) + n/2 · log 2πτ by zonal harmonics, for large times in few dimensions:
 
     p_τ(θ) = 1/ω_n Σ_l (2l + n - 1)/(n - 1) · C_l(cos θ) exp(-l (l + n - 1) τ/2), C_l the Gegenbauer polynomials of

@@ -60,7 +60,7 @@ def bridge_laws(
 
 
 def laws_at(
-    bridge: Bridge, d: int, start_cosines: Sequence[float], times: Float[Tensor, "N"], particles: int = PARTICLES
+    bridge: Bridge, d: int, start_cosines: Sequence[float], times: Float[Tensor, " N"], particles: int = PARTICLES
 ) -> list[Law]:
     """The laws of bridges at these times, from disk or made now."""
     digest = hashlib.sha256(times.double().numpy().tobytes()).hexdigest()

@@ -29,7 +29,7 @@ def mean_cosine(rho: Float[Tensor, "..."], n: int, *, published: bool = False) -
     return total * torch.exp(-2 * x if published else -x)
 
 
-def matching_rho(mean: Float[Tensor, "N"], n: int, *, published: bool = False) -> Float[Tensor, "N"]:
+def matching_rho(mean: Float[Tensor, " N"], n: int, *, published: bool = False) -> Float[Tensor, " N"]:
     """The ρ whose mean cosine is this, by bisection up to ρ√n = π/2, near which the mean cosine vanishes."""
     low = torch.zeros_like(mean, dtype=torch.float64)
     high = torch.full_like(low, math.pi / 2 / math.sqrt(n))

@@ -96,7 +96,7 @@ def shares(v: Float[Tensor, "... J"], rest: Float[Tensor, "... J"]) -> Shares:
 def jacobi(
     v: Float[Tensor, "... J"],
     rest: Float[Tensor, "... J"],
-    others: Float[Tensor, "J"],
+    others: Float[Tensor, " J"],
     variance: Float[Tensor, "... J"],
     noise: Noise,
 ) -> tuple[Float[Tensor, "... J"], Float[Tensor, "... J"]]:

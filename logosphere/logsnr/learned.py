@@ -57,7 +57,7 @@ class Monotone(LogSNR):
                 low, high = torch.where(above, low, middle), torch.where(above, middle, high)
             return (low + high) / 2
 
-    def calm(self, t: Float[Tensor, "B"], nats: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+    def calm(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """A loss whose gradient is that of E[nats²], times spread evenly (Plaid's, integrated by parts).
 
         With f(λ) the nats per unit of λ, E[nats²] = ∫ f² |λ'|² dt = ∫ f² |λ'| dλ. At a fixed λ the variation of |λ'| is

@@ -38,7 +38,7 @@ class LogSNR(nn.Module, ABC):
         """The own time at which the schedule that this one is a part of has the time t; t itself for a whole one."""
         return t
 
-    def calm(self, t: Float[Tensor, "B"], nats: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+    def calm(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """A loss by which the shape of a learned schedule makes the bound's estimate less noisy; 0 if it is fixed."""
         return torch.zeros_like(nats)
 

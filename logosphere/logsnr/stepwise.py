@@ -19,7 +19,7 @@ class Stepwise(LogSNR):
 
     table: Tensor
 
-    def __init__(self, betas: Float[Tensor, "T"]):
+    def __init__(self, betas: Float[Tensor, " T"]):
         super().__init__()
         kept = torch.log1p(-betas.double()).cumsum(0)
         self.register_buffer("table", kept - torch.log(-torch.expm1(kept)), persistent=False)

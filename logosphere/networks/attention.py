@@ -31,7 +31,7 @@ def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Fl
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
     """Return the frequency of each rotation plane, base^(-i/n) with i counted within its axis, and its axis."""
     planes = torch.arange(head_width // 2)
     count = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes of the same axis

@@ -209,9 +209,9 @@ class Backbone(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B M D"],
-        t: Float[Tensor, "B #M"] | None = None,
+        t: Float[Tensor, " B #M"] | None = None,
         *,
-        positions: Int64[Tensor, "M"] | None = None,
+        positions: Int64[Tensor, " M"] | None = None,
         mask: Bool[Tensor, "M N"] | None = None,
         causal: bool = False,
         caches: list[KVCache] | None = None,

@@ -49,7 +49,7 @@ class Denoiser(nn.Module, ABC):
             "This model was built without conditions; build it with labels=…, source=… or signal=… to use one."
         )
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> "Denoiser":
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> "Denoiser":
         """Return this denoiser for some sequences of its batch; by default it does not depend on the batch."""
         return self
 
@@ -81,7 +81,7 @@ class Wrapper(Denoiser, ABC):
     def with_condition(self, condition: Condition) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_condition(condition))
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return self._rewrap_in_mode(self.inner.select_rows(kept))
 
     def self_conditioning_period(self) -> int:

@@ -168,7 +168,7 @@ class WithCondition(Denoiser):
         with torch.no_grad():  # the condition is encoded once for a whole run
             return self.network.open_session(self._encode())
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return WithCondition(self.network, self.condition.each(lambda field: field[kept]))
 
 

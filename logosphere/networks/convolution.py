@@ -66,7 +66,7 @@ class ConvolutionBackbone(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B M D"],
-        t: Float[Tensor, "B #M"] | None = None,
+        t: Float[Tensor, " B #M"] | None = None,
         *,
         memory: ConditionTokens | None = None,
     ) -> Float[Tensor, "B M D"]:

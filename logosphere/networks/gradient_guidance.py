@@ -16,7 +16,7 @@ from logosphere.processes.gaussian import Gaussian
 from logosphere.shapes import Bool, Float
 from logosphere.types import Logits, Positions, State, Times
 
-LogObjective = Callable[[Tensor], Float[Tensor, "B"]]
+LogObjective = Callable[[Tensor], Float[Tensor, " B"]]
 """Token probabilities [B, M, V], or clean states [B, M, d] -> log c [B]."""
 
 
@@ -24,7 +24,7 @@ LogObjective = Callable[[Tensor], Float[Tensor, "B"]]
 class RowSelectable(Protocol):
     """An objective that differs between the sequences of a batch, and can be restricted to some of them."""
 
-    def part(self, rows: Bool[Tensor, "B"]) -> LogObjective: ...
+    def part(self, rows: Bool[Tensor, " B"]) -> LogObjective: ...
 
 
 class GradientGuided(Wrapper):
@@ -48,7 +48,7 @@ class GradientGuided(Wrapper):
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return GradientGuided(inner, self.judge, self.strength)
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return GradientGuided(self.inner.select_rows(kept), _select(self.judge, kept), self.strength)
 
 
@@ -79,12 +79,12 @@ class GradientGuidedState(Wrapper):
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return GradientGuidedState(inner, self._process[0], self.judge, self.strength)
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         inner, judge = self.inner.select_rows(kept), _select(self.judge, kept)
         return GradientGuidedState(inner, self._process[0], judge, self.strength)
 
 
-def _select(judge: LogObjective, kept: Bool[Tensor, "B"]) -> LogObjective:
+def _select(judge: LogObjective, kept: Bool[Tensor, " B"]) -> LogObjective:
     return judge.part(kept) if isinstance(judge, RowSelectable) else judge
 
 

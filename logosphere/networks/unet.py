@@ -102,7 +102,7 @@ class UNetBackbone(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B M D"],
-        t: Float[Tensor, "B #M"] | None = None,
+        t: Float[Tensor, " B #M"] | None = None,
         *,
         memory: ConditionTokens | None = None,
     ) -> Float[Tensor, "B M D"]:
@@ -115,7 +115,7 @@ class UNetBackbone(nn.Module):
         added = self.spread(_sequence(image)).reshape(h.shape)
         return self.norm(h + added if self.out is None else h + added - self.out * h)
 
-    def _pixel_times(self, c: Float[Tensor, "B #M C"]) -> Float[Tensor, "B C H W"]:
+    def _pixel_times(self, c: Float[Tensor, " B #M C"]) -> Float[Tensor, "B C H W"]:
         """Return time features of each pixel, averaged over its channels; of one pixel if all share a time."""
         if c.shape[1] == 1:
             return c[:, 0, :, None, None]

@@ -22,7 +22,7 @@ CERTAIN = 1e4
 """A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
 
 
-def uniform_grid(steps: int) -> Float[Tensor, "n"]:
+def uniform_grid(steps: int) -> Float[Tensor, " n"]:
     """Equal steps from 1 to 0, both included."""
     return torch.arange(steps, -1, -1) / steps
 
@@ -39,8 +39,8 @@ class Encoded(NamedTuple):
     """Clean states of a batch, and what reading tokens off them costs and adds to the loss, where the codec does it."""
 
     u: State
-    nats: Float[Tensor, "B"]
-    loss: Float[Tensor, "B"]
+    nats: Float[Tensor, " B"]
+    loss: Float[Tensor, " B"]
 
 
 class Process(nn.Module, ABC):
@@ -114,11 +114,11 @@ class Process(nn.Module, ABC):
         """log p(z_s = k | z_t) of the positions of `out`, for every state k, where states can be counted."""
         raise UserError("A step can be guided state by state in discrete diffusion only, such as mdlm or udlm.")
 
-    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"] | None:
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, " B"] | None:
         """log q(z_t | u) of each sequence, where the path learns."""
         return None
 
-    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise) -> Float[Tensor, " B"]:
         """What training minimises besides `loss`, for sequences whose diffusion term came to `nats`: nothing here.
 
         Terms that anchor a codec or shape a schedule belong here.
@@ -151,11 +151,11 @@ class Process(nn.Module, ABC):
         """Parameters of a learned noise schedule, which an optimiser may give a step size of their own."""
         return []
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times from 1 to 0, both included, at which a sampler of so many steps does well: equal steps by default."""
         return uniform_grid(steps)
 
-    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, " S #B M"]:
         """What the clock of each position shows at the rows of a sampler's plan: the same, unless clocks differ."""
         return rows[:, None]
 
@@ -189,7 +189,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     nats, charged = _costs(process, predict, u, Noised(z, t, weight), where)
     last = t[where] <= process.first
 
-    def per_sequence(values: Float[Tensor, "N"]) -> Float[Tensor, "B"]:
+    def per_sequence(values: Float[Tensor, " N"]) -> Float[Tensor, " B"]:
         field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
         return field.masked_scatter(where, values).sum(1)
 
@@ -219,7 +219,7 @@ when they are freed (its largest mmap threshold), while larger ones are always g
 
 def _costs(
     process: Process, predict: Predict, u: State, noised: Noised, where: Positions
-) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """`nats` and `loss` at the wanted positions.
 
     Where there are many tokens the logits are made a few rows at a time, and once more when the gradient is wanted, so

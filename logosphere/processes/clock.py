@@ -29,13 +29,13 @@ MEMORY = 0.95
 """Decay of the measurements, per training step."""
 
 
-def locate(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+def locate(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
     """The step at the quantile w of the law p, and one over its probability."""
     step = torch.searchsorted(running_sum(p, 0), w.contiguous()).clamp_max(len(p) - 1)
     return step, 1 / p[step]
 
 
-def place(p: Float[Tensor, "T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def place(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The same quantile between steps, from 0 to their number."""
     edges = F.pad(running_sum(p, 0), (1, 0))
     right = torch.searchsorted(edges, w.contiguous(), right=True).clamp(1, len(p))
@@ -63,8 +63,8 @@ class Clock(nn.Module):
 
     def __init__(
         self,
-        base: Float[Tensor, "T"],
-        drawn: Float[Tensor, "T"] | None = None,
+        base: Float[Tensor, " T"],
+        drawn: Float[Tensor, " T"] | None = None,
         *,
         warped: bool = False,
         calm: bool = False,
@@ -84,7 +84,7 @@ class Clock(nn.Module):
         self.register_buffer("seen", torch.zeros(bins + 1, dtype=torch.float64))
         self.register_buffer("pending", torch.zeros(4, bins + 1, dtype=torch.float64), persistent=False)
 
-    def probabilities(self, together: int = 1) -> Float[Tensor, "T"]:
+    def probabilities(self, together: int = 1) -> Float[Tensor, " T"]:
         """How likely each step is to be drawn, when so many positions share it."""
         if self.drawn is not None and self.training:
             return self.drawn
@@ -103,7 +103,7 @@ class Clock(nn.Module):
             cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
         return self._shares(cost)
 
-    def _bare(self, doubt: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
+    def _bare(self, doubt: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
         """p ∝ the fall of the cross-entropy within each bin, so that t = F⁻¹(w) with F = cross-entropy / its range."""
         known = self.seen > 0
         doubt = torch.where(known, doubt, doubt[known].mean() if bool(known.any()) else 0.0)
@@ -126,14 +126,14 @@ class Clock(nn.Module):
         last = scatter[-1].sqrt()
         return min(max(float(last / (last + others + 1e-8)), FEWEST), 1 - FEWEST)
 
-    def pace(self) -> Float[Tensor, "T"]:
+    def pace(self) -> Float[Tensor, " T"]:
         """The share of its way that a position with a clock of its own spends at each step: even in nats, or as told.
 
         It shapes the path itself, so it is the same in training, in bounds and in samplers.
         """
         return self._shares(self.measured[1]) if self.drawn is None else self.drawn
 
-    def _shares(self, cost: Float[Tensor, "b"]) -> Float[Tensor, "T"]:
+    def _shares(self, cost: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
         """Steps in proportion to what their bins cost; what was never seen is taken for average."""
         p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
         # A network that knows nothing yet has the same doubt everywhere, and nothing to prefer.
@@ -155,18 +155,18 @@ class Clock(nn.Module):
         step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
         return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
         nats = self.measured[1][self.bin_of][:-1].cpu()
         wanted = torch.arange(steps, dtype=nats.dtype) / steps
         return F.pad(1 - place(nats / nats.sum(), wanted) / self.steps, (0, 1)).float()
 
-    def worth(self, step: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def worth(self, step: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Nats of the bound for each nat of cross-entropy, as measured at this step."""
         _, nats, cross_entropy = self.measured[:, self.bin_of[step]]
         return nats / cross_entropy.clamp_min(1e-9)
 
-    def observe(self, step: Int64[Tensor, "N"], nats: Float[Tensor, "N"], cross_entropy: Float[Tensor, "N"]) -> None:
+    def observe(self, step: Int64[Tensor, " N"], nats: Float[Tensor, " N"], cross_entropy: Float[Tensor, " N"]) -> None:
         """Note what steps cost; it counts from the next `settle` on, however a batch was cut."""
         nats, cross_entropy = nats.detach().double(), cross_entropy.detach().double()
         values = torch.stack([nats.square(), nats, cross_entropy, torch.ones_like(nats)])
@@ -183,7 +183,7 @@ class Clock(nn.Module):
         self.pending.zero_()
 
 
-def even_law(steps: int) -> Float[Tensor, "T"]:
+def even_law(steps: int) -> Float[Tensor, " T"]:
     """Every step alike."""
     return torch.full((steps,), 1 / steps, dtype=torch.float64)
 
@@ -192,7 +192,7 @@ PAPER_FLOOR = 1e-4
 """RDLM's weight outside its window."""
 
 
-def paper_time(schedule: str, s: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+def paper_time(schedule: str, s: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (rates.py)."""
     if schedule == "geometric":
         low, high = FIRST_RATE, LAST_RATE
@@ -204,14 +204,14 @@ def paper_time(schedule: str, s: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
     return torch.lerp(t[right - 1], t[right], share)
 
 
-def paper_law(schedule: str, times: Float[Tensor, "T"]) -> Float[Tensor, "T"]:
+def paper_law(schedule: str, times: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
     """How often each tabulated time is met when RDLM's time is drawn evenly, up to the last of them."""
     middle = (times[1:] + times[:-1]) / 2
     edges = paper_time(schedule, torch.cat([times[:1], middle, times[-1:]]).double())
     return edges.diff() / edges[-1]
 
 
-def window_law(schedule: str, times: Float[Tensor, "T"], left: float, right: float) -> Float[Tensor, "T"]:
+def window_law(schedule: str, times: Float[Tensor, " T"], left: float, right: float) -> Float[Tensor, " T"]:
     """RDLM's importance sampling: weight 1 for left < t < right, 10⁻⁴ elsewhere."""
     t = paper_time(schedule, times.double())
     law = paper_law(schedule, times) * torch.where((t > left) & (t < right), 1.0, PAPER_FLOOR)

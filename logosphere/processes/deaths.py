@@ -11,7 +11,7 @@ from torch import Tensor
 from logosphere.shapes import Float
 
 
-def survivors(times: Float[Tensor, "T"], last: int, theta: float, pace: float = 1.0) -> Float[Tensor, "T n"]:
+def survivors(times: Float[Tensor, " T"], last: int, theta: float, pace: float = 1.0) -> Float[Tensor, "T n"]:
     """d_m(τ) for m = 0 … M: exp(τ A) from M, with time run `pace` times as fast."""
     m = torch.arange(last + 1, dtype=torch.float64)
     rates = pace * m * (m + theta - 1) / 2
@@ -19,7 +19,7 @@ def survivors(times: Float[Tensor, "T"], last: int, theta: float, pace: float = 
     return torch.linalg.matrix_exp(times.double()[:, None, None] * generator)[..., -1].clamp_min(0)
 
 
-def chi_square(lives: Float[Tensor, "... n"], log_c: Float[Tensor, "N"]) -> Float[Tensor, "..."]:
+def chi_square(lives: Float[Tensor, "... n"], log_c: Float[Tensor, " N"]) -> Float[Tensor, "..."]:
     """∫ q²/noise - 1 = Σ_mn d_m d_n c_m c_n / c_(m+n) - 1, without the terms of m = 0 or n = 0, which cancel.
 
     c_m is what turns y^m into a density over the noise; `log_c` goes up to 2M.
@@ -30,7 +30,7 @@ def chi_square(lives: Float[Tensor, "... n"], log_c: Float[Tensor, "N"]) -> Floa
     return torch.einsum("...m,mn,...n->...", lives[..., 1:], ratio, lives[..., 1:])
 
 
-def log_normalisers(count: int, theta: float) -> Float[Tensor, "n"]:
+def log_normalisers(count: int, theta: float) -> Float[Tensor, " n"]:
     """log c_m = log B(1, θ - 1)/B(1 + m, θ - 1) = log Γ(θ + m)/(Γ(1 + m) Γ(θ)) for m = 0 … count."""
     m = torch.arange(count + 1, dtype=torch.float64)
     return torch.lgamma(m + theta) - torch.lgamma(m + 1) - torch.lgamma(torch.tensor(theta, dtype=torch.float64))
@@ -47,7 +47,7 @@ def polynomial(
     return value, slope
 
 
-def even_pace(times: Float[Tensor, "T"], mean: Float[Tensor, "T"], lowest: float, nodes: int) -> Float[Tensor, "n"]:
+def even_pace(times: Float[Tensor, " T"], mean: Float[Tensor, " T"], lowest: float, nodes: int) -> Float[Tensor, " n"]:
     """τ at so many equal steps of the mean number of lives, from `lowest` up to all of them at τ = 0."""
     wanted = torch.linspace(0, 1, nodes + 1, dtype=torch.float64) * (mean[0] - lowest) + lowest
     right = torch.searchsorted(-mean, -wanted).clamp(1, len(times) - 1)
@@ -63,7 +63,7 @@ def between(table: Float[Tensor, "n ..."], s: Float[Tensor, "..."]) -> Float[Ten
     return torch.lerp(table[low], table[low + 1], share)
 
 
-def steepness(times: Float[Tensor, "n"], s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def steepness(times: Float[Tensor, " n"], s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """-dτ/ds."""
     low = (s * (len(times) - 1)).long().clamp(0, len(times) - 2)
     return (times[low] - times[low + 1]) * (len(times) - 1)

@@ -123,7 +123,7 @@ class DirichletPath(Path):
         weights = (self.last - 1) * out.softmax(-1) * self.speed(z, s)
         return weights - weights.sum(-1, keepdim=True) * z
 
-    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def paced(self, share: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         return share
 
     def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
@@ -147,7 +147,7 @@ class DirichletPath(Path):
         return m * (z * u).sum(-1).clamp_min(simplex.TINY).log() + scale
 
 
-def speeds(choices: int, alphas: Float[Tensor, "A"]) -> Float[Tensor, "A X"]:
+def speeds(choices: int, alphas: Float[Tensor, " A"]) -> Float[Tensor, "A X"]:
     """C(y, α) / y at log y from -20 to 0, to a relative error below 1e-6.
 
     With m = E log x, -∂_α I · B(α, b) is ∫_0^y (m - log x) x^(α-1) (1 - x)^(b-1) dx, and the whole integral is 0. So it
@@ -188,7 +188,7 @@ def _from_above(edges: Tensor, alpha: Tensor, mean: Tensor, b: int) -> Float[Ten
     return found
 
 
-def gauss_jacobi(b: int, points: int) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+def gauss_jacobi(b: int, points: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Nodes and weights for ∫_0^1 f(r) b (1 - r)^(b-1) dr (Golub and Welsch 1969).
 
     Weights are one over Σ p_k² of the orthonormal polynomials p_k: small ones then keep their digits.
@@ -209,7 +209,7 @@ def gauss_jacobi(b: int, points: int) -> tuple[Float[Tensor, "n"], Float[Tensor,
     return nodes, 1 / total
 
 
-def mean_speeds(choices: int, alphas: Float[Tensor, "A"], table: Float[Tensor, "A X"]) -> Float[Tensor, "A"]:
+def mean_speeds(choices: int, alphas: Float[Tensor, " A"], table: Float[Tensor, "A X"]) -> Float[Tensor, " A"]:
     """E[C(y, α)] for y ~ Beta(α, K - 1), the share of the token."""
     log_y = torch.linspace(LOWEST, 0, ACROSS + 1, dtype=torch.float64)[:-1]
     log_density = alphas[:, None] * log_y + (choices - 2) * torch.log1p(-log_y.exp())

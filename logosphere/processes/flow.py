@@ -113,7 +113,7 @@ class Carried(Transport, Protocol):
 class Eulerian(Protocol):
     """A path with the Euler steps of its paper."""
 
-    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def paced(self, share: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """s after a share of the equal steps."""
 
     def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
@@ -160,7 +160,7 @@ class Flow(Process):
         """t at the share s."""
         return 1 - s * (self.cells / (self.cells + 1))
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         """A chain has its own steps; else equal shares of the information lie between the times."""
         return super().grid(steps) if self.path.offset == 0 else self.clock.grid(steps)
 
@@ -218,7 +218,7 @@ class Flow(Process):
             self.clock.observe(cell, nats, cross_entropy)
         return nats
 
-    def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+    def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         return F.cross_entropy(out, u[..., : out.shape[-1]].argmax(-1), reduction="none")
 
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:

@@ -139,7 +139,7 @@ class Gaussian(Process):
     def schedule_parameters(self) -> list[nn.Parameter]:
         return list(self.schedule.parameters())
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Equal steps from 1 to FIRST (processes.gaussian_grid), then the reading."""
         if steps == 1:
             return torch.tensor([1.0, 0.0])
@@ -280,7 +280,7 @@ class Gaussian(Process):
             self.clock.observe(self._place(t), nats, doubt)
         return nats
 
-    def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, "N"]:
+    def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, " N"]:
         assert isinstance(self.codec, Embeddings)
         return F.cross_entropy(
             logits, self.codec.nearest(u if self.start is None else self.start.row(u)), reduction="none"
@@ -306,7 +306,7 @@ class Gaussian(Process):
         alpha, flat = torch.sigmoid(end), -torch.sigmoid(end) - F.logsigmoid(-end)
         return 0.5 * (alpha * u.square() + flat).sum(-1).float()
 
-    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, "B"], noise: Noise) -> Float[Tensor, "B"]:
+    def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise) -> Float[Tensor, " B"]:
         """The prior term with the bound or the error, the anchor, and what teaches a learned schedule its shape."""
         free = self.codec.spread(batch.free)
         terms = torch.zeros_like(nats)
@@ -366,13 +366,13 @@ class Gaussian(Process):
         tokens = self._likeliest(out, clean) if greedy else self._read(out, clean, z, moved, t, noise)
         return torch.where(ends[..., None], self.codec.rows(tokens), moved)
 
-    def _likeliest(self, out: Tensor, clean: State) -> Int64[Tensor, "N"]:
+    def _likeliest(self, out: Tensor, clean: State) -> Int64[Tensor, " N"]:
         assert isinstance(self.codec, Embeddings)
         if self.predicts is None:
             return out.argmax(-1)
         return self.codec.nearest(clean) if self.bias is None else (self.codec.products(clean) + self.bias).argmax(-1)
 
-    def _read(self, out: Tensor, clean: State, z: State, near: State, t: Tensor, noise: Noise) -> Int64[Tensor, "N"]:
+    def _read(self, out: Tensor, clean: State, z: State, near: State, t: Tensor, noise: Noise) -> Int64[Tensor, " N"]:
         """Tokens drawn from p(x | z_t); a network that knows none is followed to FIRST before, or to x_0."""
         if self.predicts is not None:
             at, end = torch.full_like(t, FIRST), torch.where((t > FIRST)[..., None], near, z)

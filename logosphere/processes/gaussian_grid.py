@@ -14,7 +14,7 @@ Spacing = Literal["angle", "logsnr", "information", "time"]
 
 
 @torch.no_grad()
-def spaced_times(spacing: Spacing, schedule: LogSNR, clock: Clock, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+def spaced_times(spacing: Spacing, schedule: LogSNR, clock: Clock, share: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The schedule's times at these fractions of the way from noise to data.
 
     The way is measured by the angle arccos α, by λ, by the nats that the clock has seen, or by time itself.

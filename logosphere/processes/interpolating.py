@@ -313,5 +313,5 @@ class Interpolating(Process):
         if self.clock is not None:
             self.clock.settle()
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         return self._grid(steps)

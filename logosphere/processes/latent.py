@@ -170,7 +170,7 @@ class Latent(Process):
     def prior_nats(self, u: State) -> Float[Tensor, "B M"]:
         return self.path.prior_nats(u)
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         return self.path.grid(steps)
 
     def step(self, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:

@@ -60,7 +60,7 @@ class LinearPath(Path):
     def flow(self, out: Logits, z: State, s: Share) -> State:
         return END * self.velocity(out.softmax(-1), z, s)
 
-    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def paced(self, share: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         return share
 
     def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:

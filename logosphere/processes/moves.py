@@ -24,7 +24,7 @@ Move = Callable[[Bridge, Tensor, Tensor, Tensor, Tensor, Tensor, Noise], Tensor]
 
 
 def geodesic(
-    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, "N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
+    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
     drift = _to_vertices(p * bridge.pull(x[:, : p.shape[1]], s), x) * ds
@@ -32,7 +32,7 @@ def geodesic(
 
 
 def bridge(
-    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, "N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
+    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
     pull = bridge.pull(x.gather(1, k[:, None]), s)
@@ -41,7 +41,7 @@ def bridge(
 
 
 def matched(
-    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, "N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
+    bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
     pull = bridge.pull(x[:, : p.shape[1]], s)

@@ -56,7 +56,7 @@ def step_weights(vocab_size: int, steps: int, widths: str = "variance") -> Float
     return weights
 
 
-def transition(weights: Float[Tensor, "D"]) -> Float[Tensor, "V V"]:
+def transition(weights: Float[Tensor, " D"]) -> Float[Tensor, "V V"]:
     """Q of one step: the weight of the difference, and on the diagonal what is missing to 1."""
     vocab_size = (len(weights) + 1) // 2
     i = torch.arange(vocab_size, device=weights.device)
@@ -188,7 +188,7 @@ class Ordinal(Process):
         """KL(q(z_1 | x) || uniform), which depends on where x lies."""
         return self._kept().float().to(u.device)[u]
 
-    def _kept(self) -> Float[Tensor, "V"]:
+    def _kept(self) -> Float[Tensor, " V"]:
         """What the end of the chain still says of each value, in nats."""
         law = self.products[-1].double().clamp_min(TINY)
         return (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)

@@ -37,7 +37,7 @@ UniformShare = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """The probability of the uniform start at τ."""
 
 
-def table_times() -> Float[Tensor, "N"]:
+def table_times() -> Float[Tensor, " N"]:
     """t = 1 - τ of the rows, falling: half of them are spread evenly, half by the logarithm of t."""
     even = torch.linspace(1, EARLIEST, ROWS // 2, dtype=torch.float64)
     fine = torch.logspace(0, math.log10(EARLIEST), ROWS // 2 + 2, dtype=torch.float64)[1:-1]
@@ -94,7 +94,7 @@ class ScheduledSpherical(Spherical):
     def _s(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return (1 - noise_left(self.schedule, t.double())).to(t.dtype)
 
-    def travel_grid(self, steps: int) -> Float[Tensor, "n"]:
+    def travel_grid(self, steps: int) -> Float[Tensor, " n"]:
         return Process.grid(self, steps)  # equal steps of τ
 
     def schedule_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -44,7 +44,7 @@ SETTING_OUT = 1 - 1e-6
 class Start(NamedTuple):
     """A point that is as far from every vertex as from any other, and the law of the bridges that begin there."""
 
-    origin: Float[Tensor, "d"]
+    origin: Float[Tensor, " d"]
     law: Law
 
 
@@ -123,11 +123,11 @@ class Spherical(Process):
         low = place.floor().long().clamp_max(self.timesteps - 2)
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
-    def grid(self, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times of the common clock. In turn it runs evenly, and every step lets as many positions move."""
         return super().grid(steps) if self.turns is not None else self.travel_grid(steps)
 
-    def travel_grid(self, steps: int) -> Float[Tensor, "n"]:
+    def travel_grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it.
 
         A chain has its own steps, and its bound is that of a sampler which takes just these. Staggered positions have
@@ -143,7 +143,7 @@ class Spherical(Process):
         s = torch.where(t * self.timesteps < 1, 1 - t.double() * self.timesteps * last, self._s(t).double())
         return paper_time(self.schedule, s)
 
-    def time_of(self, tau: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def time_of(self, tau: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """The inverse of `schedule_time`, for a grid of times."""
         s, times = 1 - noise_left(self.schedule, 1 - tau.double()), self.times.double().to(tau.device)
         low = (torch.searchsorted(times, s, right=True) - 1).clamp(0, self.timesteps - 2)
@@ -151,12 +151,12 @@ class Spherical(Process):
         beyond = (1 - s) / (1 - times[-1]) / self.timesteps
         return torch.where(s < times[-1], 1 - place / self.timesteps, beyond).float()
 
-    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+    def clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, " S #B M"]:
         if self.turns is not None:
             return self.turns.clocks(rows, free, noise)
         return self.travel_clocks(rows, free, noise)
 
-    def travel_clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, "S #B M"]:
+    def travel_clocks(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, " S #B M"]:
         """Clocks of the path on which positions move together, whatever path bounds and samples take by default."""
         if self.stagger is None:
             return super().clocks(rows, free, noise)
@@ -276,10 +276,10 @@ class Spherical(Process):
         """p_k of each state."""
         return out.softmax(-1)
 
-    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         return F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
 
-    def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, "N"]:
+    def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         return categorical(out, noise.uniform(len(out)))
 
     # ---- the bound --------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class Spherical(Process):
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), walked)
 
 
-def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, "N"]:
+def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, " N"]:
     """How much time each tabulated time stands for: up to the next one, or half of the way to both neighbours."""
     steps = times.diff()
     after = F.pad(steps, (0, 1))

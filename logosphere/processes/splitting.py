@@ -89,7 +89,7 @@ class SplitSpherical(Spherical):
             return super().probabilities(out)
         return self.valid.marginals(self._by_token(out)).flatten(0, 1)
 
-    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         """-log p(token), shared out over its digits: log Z is split evenly."""
         plain = F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
         if self.valid.all_valid:
@@ -97,6 +97,6 @@ class SplitSpherical(Spherical):
         log_z = self.valid.remaining(self._by_token(out))[:, 0] / self.codec.digits
         return plain + log_z.repeat_interleave(self.codec.digits)
 
-    def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, "N"]:
+    def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         first = torch.arange(len(out), device=out.device) % self.codec.digits == 0
         return self.valid.draw(self._by_token(out), noise.at(first)).flatten()

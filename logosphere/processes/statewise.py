@@ -56,7 +56,7 @@ class Statewise(Process):
         self.raw = nn.Parameter(torch.full((vocab_size,), math.log(math.e - 1)))
 
     @property
-    def powers(self) -> Float[Tensor, "V"]:
+    def powers(self) -> Float[Tensor, " V"]:
         """w."""
         return F.softplus(self.raw)
 
@@ -97,7 +97,7 @@ class Statewise(Process):
         t = torch.where(free, (self.first_time + span * w**2).float(), 0.0)
         return Noised(self.corrupt(u, t, noise), t, (2 * span * w).float())
 
-    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, "B"]:
+    def credit(self, u: State, z: State, t: Times, free: Positions) -> Float[Tensor, " B"]:
         """log q(z_t | u), through which the powers hear what the states they draw will cost."""
         log_hidden = self.powers[u] * t.clamp_min(torch.finfo(t.dtype).tiny).log() + math.log1p(-self.eps)
         log_seen = torch.log(-torch.expm1(log_hidden.clamp_max(-torch.finfo(t.dtype).eps)))
@@ -125,7 +125,7 @@ class Statewise(Process):
         """ε log V: a token seen at t = 1 is any with equal probability a priori."""
         return torch.full(u.shape, self.eps * math.log(self.mask), device=u.device)
 
-    def log_step(self, out: Logits, z: State, t: Float[Tensor, "N"], s: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+    def log_step(self, out: Logits, z: State, t: Float[Tensor, " N"], s: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
         """p_k (1 - (s/t)^{w_k}) for tokens, and Σ_k p_k (s/t)^{w_k} for the mask; a token stays what it is."""
         p, stays = out.softmax(-1), self._stays(t, s)[:, None] ** self.powers.detach().to(out.dtype)
         law = torch.cat([p * (1 - stays), (p * stays).sum(-1, keepdim=True)], -1)

@@ -45,7 +45,7 @@ class StickScores(Path):
         self.sticks, self.choices, self.width = sticks, sticks.choices, sticks.width
         self.register_buffer("root", self._root().float(), persistent=False)
 
-    def _root(self) -> Float[Tensor, "n"]:
+    def _root(self) -> Float[Tensor, " n"]:
         """√(w / mean of w over τ) at even steps of s."""
         draws = max(32, DRAWS // self.choices)
         noise = Drawn(torch.Generator().manual_seed(0), draws)
@@ -59,13 +59,13 @@ class StickScores(Path):
         mean = ((w[1:] + w[:-1]) / 2 * (tau[:-1] - tau[1:])).sum() / (tau[0] - tau[-1])
         return (w / mean).sqrt()
 
-    def importance(self, cells: int) -> Float[Tensor, "n"]:
+    def importance(self, cells: int) -> Float[Tensor, " n"]:
         """How likely each of so many even steps of s is drawn: in proportion to √w dτ, as in the paper."""
         middle = (torch.arange(cells) + 0.5) / cells
         law = deaths.between(self.root, middle).double() * deaths.steepness(self.sticks.times, middle).double()
         return law / law.sum()
 
-    def _speeds(self) -> Float[Tensor, "J"]:
+    def _speeds(self) -> Float[Tensor, " J"]:
         """h_j."""
         return 2 / (1 + self.sticks.others)
 
@@ -132,7 +132,7 @@ class StickScores(Path):
 
     # ---- the published sampler ----------------------------------------------------------------------------------
 
-    def paced(self, share: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def paced(self, share: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """s after this share of the time τ, which Euler-Maruyama takes in equal steps."""
         times = self.sticks.times.cpu().double()
         wanted = times[0] + (times[-1] - times[0]) * share.double()

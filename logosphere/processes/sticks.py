@@ -69,12 +69,12 @@ class StickPath(Path):
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def _lives(self, times: Float[Tensor, "T"], others: Float[Tensor, "J"]) -> Float[Tensor, "T J n"]:
+    def _lives(self, times: Float[Tensor, " T"], others: Float[Tensor, " J"]) -> Float[Tensor, "T J n"]:
         """d_m of every stick."""
         found = [deaths.survivors(times, self.last, float(b) + 1, pace=2 / (1 + float(b))) for b in others]
         return torch.stack(found, 1)
 
-    def _prior(self, lives: Float[Tensor, "T J n"], own: Tensor, before: Tensor) -> Float[Tensor, "T"]:
+    def _prior(self, lives: Float[Tensor, "T J n"], own: Tensor, before: Tensor) -> Float[Tensor, " T"]:
         """Σ_j log(1 + χ²_j), which KL(q(z | x) || noise) does not exceed, for the token for which it is largest."""
         chi = [
             torch.stack([deaths.chi_square(lives[:, j], log_c[j]) for j in range(lives.shape[1])], 1).log1p()
@@ -83,7 +83,7 @@ class StickPath(Path):
         earlier = torch.cat([torch.zeros_like(chi[1][:, :1]), running_sum(chi[1], 1)], 1)
         return (earlier + torch.cat([chi[0], torch.zeros_like(chi[0][:, :1])], 1)).amax(1)
 
-    def _pace(self, others: Tensor, own: Tensor, before: Tensor) -> Float[Tensor, "T"]:
+    def _pace(self, others: Tensor, own: Tensor, before: Tensor) -> Float[Tensor, " T"]:
         """τ at s = 0 … 1: the mean of m over all sticks grows evenly, from where the prior is faint to M."""
         end = math.log(self.last) + 2 * math.log(self.choices) + 10
         fine = torch.cat([torch.zeros(1), torch.logspace(-5, 0, FINE)]).double() * end

@@ -183,11 +183,11 @@ class WideSpherical(Spherical):
             nats = torch.where(t == 1, cross_entropy, nats)
         return 2 * nats  # for the half that is not scored
 
-    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, "N"]:
+    def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         return 2 * F.cross_entropy(out, u, reduction="none") if self.training else super().cross_entropy(out, u)
 
 
-def _shares(out: Logits, u: Int64[Tensor, "N"]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+def _shares(out: Logits, u: Int64[Tensor, " N"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """p_x and Σ_k p_k², without ever holding all p."""
     own, squares = torch.empty_like(out[:, 0]), torch.empty_like(out[:, 0])
     for first in range(0, len(out), ROWS):

@@ -56,7 +56,7 @@ class WrightFisherPath(Path):
 
     # ---- the death process --------------------------------------------------------------------------------------
 
-    def _pace(self, log_c: Float[Tensor, "N"]) -> Float[Tensor, "T"]:
+    def _pace(self, log_c: Float[Tensor, " N"]) -> Float[Tensor, " T"]:
         """τ at s = 0 … 1: the mean of m grows evenly, from where χ² is faint to M."""
         end = 2 * (math.log(self.last) + 2 * math.log(self.choices) + 10) / self.choices
         fine = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 4000)]).double() * end

@@ -62,7 +62,7 @@ class Against:
 class Guide(ABC):
     """Guidance by a classifier towards `labels`, one for each sequence; of strength 0 it is none at all."""
 
-    labels: Int64[Tensor, "B"]
+    labels: Int64[Tensor, " B"]
     strength: float
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Guide(ABC):
         """The same with its evaluations counted; one with its gradient counts as one."""
 
     @abstractmethod
-    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Guide":
+    def part(self, rows: slice | Bool[Tensor, " B"]) -> "Guide":
         """The same for some of the sequences."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Edits(Guide):
     """
 
     classifier: Classifier
-    labels: Int64[Tensor, "B"]
+    labels: Int64[Tensor, " B"]
     strength: float = 1.0
     exact: bool = False
 
@@ -138,7 +138,7 @@ class Edits(Guide):
                 found.append(self._asked(F.one_hot(edited, states).float(), times, sequence))
         return torch.stack(found, -1)
 
-    def _asked(self, rows: Float[Tensor, "N L K"], t: Float[Tensor, "N L"], sequence: Tensor) -> Float[Tensor, "N"]:
+    def _asked(self, rows: Float[Tensor, "N L K"], t: Float[Tensor, "N L"], sequence: Tensor) -> Float[Tensor, " N"]:
         answer = self.classifier(rows, t)
         return answer.gather(-1, self.labels.to(answer.device)[sequence][:, None]).squeeze(-1)
 
@@ -149,7 +149,7 @@ class Edits(Guide):
 
         return replace(self, classifier=asked)
 
-    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Edits":
+    def part(self, rows: slice | Bool[Tensor, " B"]) -> "Edits":
         return replace(self, labels=_some(self.labels, rows))
 
     def fits(self, process: Process) -> None:
@@ -169,10 +169,10 @@ class Gradients(Guide):
     """
 
     classifier: Reader
-    labels: Int64[Tensor, "B"]
+    labels: Int64[Tensor, " B"]
     strength: float = 1.0
 
-    def __call__(self, rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B"]:
+    def __call__(self, rows: Float[Tensor, "B M K"]) -> Float[Tensor, " B"]:
         """log p(y | it) of the label y of each sequence: the objective of networks/gradient_guidance.py."""
         return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
 
@@ -183,7 +183,7 @@ class Gradients(Guide):
 
         return replace(self, classifier=asked)
 
-    def part(self, rows: slice | Bool[Tensor, "B"]) -> "Gradients":
+    def part(self, rows: slice | Bool[Tensor, " B"]) -> "Gradients":
         return replace(self, labels=_some(self.labels, rows))
 
     def fits(self, process: Process) -> None:
@@ -199,7 +199,7 @@ class Gradients(Guide):
         return GradientGuidedState(predict, path, self, self.strength), move
 
 
-def _some(labels: Int64[Tensor, "B"], rows: slice | Bool[Tensor, "B"]) -> Int64[Tensor, "N"]:
+def _some(labels: Int64[Tensor, " B"], rows: slice | Bool[Tensor, " B"]) -> Int64[Tensor, " N"]:
     """Labels of some sequences, wherever the labels lie."""
     return labels[rows] if isinstance(rows, slice) else labels.to(rows.device)[rows]
 
@@ -223,7 +223,7 @@ class Edited(Wrapper):
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return Edited(inner, self.edits)
 
-    def select_rows(self, kept: Bool[Tensor, "B"]) -> Denoiser:
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
         return Edited(self.inner.select_rows(kept), self.edits.part(kept))
 
 

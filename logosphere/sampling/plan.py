@@ -12,10 +12,10 @@ from logosphere.networks.base import check_block
 from logosphere.processes.base import uniform_grid
 from logosphere.shapes import Float
 
-Grid = Callable[[int], Float[Tensor, "n"]]
+Grid = Callable[[int], Float[Tensor, " n"]]
 
 
-def cosine_grid(steps: int) -> Float[Tensor, "n"]:
+def cosine_grid(steps: int) -> Float[Tensor, " n"]:
     """t_i = cos(π/2 · i/n) (Shi et al. 2024, MD4): few tokens are revealed while little is known, more later."""
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
@@ -36,7 +36,7 @@ class Loop:
         if not 0 < self.off < self.on < 1 or not 0 < self.level < 1:
             raise UserError("A loop needs 1 > on > off > 0 and a level between 0 and 1.")
 
-    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+    def __call__(self, steps: int) -> Float[Tensor, " n"]:
         left = uniform_grid(steps)
         before = self.level + (1 - self.level) * (left - self.on) / (1 - self.on)
         return torch.where(left > self.on, before, self.level * (left / self.off).clamp_max(1.0))
@@ -49,7 +49,7 @@ class StandingEnd:
     level: float
     share: float
 
-    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+    def __call__(self, steps: int) -> Float[Tensor, " n"]:
         if steps == 1:
             return uniform_grid(1)
         standing = min(int(steps * self.share), steps - 2)
@@ -64,7 +64,7 @@ class FinalStep:
     eps: float
     inner: Grid = uniform_grid
 
-    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+    def __call__(self, steps: int) -> Float[Tensor, " n"]:
         if steps == 1:
             return uniform_grid(1)
         return torch.cat([self.eps + (1 - self.eps) * self.inner(steps - 1), torch.zeros(1)])

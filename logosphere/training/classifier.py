@@ -78,7 +78,7 @@ def _on_the_way(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]
     return process.corrupt(batch.tokens, t, noise), t
 
 
-def _labels(batch: Batch) -> Int64[Tensor, "B"]:
+def _labels(batch: Batch) -> Int64[Tensor, " B"]:
     if batch.condition is None or batch.condition.labels is None:
         raise UserError("A classifier is trained on examples with labels, such as labelled:FILE or digits.")
     return batch.condition.labels

@@ -23,7 +23,7 @@ from logosphere.cli import main
 from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.runs.train import _recompute
+from logosphere.runs.loop import _for_blocks, _recompute_activations
 from logosphere.sampling.samplers import MAKERS
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.debug import use_deterministic
@@ -140,7 +140,7 @@ def settings(system: str, preset: str) -> Report:
         fitted(model, **change)
         assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
     plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
-    _recompute(recomputing)
+    _for_blocks(recomputing, _recompute_activations)
     check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
     return {}
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from laws import excess, generator, mean_and_error, sticky
+from statistical_checks import bound_excess, mean_and_error
 from torch import Tensor, nn
+from toy_languages import generator, sticky_chain
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
@@ -144,7 +145,7 @@ def test_diffusion_lm_bound_is_one() -> None:
 
 def test_diffusion_lm_bound_is_the_entropy_of_an_oracle() -> None:
     """With the exact E[x_0 | z_t] and rows so far apart that x_0 spells its token, the bound is tight."""
-    language = sticky(3, 4)
+    language = sticky_chain(3, 4)
     model = ls.build("diffusion-lm", vocab_size=3, length=4, denoiser=None, preset="paper", embedding=2)
     process = model.process
     with torch.no_grad():  # x_0·e_k is largest for its own row where all rows are of one length
@@ -154,9 +155,11 @@ def test_diffusion_lm_bound_is_the_entropy_of_an_oracle() -> None:
     model.nelbo(language.sample(2000, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
     process.settle()
     process.eval()
-    mean, error = mean_and_error(excess(model, language, n=3000, draws=64))
+    mean, error = mean_and_error(bound_excess(model, language, n=3000, draws=64))
     assert error < 0.03 * language.entropy() and abs(mean) < 3 * error
-    biased = mean_and_error(excess(model, language, n=500, draws=32, denoiser=Oracle(model, sticky(3, 4, stay=0.5))))
+    biased = mean_and_error(
+        bound_excess(model, language, n=500, draws=32, denoiser=Oracle(model, sticky_chain(3, 4, stay=0.5)))
+    )
     assert biased[0] > 3 * biased[1]
 
 

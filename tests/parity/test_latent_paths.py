@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
-from tiny import inject
+from tiny_encoder import use_tiny_encoder
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.model import Model
@@ -28,7 +28,7 @@ VOCABULARY, LENGTH = 11, 16
 
 @pytest.fixture(autouse=True)
 def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, VOCABULARY)
+    use_tiny_encoder(monkeypatch, VOCABULARY)
 
 
 def built(name: str, preset: str, **options: object) -> Model:

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
-from tiny import TinyEncoder, inject
+from tiny_encoder import TinyEncoder, use_tiny_encoder
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.autoencoders.text import TextAutoencoder
@@ -25,7 +25,7 @@ ROWS = len(TOKENS)
 
 @pytest.fixture(autouse=True)
 def encoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, VOCABULARY)
+    use_tiny_encoder(monkeypatch, VOCABULARY)
 
 
 def built(name: str, preset: str = "paper", **options: object) -> Model:

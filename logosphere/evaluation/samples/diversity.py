@@ -12,7 +12,7 @@ REPETITION_ORDER = 8
 """Length of the n-grams whose repetition within one sample is counted."""
 
 
-def token_entropies(tokens: Tokens) -> Float[Tensor, "B"]:
+def token_entropies(tokens: Tokens) -> Float[Tensor, " B"]:
     """H = -Σ_k f_k log2 f_k over the frequencies f of tokens within each sample, in bits."""
     values = []
     for row in tokens:
@@ -27,7 +27,7 @@ def distinct_rate(tokens: Tokens, n: int) -> float:
     return len(ngrams.unique(dim=0)) / len(ngrams)
 
 
-def repetition_rate(tokens: Tokens, n: int = REPETITION_ORDER) -> Float[Tensor, "B"]:
+def repetition_rate(tokens: Tokens, n: int = REPETITION_ORDER) -> Float[Tensor, " B"]:
     """1 - (distinct n-grams) / (all n-grams) within each sample (Welleck et al. 2020, rep-n)."""
     return torch.tensor([1 - len(ngrams.unique(dim=0)) / len(ngrams) for ngrams in extract_ngrams(tokens, n)]).double()
 

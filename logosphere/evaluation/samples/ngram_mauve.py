@@ -36,7 +36,7 @@ def ngram_features(tokens: Tokens) -> Float[Tensor, "B F"]:
     return torch.cat(parts, 1)
 
 
-def kmeans(points: Float[Tensor, "N F"], k: int, rng: torch.Generator) -> Int64[Tensor, "N"]:
+def kmeans(points: Float[Tensor, "N F"], k: int, rng: torch.Generator) -> Int64[Tensor, " N"]:
     """The cluster of each point by k-means (Lloyd), initialised by k-means++ (Arthur and Vassilvitskii 2007)."""
     u = Drawn(rng, 1).uniform(1, k)[0]
     centres = points[[int(u[0] * len(points))]]
@@ -52,7 +52,7 @@ def kmeans(points: Float[Tensor, "N F"], k: int, rng: torch.Generator) -> Int64[
     return torch.cdist(points, centres).argmin(1)
 
 
-def frontier_area(p: Float[Tensor, "k"], q: Float[Tensor, "k"], scale: float = SCALE) -> float:
+def frontier_area(p: Float[Tensor, " k"], q: Float[Tensor, " k"], scale: float = SCALE) -> float:
     """The area under the divergence frontier of two distributions: 1 for equal, 0 for disjoint ones."""
     mix = torch.linspace(0, 1, FRONTIER + 2, dtype=torch.float64)[1:-1, None]
     r = mix * p + (1 - mix) * q

@@ -43,7 +43,7 @@ def _ngram_kl(texts: Texts, reference: Reference) -> MetricValue:
     return MetricValue(ngram_divergence(samples, train, reference.tokenizer.size) if len(samples) else math.nan)
 
 
-def _within_texts(ngrams: Int64[Tensor, "N n"], eos: int) -> Bool[Tensor, "N"]:
+def _within_texts(ngrams: Int64[Tensor, "N n"], eos: int) -> Bool[Tensor, " N"]:
     """Whether each n-gram lies within one text: no token but the last is EOS."""
     return (ngrams[:, :-1] != eos).all(1)
 

@@ -27,7 +27,7 @@ class MetricValue:
     error: float = math.nan
 
     @staticmethod
-    def mean(values: Float[Tensor, "N"]) -> "MetricValue":
+    def mean(values: Float[Tensor, " N"]) -> "MetricValue":
         """The mean over samples."""
         values = values.double()
         error = float(values.std() / len(values) ** 0.5) if len(values) > 1 else math.nan

@@ -63,13 +63,13 @@ class Stepper(ABC):
         """The same stepper with other laws of its steps."""
         raise UserError("This sampler cannot be guided step by step; use the ancestral sampler.")
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""
         return process.grid(steps)
 
     def clocks(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, "S #B M"]:
+    ) -> Float[Tensor, " S #B M"]:
         """What the clock of each position shows when the common one shows `rows`."""
         return process.clocks(rows, free, noise)
 
@@ -125,7 +125,7 @@ def still_hidden(level: Level, s: Times, among: Positions) -> Int64[Tensor, "B 1
     return (share.double() * among.sum(1, keepdim=True) - 1e-4).ceil().long()
 
 
-def field(where: Positions, values: Float[Tensor, "N"], elsewhere: float) -> Float[Tensor, "B L"]:
+def field(where: Positions, values: Float[Tensor, " N"], elsewhere: float) -> Float[Tensor, "B L"]:
     """Packed values back at their positions."""
     return torch.full(where.shape, elsewhere, dtype=values.dtype, device=values.device).masked_scatter(where, values)
 
@@ -145,6 +145,6 @@ def best(scores: Float[Tensor, "B L"], count: Int64[Tensor, "B 1"]) -> Positions
     return scores.argsort(dim=1, descending=True, stable=True).argsort(1) < count
 
 
-def log_probability(out: Logits, drawn: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+def log_probability(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """log p of the tokens drawn."""
     return out.log_softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)

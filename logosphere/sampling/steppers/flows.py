@@ -77,7 +77,7 @@ class Euler(Stepper):
     def check(self, process: Process) -> None:
         _eulerian(process)
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         flow, path = _eulerian(process)
         return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
 
@@ -104,7 +104,7 @@ class Messages(Stepper):
     def steps(self, length: int, steps: int) -> int:
         return steps + 1
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         self.check(process)
         assert isinstance(process, Flow)
         shares = torch.arange(steps) / max(1, steps - 1)

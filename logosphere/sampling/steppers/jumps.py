@@ -30,7 +30,7 @@ def jumping(process: Process) -> Interpolating:
     return process
 
 
-def forward_rates(process: Interpolating, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+def forward_rates(process: Interpolating, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
     law = process.law
     rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
@@ -39,7 +39,7 @@ def forward_rates(process: Interpolating, z: State, t: Float[Tensor, "N"]) -> Fl
     return rates.scatter(1, z[:, None], 0.0)
 
 
-def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tensor, "N"]) -> Float[Tensor, "N K"]:
+def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → y of the model, 0 at y = z."""
     law, own = process.law, z[:, None]
     q = law.marginal(process.head.context(law, out, z, t), t)
@@ -47,7 +47,7 @@ def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tenso
     return torch.where(into > 0, into * q / q.gather(1, own), 0.0).scatter(1, own, 0.0)
 
 
-def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, "N"], noise: Noise) -> State:
+def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, " N"], noise: Noise) -> State:
     """At most one jump."""
     jumps = noise.uniform(len(z)) < -torch.expm1(-(rates.sum(1) * duration).double())
     z = z.clone()

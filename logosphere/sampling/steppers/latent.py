@@ -40,7 +40,7 @@ class EvenTimes:
     path: Gaussian
     end: float = 0.0
 
-    def __call__(self, steps: int) -> Float[Tensor, "n"]:
+    def __call__(self, steps: int) -> Float[Tensor, " n"]:
         own = self.path.schedule.part_time(torch.linspace(1, self.end, steps + 1, dtype=torch.float64)).clamp(0, 1)
         times = (FIRST + (1 - FIRST) * own).float()
         times[0], times[-1] = 1.0, 0.0

@@ -32,31 +32,31 @@ from logosphere.sampling.steppers.base import (
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
-Order = Callable[[Logits, Int64[Tensor, "N"]], Float[Tensor, "N"]]
+Order = Callable[[Logits, Int64[Tensor, " N"]], Float[Tensor, " N"]]
 """(prediction, tokens drawn) -> score; the highest are committed first."""
 
 CLIPPED = 100.0
 """Log-probabilities below -100 add nothing to an entropy, but 0 · (-inf) would spoil it."""
 
 
-def likelihood_order(out: Logits, drawn: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+def likelihood_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The log-probability of the token drawn (LLaDA's low-confidence remasking)."""
     return log_probability(out, drawn)
 
 
-def margin_order(out: Logits, drawn: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+def margin_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """How far the likeliest token is ahead of the second, in probability (Dream's margin order)."""
     first, second = out.softmax(-1).topk(2, -1).values.unbind(-1)
     return first - second
 
 
-def entropy_order(out: Logits, drawn: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+def entropy_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Minus the entropy: how little doubt there is, whatever was drawn (Dream's entropy order)."""
     log_p = out.log_softmax(-1).clamp_min(-CLIPPED)
     return (log_p.exp() * log_p).sum(-1)
 
 
-def random_order(out: Logits, drawn: Int64[Tensor, "N"]) -> Float[Tensor, "N"]:
+def random_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """No preference; with temperature 1 a random order."""
     return torch.zeros_like(out[:, 0])
 
@@ -130,7 +130,7 @@ class Ordered(Stepper):
 
     def clocks(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, "S #B M"]:
+    ) -> Float[Tensor, " S #B M"]:
         """The common clock for all: whose turn it is, is what the order decides."""
         return Process.clocks(process, rows, free, noise)
 

@@ -26,7 +26,7 @@ from logosphere.types import Logits, State, Times
 Mass = Float[Tensor, "N K"]
 
 
-def ratios(process: Interpolating, out: Logits, z: State, t: Float[Tensor, "N"]) -> Mass:
+def ratios(process: Interpolating, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
     """p_t(y)/p_t(z) for every state y, 1 at y = z: the network's own where it predicts ratios, else those of x̂."""
     law, own = process.law, z[:, None]
     if not isinstance(process.head, Score):

@@ -29,12 +29,12 @@ class Moved(Stepper):
     def check(self, process: Process) -> None:
         _spherical(process)
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         return _spherical(process).travel_grid(steps)
 
     def clocks(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, "S #B M"]:
+    ) -> Float[Tensor, " S #B M"]:
         return _spherical(process).travel_clocks(rows, free, noise)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
@@ -58,13 +58,13 @@ class PublishedWalk(Stepper):
     def check(self, process: Process) -> None:
         _spherical(process)
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         tau = torch.arange(steps, dtype=torch.float64) * ((1 - ENDING) / steps)
         return F.pad(_spherical(process).time_of(tau), (0, 1))
 
     def clocks(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, "S #B M"]:
+    ) -> Float[Tensor, " S #B M"]:
         return rows[:, None]
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:

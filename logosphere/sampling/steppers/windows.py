@@ -63,12 +63,12 @@ class GreedyEnd(Stepper):
     def check(self, process: Process) -> None:
         self.inner.check(process)
 
-    def grid(self, process: Process, steps: int) -> Float[Tensor, "n"]:
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         return self.inner.grid(process, steps)
 
     def clocks(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, "S #B M"]:
+    ) -> Float[Tensor, " S #B M"]:
         return self.inner.clocks(process, rows, free, noise)
 
     @property

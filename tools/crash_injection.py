@@ -1,4 +1,4 @@
-"""Kill trainings at bad moments and see that nothing is lost: python tests/kills.py --kills 200.
+"""Kill trainings at random moments and check that nothing is lost: python tools/crash_injection.py --kills 200.
 
 A training runs in a forked process: it builds its tokens, tabulates its bridge, sets up its folder and trains. It is
 killed (SIGKILL) after a random time, or just before or after the n-th time it syncs, renames, links or removes a file,
@@ -22,33 +22,31 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_run import RECIPE as SMALLEST
+from tiny_run import TEXT
 
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
-from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Saved, create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
-from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors
 
-RECIPE = TrainConfig(
-    length=8, batch=4, steps=12, validations=6, validation_sequences=4, ema=0.9, device="cpu", precision="float32",
-    network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.1), optim=OptimizerConfig(lr=1e-2, warmup=3), seed=5,
-    data="text.txt",
-)  # fmt: skip
+RECIPE = replace(
+    SMALLEST, validations=6, validation_sequences=4, network=replace(SMALLEST.network, dropout=0.1), data="text.txt"
+)
 MOMENTS = ("fsync", "replace", "link", "unlink", "mkdir")
 """Calls of `os` before and after which a process may die."""
 
 
 @dataclass(frozen=True)
-class Death:
+class Kill:
     """When a process dies: after some seconds, or at the n-th of the moments."""
 
     seconds: float | None = None
@@ -56,20 +54,20 @@ class Death:
     after: bool = False
 
     @staticmethod
-    def drawn(chance: random.Random) -> "Death":
+    def draw(chance: random.Random) -> "Kill":
         if chance.random() < 0.4:
-            return Death(seconds=chance.expovariate(1 / 0.25))
+            return Kill(seconds=chance.expovariate(1 / 0.25))
         # Tokens and tables are written early, so early moments are drawn more often.
-        return Death(moment=chance.randrange(1, chance.choice((16, 60))), after=chance.random() < 0.5)
+        return Kill(moment=chance.randrange(1, chance.choice((16, 60))), after=chance.random() < 0.5)
 
 
-class Patient:
+class Subject:
     """A run in a folder of its own, with text and caches of its own."""
 
     def __init__(self, place: Path, recipe: TrainConfig = RECIPE):
         self.place, self.config = place, recipe
         place.mkdir(parents=True)
-        (place / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+        (place / "text.txt").write_text(TEXT)
 
     @property
     def run(self) -> Run:
@@ -119,7 +117,7 @@ class Patient:
         return lines, [tensor.numpy().tobytes() for part in tensors for _, tensor in part]
 
 
-def doomed(patient: Patient, death: Death | None) -> bool:
+def was_killed(patient: Subject, death: Kill | None) -> bool:
     """Let the patient live in a process of its own; did it die before its time?"""
     process = multiprocessing.get_context("fork").Process(target=_life, args=(patient, death))
     with warnings.catch_warnings():
@@ -136,7 +134,7 @@ def doomed(patient: Patient, death: Death | None) -> bool:
     return process.exitcode != 0
 
 
-def _life(patient: Patient, death: Death | None) -> None:
+def _life(patient: Subject, death: Kill | None) -> None:
     torch.set_num_threads(1)
     if death is not None and death.moment is not None:
         _count_down(death.moment, death.after, patient.place)
@@ -176,23 +174,25 @@ def _busy_with(target: Any, place: Path) -> str:
     return {"tokens": "tokens", "surveys": "tokens", "laws": "tables", "state": "saves"}.get(part, "folder")
 
 
-def harness(folder: Path, kills: int, seed: int = 0, recipes: tuple[TrainConfig, ...] = (RECIPE,)) -> dict[str, float]:
+def inject_crashes(
+    folder: Path, kills: int, seed: int = 0, recipes: tuple[TrainConfig, ...] = (RECIPE,)
+) -> dict[str, float]:
     """Kill so many times; the figures of how it went."""
     chance, done, deaths = random.Random(seed), 0, 0
     busy = Counter[str]()
     wanted = []
     for number, recipe in enumerate(recipes):
-        healthy = Patient(folder / f"healthy-{number}", recipe)
-        assert not doomed(healthy, None)
+        healthy = Subject(folder / f"healthy-{number}", recipe)
+        assert not was_killed(healthy, None)
         wanted.append(healthy.result())
     while deaths < kills:
         number = done % len(recipes)
-        patient = Patient(folder / f"patient-{done}", recipes[number])
-        while deaths < kills and doomed(patient, death := Death.drawn(chance)):
+        patient = Subject(folder / f"patient-{done}", recipes[number])
+        while deaths < kills and was_killed(patient, death := Kill.draw(chance)):
             deaths += 1
             busy["at any time" if death.moment is None else (patient.place / "last").read_text()] += 1
             patient.examine()
-        if doomed(patient, None):
+        if was_killed(patient, None):
             raise AssertionError("killed without a reason")
         patient.examine()
         assert patient.result() == wanted[number], f"patient {done} ended otherwise"
@@ -208,10 +208,8 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    from dataclasses import replace
-
     begun = time.monotonic()
     systems = (RECIPE, replace(RECIPE, system="rdlm"))
     with tempfile.TemporaryDirectory() as place:
-        figures = harness(Path(place), chosen.kills, chosen.seed, systems)
+        figures = inject_crashes(Path(place), chosen.kills, chosen.seed, systems)
     print(json.dumps(figures | {"seconds": round(time.monotonic() - begun, 1)}))

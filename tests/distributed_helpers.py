@@ -19,20 +19,22 @@ from logosphere.parallel.process_group import ProcessGroup, init_distributed
 
 
 @contextmanager
-def met(rank: int, size: int, folder: Path) -> Iterator[ProcessGroup]:
+def join_by_file(rank: int, size: int, folder: Path) -> Iterator[ProcessGroup]:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     yield ProcessGroup(rank, size)
     dist.destroy_process_group()
 
 
-def as_on_the_command_line(rank: int, size: int, folder: Path) -> AbstractContextManager[ProcessGroup]:
+def join_by_environment(rank: int, size: int, folder: Path) -> AbstractContextManager[ProcessGroup]:
     """A team that finds itself by what torchrun puts into the environment."""
     port = int((folder / "port").read_text())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return init_distributed()
 
 
-def in_team(size: int, work: Callable[[ProcessGroup], Any], folder: Path, meet: Callable[..., Any] = met) -> list[Any]:
+def run_in_processes(
+    size: int, work: Callable[[ProcessGroup], Any], folder: Path, meet: Callable[..., Any] = join_by_file
+) -> list[Any]:
     """What each process of a team makes of this work, as JSON holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "port").write_text(str(_free_port()))

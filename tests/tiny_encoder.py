@@ -22,6 +22,6 @@ class TinyEncoder(Encoder):
         return torch.tanh(h + 0.5 * h.roll(1, 1) - 0.3 * h.roll(-1, 1)) * torch.linspace(0.5, 3, self.width)
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
+def use_tiny_encoder(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
     """Let every encoder by name be a tiny one."""
     monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing: python tests/fuzzing.py --cases 2000.
+"""Coverage-guided fuzzing: python tools/fuzzing.py --cases 2000.
 
 Inputs are mutations of sound ones. An input that goes from line to line of the package as none has gone before is kept
 and mutated further, so mutations add up and come past check after check. Every case must end soon, with a result or a

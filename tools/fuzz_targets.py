@@ -12,11 +12,12 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import yaml
 from fuzzing import Target
-from test_runs import RECIPE
+from tiny_run import RECIPE, TEXT
 
 import logosphere as ls
 from logosphere.cli import main
@@ -34,8 +35,6 @@ from logosphere.runs.config import TrainConfig, config_from_dict, read_config_fi
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.weights import read_tensors
-
-TEXT = "the cat sat on the mat and the dog sat on the log\n" * 40
 
 
 def targets(place: Path) -> list[Target]:
@@ -196,16 +195,17 @@ def _archives(place: Path) -> Target:
     folder.mkdir()
     md5 = hashlib.md5(text).hexdigest()
     packed: list[bytes] = []
-    for ending in ("gz", "xz"):
-        with tarfile.open(fileobj=(tar := io.BytesIO()), mode=f"w:{ending}") as archive:
+    modes: tuple[Literal["w:gz"], Literal["w:xz"]] = ("w:gz", "w:xz")
+    for mode in modes:
+        with tarfile.open(fileobj=(tar := io.BytesIO()), mode=mode) as archive:
             for name in ("set/text8", "../../escape"):
                 info = tarfile.TarInfo(name)
                 info.size = len(text)
                 archive.addfile(info, io.BytesIO(text))
         packed.append(tar.getvalue())
-    with zipfile.ZipFile(zipped := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("../escape", text)
-        archive.writestr("text8", text)
+    with zipfile.ZipFile(zipped := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("../escape", text)
+        bundle.writestr("text8", text)
     bases = np.tile(np.array([[1, 0, 0, 0, 0.5], [0, 0, 1, 0, 0.1]]), (3, 4, 1))
     np.savez_compressed(arrays := io.BytesIO(), sequences=bases, chromosomes=np.array(["chr1", "chr8", "chr10"]))
     readers: list[tuple[str, bytes, Callable[[Path], object]]] = [

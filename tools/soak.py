@@ -1,4 +1,4 @@
-"""A long life: python tests/soak.py --minutes 60 [--log marks.jsonl].
+"""Many trainings in one process: python tools/soak.py --minutes 60 [--log marks.jsonl].
 
 Cycles of train, evaluate and sample, in one process, over several systems, with new folders and a corpus opened anew.
 Memory and open files are noted after each cycle, in a line of the log if one is asked for: once warm, neither may grow.
@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from test_runs import RECIPE
+from tiny_run import RECIPE, TEXT
 
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
@@ -30,15 +30,15 @@ LIBC = ctypes.CDLL(None)
 SYSTEMS = ("mdlm", "rdlm", "ar", "gaussian-ce", "udlm")
 
 
-def resident() -> int:
+def resident_kilobytes() -> int:
     """Kilobytes of memory in use, without those that malloc keeps for later where it can be asked to give them back."""
     gc.collect()
     if (trim := getattr(LIBC, "malloc_trim", None)) is not None:
         trim(0)
-    return status("VmRSS")
+    return process_status("VmRSS")
 
 
-def status(name: str) -> int:
+def process_status(name: str) -> int:
     """A number that the kernel knows of this process; VmRSS = RssAnon (its own pages) + RssFile (libraries)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
@@ -52,7 +52,7 @@ class _Malloc(ctypes.Structure):
     ]
 
 
-def held() -> tuple[int, int]:
+def allocated() -> tuple[int, int]:
     """Blocks that Python holds and kilobytes that malloc has given out: what lives, however it lies in pages."""
     if (ask := getattr(LIBC, "mallinfo2", None)) is None:
         return sys.getallocatedblocks(), 0
@@ -65,11 +65,11 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple[int, int]:
+def run_cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple[int, int]:
     """One cycle; kilobytes and open files after it."""
     text = place / "text.txt"
     if not text.exists():
-        text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+        text.write_text(TEXT)
     corpus = open_corpus(str(text), "characters", cache=place / "cache")
     recipe = replace(RECIPE, system=systems[number % len(systems)], data=str(text))
     run = create_run(recipe, corpus, place / "run")
@@ -79,10 +79,10 @@ def cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple
     evaluate(model, eval_batches(corpus.test, recipe.length, 4), rng=0)
     generate(model, n=4, steps=4)
     shutil.rmtree(run.path)
-    return resident(), open_files()
+    return resident_kilobytes(), open_files()
 
 
-def flat(marks: list[tuple[int, int]], slack: int = 4096) -> list[str]:
+def find_growth(marks: list[tuple[int, int]], slack: int = 4096) -> list[str]:
     """What grows from the second third of the cycles to the last, if anything."""
     third = len(marks) // 3
     warm, late = marks[third : 2 * third], marks[2 * third :]
@@ -99,17 +99,22 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--log", type=Path, help="a file for one line of JSON a cycle, written as it goes")
     chosen = parser.parse_args()
-    marks, begun = [], time.monotonic()
+    marks: list[tuple[int, int]] = []
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")  # tables are kept there too
         while time.monotonic() - begun < 60 * chosen.minutes:
-            memory, files = cycle(Path(folder), len(marks))
+            memory, files = run_cycle(Path(folder), len(marks))
             marks.append((memory, files))
             if chosen.log:
                 minutes = round((time.monotonic() - begun) / 60, 3)
-                blocks, given = held()
+                blocks, given = allocated()
                 line = {"minutes": minutes, "memory": memory, "files": files, "blocks": blocks, "malloc": given}
-                parts = {"own": status("RssAnon"), "libraries": status("RssFile"), "threads": status("Threads")}
+                parts = {
+                    "own": process_status("RssAnon"),
+                    "libraries": process_status("RssFile"),
+                    "threads": process_status("Threads"),
+                }
                 with chosen.log.open("a") as log:
                     log.write(json.dumps(line | parts) + "\n")
     thirds = [marks[len(marks) * part // 3 :][: len(marks) // 3] for part in range(3)]
@@ -120,6 +125,6 @@ if __name__ == "__main__":
         "least_kilobytes_of_each_third": [min(memory for memory, _ in part) for part in thirds],
         "most_kilobytes_of_each_third": [max(memory for memory, _ in part) for part in thirds],
         "open_files": sorted({files for _, files in marks}),
-        "grows": flat(marks),
+        "grows": find_growth(marks),
     }
     print(json.dumps(figures))

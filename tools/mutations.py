@@ -9,7 +9,7 @@ LARGEST = 1 << 16
 """Bytes of an input."""
 
 NUMBERS = [b"0", b"-1", b"1", b"2", b"3.5", b"1e9", b"-1e999", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b"1" * 30]
-VALUES = [
+VALUES: list[Any] = [
     0,
     -1,
     1,

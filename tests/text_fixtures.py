@@ -7,16 +7,16 @@ from logosphere.data.corpus import Corpus
 PROSE = "".join(f"Line {number}: the quick brown fox\njumps over the lazy dog.\n" for number in range(60))
 
 
-def written(path: Path, text: str | bytes) -> Path:
+def write_file(path: Path, text: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
-def texts(corpus: Corpus) -> list[str]:
+def decode_splits(corpus: Corpus) -> list[str]:
     return [corpus.tokenizer.decode(ids) for ids in (corpus.train, corpus.valid, corpus.test)]
 
 
-def leftovers(cache: Path) -> list[Path]:
+def unfinished_files(cache: Path) -> list[Path]:
     """Files that were begun and not finished."""
     return [path for path in cache.rglob("*") if path.name.startswith(".")]

@@ -1,0 +1,45 @@
+"""Runs within tests: complete or stopped ones, and what of them must be equal to the last bit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tiny_run import RECIPE
+
+from logosphere.data.corpus import Corpus
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.loop import Event, create_run, run_training
+from logosphere.runs.run import Run
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.weights import read_tensors
+
+LOW_RATE = replace(RECIPE, steps=8, batch=6, validations=2, optim=OptimizerConfig(lr=1e-3, warmup=3), task="infilling")
+"""A learning rate at which rounding does not grow: several processes sum in another order."""
+
+
+def complete_run(recipe: TrainConfig, corpus: Corpus, path: Path) -> tuple[Run, list[Event]]:
+    """Create a run and train it to its end."""
+    run = create_run(recipe, corpus, path)
+    return run, list(run_training(run, corpus))
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    """A request to stop after so many steps, as `run_training` takes it."""
+    asked = iter(range(steps + 1))
+    return lambda: next(asked, steps) >= steps
+
+
+def metrics_without_times(run: Run) -> list[dict[str, Any]]:
+    """The metrics of a run without its timings."""
+    return [{name: value for name, value in line.items() if "seconds" not in name} for line in run.metrics()]
+
+
+def metric_values(run: Run, key: str = "train/loss") -> list[float]:
+    """All values of one metric, in the order of steps."""
+    return [line[key] for line in run.metrics() if key in line]
+
+
+def tensor_bytes(path: Path) -> list[bytes]:
+    """The bytes of all tensors of a file, in the order of their names."""
+    return [tensor.numpy().tobytes() for _, tensor in sorted(read_tensors(path).items())]
