@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import logosphere as ls
 from logosphere.data.datasets.examples import sequential_batches
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.steered import SteeredState
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.gradient_guidance import GradientGuidedState
 from logosphere.training.trainer import Trainer
 
 LENGTH, BASES, SAMPLES, BATCH = 70, 4, 256, 64
@@ -108,7 +108,7 @@ def steered_states(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
     guide = taught(noisy, BASES, data, seed=4)
 
     def way(strength: float) -> dict[str, object]:
-        judged = SteeredState(model.denoiser, model.process, lambda x: F.logsigmoid(guide(x)), strength)
+        judged = GradientGuidedState(model.denoiser, model.process, lambda x: F.logsigmoid(guide(x)), strength)
         return {"denoiser": judged}
 
     return way
@@ -117,7 +117,7 @@ def steered_states(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
 def guided(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
     """A classifier of noisy states: edits of discrete ones, gradients of others."""
     torch.manual_seed(4)
-    labeller = ls.Labeller.fresh(model, ["other", "promoter"], Network(width=32, depth=2, heads=2))
+    labeller = ls.Labeller.fresh(model, ["other", "promoter"], NetworkConfig(width=32, depth=2, heads=2))
     batches = (
         ls.Batch.of(tokens, condition=ls.Condition.of(labels=labels))
         for tokens, labels in picked(*data, LESSONS, seed=4)

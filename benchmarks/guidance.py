@@ -25,7 +25,7 @@ from harness import present
 import logosphere as ls
 from logosphere.data.batches import train_batches
 from logosphere.data.corpus import Corpus
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 
@@ -64,7 +64,7 @@ def run(*arguments: str) -> str:
 
 def labeller_of(model: ls.Model, corpus: Corpus, minutes: float) -> ls.Labeller:
     torch.manual_seed(0)
-    labeller = ls.Labeller.fresh(model, corpus.labels, Network(width=48, depth=2, heads=4, shape="8x8"))
+    labeller = ls.Labeller.fresh(model, corpus.labels, NetworkConfig(width=48, depth=2, heads=4, shape="8x8"))
     made = labeller.classifier
     crops = train_batches(corpus.train, 64, 16, 7)
     pace, optim = 20, OptimizerConfig(lr=1e-3, warmup=20)

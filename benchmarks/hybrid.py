@@ -5,8 +5,8 @@
 Small networks learn alike (96 × 3, length 64, 32 sequences a step). The bound of each on the validation split is split
 by what the network sees: a mask, a random token, the right token. Beside it stands what unigrams would pay at the same
 states; differences of the two scatter far less than either. `gidd, own embedding in the head` is the network as it was
-before (Trunk, `own`), `trained at masks alone` leaves the other positions out of its loss. The last columns are bits at
-masks with 9% of the text hidden: with random tokens around them as `gidd` has them, and with none.
+before (Backbone, `subtract_input`), `trained at masks alone` leaves the other positions out of its loss. The last
+columns are bits at masks with 9% of the text hidden: with random tokens around them as `gidd` has them, and with none.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.batches import windows
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import FullTransformer
-from logosphere.denoisers.wrappers import Informed
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.transformer import FullTransformer
+from logosphere.networks.wrappers import PosteriorHead
 from logosphere.noise import Drawn
 
 LENGTH, BATCH, V, SEQUENCES, DRAWS, LITTLE = 64, 32, 27, 512, 4, 0.1
-SIZE = Network(width=96, depth=3, heads=3)
+SIZE = NetworkConfig(width=96, depth=3, heads=3)
 
 
 def carrying(model: ls.Model) -> None:
     """Embeddings run straight into the head."""
     network = FullTransformer(model.process.codec, LENGTH, SIZE, reads_time=True)
-    model.denoiser = Informed(network, model.process)
+    model.denoiser = PosteriorHead(network, model.process)
 
 
 def masks_alone(model: ls.Model) -> None:

@@ -27,9 +27,9 @@ from latent_figures import Bench
 import logosphere as ls
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets.examples import Examples
-from logosphere.denoisers.network import Network
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.vocabulary import part_of
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import StepTaken, create_run, run_training
 from logosphere.runs.run import Run
@@ -196,7 +196,7 @@ class Rows:
             system=system, options=tuple(options), data=self.data, length=LENGTH[self.data], batch=32, steps=None,
             cpu_minutes=self.minutes, ema=0.998, precision=self.precision, seed=seed,
             validations=1, validation_sequences=32,
-            network=Network(width=128, depth=4, heads=4), optim=ls.OptimizerConfig(lr=2e-3, warmup=50),
+            network=NetworkConfig(width=128, depth=4, heads=4), optim=ls.OptimizerConfig(lr=2e-3, warmup=50),
         )  # fmt: skip
         run = Run(folder) if folder.exists() else create_run(recipe, self.corpus, folder)
         for event in run_training(run, self.corpus):

@@ -28,12 +28,12 @@ import logosphere as ls
 from logosphere.codecs.vertices import VertexCodec
 from logosphere.data.batches import windows
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.wrappers import Believing
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
 from logosphere.geometry.laws import bridge_laws
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.wrappers import BeliefInput
 from logosphere.noise import Keyed
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.spherical import Spherical, Start
@@ -208,7 +208,7 @@ def trained(run: Path) -> Case:
     model = Run(run).model("ema", {"path": "together"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
-    theirs = Believing(model.denoiser.inner, published.process)  # type: ignore[union-attr, arg-type]
+    theirs = BeliefInput(model.denoiser.inner, published.process)  # type: ignore[union-attr, arg-type]
     return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 

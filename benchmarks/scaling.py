@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from logosphere.data.corpora import open_corpus
-from logosphere.denoisers.network import Network
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
 from logosphere.noise import Keyed
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.estimate import ACTIVATIONS, cost, machine_speed
@@ -38,7 +38,7 @@ def sizes(steps: int) -> list[dict[str, float]]:
     rows = []
     for width, depth in SIZES:
         recipe = TrainConfig(
-            length=LENGTH, batch=BATCH, steps=steps, network=Network(width=width, depth=depth, heads=4)
+            length=LENGTH, batch=BATCH, steps=steps, network=NetworkConfig(width=width, depth=depth, heads=4)
         )
         bill = cost(recipe, VOCABULARY)
         model = build("mdlm", vocab_size=VOCABULARY, length=LENGTH, **vars(recipe.network))
@@ -109,7 +109,7 @@ def processes(steps: int) -> dict[str, float]:
 def saving(steps: int) -> dict[str, float]:
     """Wall seconds to save text8-tiny and to take it up again; what saving costs at once every 5 minutes."""
     recipe = TrainConfig(length=128, batch=32, steps=steps, validations=1, validation_sequences=2,
-                    network=Network(width=160, depth=4, heads=5))  # fmt: skip
+                    network=NetworkConfig(width=160, depth=4, heads=5))  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         os.environ["LOGOSPHERE_CACHE"] = f"{place}/cache"
         corpus = open_corpus("pydoc")

@@ -15,12 +15,13 @@ from harness import paired_ratio, present
 
 import logosphere as ls
 from logosphere.data.batches import Crops
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Head, Trunk
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.training.trainer import Trainer
 
 LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15
-NETWORK = Network(width=256, depth=4, heads=4)
+NETWORK = NetworkConfig(width=256, depth=4, heads=4)
 
 
 class Bare(torch.nn.Module):
@@ -29,8 +30,8 @@ class Bare(torch.nn.Module):
     def __init__(self, causal: bool) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(VOCABULARY + 1, NETWORK.width)
-        self.trunk = Trunk(NETWORK, LENGTH, reads_time=False, reach=0 if causal else NETWORK.neighbours)
-        self.head = Head(NETWORK.width, VOCABULARY)
+        self.trunk = Backbone(NETWORK, LENGTH, reads_time=False, reach=0 if causal else NETWORK.neighbours)
+        self.head = LinearHead(NETWORK.width, VOCABULARY)
         self.causal = causal
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

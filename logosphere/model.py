@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logosphere.denoisers.base import Denoiser, check_block
-from logosphere.denoisers.conditioned_rows import bound_of_rows
 from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser, check_block
+from logosphere.networks.self_conditioning import bound_by_group
 from logosphere.noise import Drawn, Noise, as_generator
 from logosphere.presets import DEFAULT, preset_label
 from logosphere.processes.base import Process, bound
@@ -77,9 +77,14 @@ class Model(nn.Module):
         if self.process.learns_noise and self.training and draws == 1:
             w = noise.quantiles(1, self.length // self.block)[:, 0]
             return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
-        if self.training and draws == 1 and isinstance(predict, Denoiser) and (every := predict.conditioned_rows()):
+        if (
+            self.training
+            and draws == 1
+            and isinstance(predict, Denoiser)
+            and (every := predict.self_conditioning_period())
+        ):
             w = noise.quantiles(1, self.length // self.block)[:, 0]
-            return bound_of_rows(self.process, predict, batch, w, noise, every)
+            return bound_by_group(self.process, predict, batch, w, noise, every)
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))
@@ -198,4 +203,4 @@ def _expand_times(t: Float[Tensor, "..."] | float, like: Tensor) -> Times:
 
 def told(predict: Predict, condition: Condition) -> Predict:
     """A denoiser that knows a condition; functions that are no denoisers are taken to know it already."""
-    return predict.given(condition) if isinstance(predict, Denoiser) else predict
+    return predict.with_condition(condition) if isinstance(predict, Denoiser) else predict

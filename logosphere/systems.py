@@ -15,8 +15,8 @@ from logosphere.presets import DEFAULT, presets
 from logosphere.presets import preset as find_preset
 
 if TYPE_CHECKING:
-    from logosphere.denoisers.base import Denoiser
     from logosphere.model import Model
+    from logosphere.networks.base import Denoiser
 
 
 _BY_NAME = {card.name: card for card in CARDS}
@@ -55,8 +55,8 @@ def build(
     Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
     preset="paper" is the published system (see `presets(name)`); options given beside a preset take its place.
     """
-    from logosphere.denoisers.network import Network
     from logosphere.model import Spec
+    from logosphere.networks.config import NetworkConfig
 
     if vocab_size < 2:
         raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
@@ -70,8 +70,8 @@ def build(
             raise UserError(f"'{name}' has no option '{option}'.{nearest(option, known)}")
     chosen = find_preset(name, preset)
     options = chosen.options | options
-    network_fields = {f.name for f in fields(Network)}
-    network = Network(**{key: value for key, value in options.items() if key in network_fields})
+    network_fields = {f.name for f in fields(NetworkConfig)}
+    network = NetworkConfig(**{key: value for key, value in options.items() if key in network_fields})
     own = {key: value for key, value in options.items() if key not in network_fields}
     model = builder(vocab_size, length, None if denoiser is None else network, **own)
     if denoiser is not FRESH:
@@ -94,11 +94,11 @@ def _builder(name: str) -> Callable[..., "Model"]:
 
 
 def _options(name: str) -> dict[str, Any]:
-    from logosphere.denoisers.network import Network
+    from logosphere.networks.config import NetworkConfig
 
     own = {
         parameter.name: parameter.default
         for parameter in inspect.signature(_builder(name)).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    return {f.name: f.default for f in fields(Network)} | own
+    return {f.name: f.default for f in fields(NetworkConfig)} | own

@@ -10,11 +10,11 @@ from logosphere.autoencoders.decoders import Causal, Parallel
 from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.autoencoders.standard import Standard
 from logosphere.autoencoders.text import TextAutoencoder
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.noise import Drawn, Keyed
 from logosphere.types import Batch
 
-SIZE = Network(width=16, depth=1, heads=2)
+SIZE = NetworkConfig(width=16, depth=1, heads=2)
 
 
 def scrambled(module: torch.nn.Module) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
-from logosphere.denoisers.transformer import BlockSession, BlockTransformer
+from logosphere.networks.transformer import BlockSession, BlockTransformer
 from logosphere.sampling.generate import generate
 
 LANGUAGE = skewed_chain(5, 12)

@@ -11,11 +11,11 @@ from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.denoisers.attention import Attention, plane_frequencies, rotary_table, rotate
-from logosphere.denoisers.convolution import ConvolutionTrunk
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.unet import Stage, UNetTrunk
 from logosphere.evaluation.images import encode_png, make_image_grid
+from logosphere.networks.attention import Attention, plane_frequencies, rotary_table, rotate
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.convolution import ConvolutionBackbone
+from logosphere.networks.unet import UNetBackbone, UNetStage
 from logosphere.noise import Drawn
 
 
@@ -39,7 +39,7 @@ def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
 
 def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
     attention = Attention(48, 4, 0.0)
-    attention.look_at_neighbours(ahead=True, axes=2)
+    attention.init_to_neighbours(ahead=True, axes=2)
     table = rotary_table(25, 12, (5, 5))
     q, k, _ = attention.qkv.bias.detach().view(3, 4, 12)
     q, k = (rotate(part[None, :, None].expand(1, 4, 25, 12), table) for part in (q, k))
@@ -77,7 +77,7 @@ def test_convolutions_hear_conditions_and_see_far() -> None:
     t, far = torch.ones(2, 300), torch.zeros(2, 300, dtype=torch.bool)
     far[:, 10] = True  # 270 places away: 4 · (1 + 1 + 4 + 16 + 64) = 344
     with torch.no_grad():
-        told = model.denoiser.given(ls.Condition.of(labels=torch.tensor([0, 1])))
+        told = model.denoiser.with_condition(ls.Condition.of(labels=torch.tensor([0, 1])))
         assert (told(z, t, z, far) != told(other, t, other, far)).any()
         near = told(z, t, z, far)
         assert (near[0] != near[1]).any()
@@ -135,18 +135,18 @@ def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
         assert (model.denoiser(z, later, z) != plain).any() and (model.denoiser(z, apart, z)[:, 0] != plain[:, 0]).any()
         fields = {"labels": torch.tensor([0, 1]), "signal": torch.ones(2, 384, 1)}
         for name, field in fields.items():
-            told = model.denoiser.given(ls.Condition.of(**{name: field}))
+            told = model.denoiser.with_condition(ls.Condition.of(**{name: field}))
             assert (told(z, t, z) != plain).any()
 
 
 def test_equal_times_of_a_u_net_are_one_time() -> None:
     model, z = u_net()
-    trunk = model.denoiser.inner.trunk
+    backbone = model.denoiser.inner.trunk
     h = torch.randn(2, 384, 16, generator=generator(6))
     with torch.no_grad():
-        torch.testing.assert_close(trunk(h, torch.full((2, 384), 0.3)), trunk(h, torch.full((2, 1), 0.3)))
+        torch.testing.assert_close(backbone(h, torch.full((2, 384), 0.3)), backbone(h, torch.full((2, 1), 0.3)))
         with pytest.raises(UserError, match="whole images"):
-            trunk(h[:, :100], torch.full((2, 1), 0.3))
+            backbone(h[:, :100], torch.full((2, 1), 0.3))
 
 
 @pytest.mark.parametrize("body", ["unet", "convolution"])
@@ -158,13 +158,16 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
     )
     tokens, gradients, asked = torch.arange(128).view(2, 64) % 3, [], [0]
     blocks = [
-        block for module in model.modules() if isinstance(module, ConvolutionTrunk | Stage) for block in module.blocks
+        block
+        for module in model.modules()
+        if isinstance(module, ConvolutionBackbone | UNetStage)
+        for block in module.blocks
     ]
     for block in blocks:
         block.register_forward_pre_hook(lambda *_: asked.__setitem__(0, asked[0] + 1))
     for anew in (False, True):
         for module in model.modules():
-            if isinstance(module, ConvolutionTrunk | Stage):
+            if isinstance(module, ConvolutionBackbone | UNetStage):
                 module.recompute = anew
         asked[0] = 0
         model.zero_grad()
@@ -176,10 +179,10 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
 
 @pytest.mark.parametrize("shape, halvings", [("8x8", 1), ("32x32x3", 3), ("28x28", 2), ("16x8x1", 1), ("24x12", 1)])
 def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
-    network = Network(**SMALL, shape=shape, body="unet")
+    network = NetworkConfig(**SMALL, shape=shape, body="unet")
     assert network.halvings == halvings
-    trunk = UNetTrunk(network, int(np.prod(network.axes)), reads_time=False)
-    assert trunk(torch.randn(1, int(np.prod(network.axes)), 16)).shape == (1, int(np.prod(network.axes)), 16)
+    backbone = UNetBackbone(network, int(np.prod(network.axes)), reads_time=False)
+    assert backbone(torch.randn(1, int(np.prod(network.axes)), 16)).shape == (1, int(np.prod(network.axes)), 16)
 
 
 @pytest.mark.parametrize(

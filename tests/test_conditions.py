@@ -7,8 +7,8 @@ from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import Condition, UserError
-from logosphere.denoisers.conditioner import Conditioner
-from logosphere.denoisers.wrappers import Guided, Informed
+from logosphere.networks.conditioning import Conditioner
+from logosphere.networks.wrappers import ClassifierFreeGuidance, PosteriorHead
 from logosphere.types import NO_TOKEN, Batch
 
 K, L = 4, 6
@@ -64,10 +64,10 @@ def test_each_sequence_hears_its_own_condition() -> None:
     model, condition = model_of("mdlm"), conditions(4)["source"]
     tokens, rng = torch.randint(K, (4, L), generator=generator(6)), generator(7)
     z, t = model.corrupt(tokens, 0.5, rng), torch.full((4, L), 0.5)
-    together = model.denoiser.given(condition)(z, t, tokens)
+    together = model.denoiser.with_condition(condition)(z, t, tokens)
     for row in range(4):
         alone = condition.each(lambda field, row=row: field[row : row + 1])
-        own = model.denoiser.given(alone)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
+        own = model.denoiser.with_condition(alone)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
         torch.testing.assert_close(own[0], together[row])
 
 
@@ -86,9 +86,9 @@ def test_the_session_of_a_told_network_agrees_with_the_network(name: str) -> Non
     model, condition = model_of(name), Condition.of(**{k: getattr(c, k) for k, c in conditions(3).items()})
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.5, generator(8)), torch.full((3, L), 0.5)
-    told = model.denoiser.given(condition)
+    told = model.denoiser.with_condition(condition)
     with torch.no_grad():
-        torch.testing.assert_close(told.session()(z, t, tokens), told(z, t, tokens), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(told.begin_sampling()(z, t, tokens), told(z, t, tokens), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -106,11 +106,11 @@ def test_guidance_is_linear_and_costs_two_evaluations() -> None:
     next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.7, generator(7)), torch.full((3, L), 0.7)
-    told = model.denoiser.given(condition)
-    without = model.denoiser.given(condition.withheld(torch.ones(3, dtype=torch.bool)))
+    told = model.denoiser.with_condition(condition)
+    without = model.denoiser.with_condition(condition.withheld(torch.ones(3, dtype=torch.bool)))
     c, u = told(z, t, tokens), without(z, t, tokens)
     for scale in (0.0, 1.0, 3.0):
-        torch.testing.assert_close(Guided(told, without, scale)(z, t, tokens), u + scale * (c - u))
+        torch.testing.assert_close(ClassifierFreeGuidance(told, without, scale)(z, t, tokens), u + scale * (c - u))
     assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition).nfe == 4
     assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition, guidance=3.0).nfe == 8
 
@@ -184,6 +184,6 @@ def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> No
 
 def test_wrappers_made_anew_stay_in_their_mode() -> None:
     model, condition = model_of("mdlm"), conditions(2)["labels"]
-    assert isinstance(model.denoiser, Informed)
-    assert not model.denoiser.given(condition).training
-    assert model.train().denoiser.given(condition).training
+    assert isinstance(model.denoiser, PosteriorHead)
+    assert not model.denoiser.with_condition(condition).training
+    assert model.train().denoiser.with_condition(condition).training

@@ -18,7 +18,7 @@ LAYERS = [
     ["noise", "schedules", "logsnr", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
-    ["denoisers"],
+    ["networks"],
     ["encoders", "autoencoders"],
     ["weights", "model"],
     ["sampling"],
@@ -31,12 +31,12 @@ LAYERS = [
 """From the ground up: a part may import parts of its own layer and of layers before it."""
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
-SETTINGS = {"logosphere.denoisers.network", "logosphere.training.optimizer"}
+SETTINGS = {"logosphere.networks.config", "logosphere.training.optimizer"}
 """Plain settings without torch, which recipes hold; they import nothing but errors."""
 
 
 def part_of(path: Path) -> str:
-    """'denoisers' for logosphere/denoisers/network.py, 'noise' for logosphere/noise.py."""
+    """'networks' for logosphere/networks/config.py, 'noise' for logosphere/noise.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

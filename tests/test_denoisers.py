@@ -10,15 +10,15 @@ from toy_models import SMALL, System, fill_zero_weights, random_network
 
 import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.attention import attend, block_causal_mask
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.errors import UserError
+from logosphere.networks.attention import attend, block_causal_mask
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.weights import write_tensors
 
 V, L, B = 7, 8, 3
-SIZE = Network(**SMALL)
+SIZE = NetworkConfig(**SMALL)
 CODEC = TokenCodec(V, mask=True)
 
 
@@ -124,7 +124,7 @@ def test_the_order_of_what_is_seen_matters(kind: str) -> None:
 def test_a_session_answers_as_the_whole_network(kind: str) -> None:
     """Step by step along a left-to-right walk, whatever a session remembers."""
     denoiser, (z, t, context) = made(kind), inputs()
-    session, whole = denoiser.session(), denoiser(z, t, context)
+    session, whole = denoiser.begin_sampling(), denoiser(z, t, context)
     for i in range(L):
         where = torch.zeros(B, L).bool()
         where[:, i] = True
@@ -134,7 +134,7 @@ def test_a_session_answers_as_the_whole_network(kind: str) -> None:
 @pytest.mark.parametrize("prompt", [1, 5, L - 1])
 def test_a_session_reads_a_prompt_at_once_and_hides_what_is_to_come(prompt: int) -> None:
     denoiser, (z, t, context) = made("causal"), inputs()
-    session, whole = denoiser.session(), denoiser(z, t, context)
+    session, whole = denoiser.begin_sampling(), denoiser(z, t, context)
     for i in range(prompt, L):
         where = (torch.arange(L) == i).expand(B, L)
         sofar = torch.where(torch.arange(L) < i, context, V)  # the sampler has hidden states there
@@ -143,8 +143,10 @@ def test_a_session_reads_a_prompt_at_once_and_hides_what_is_to_come(prompt: int)
 
 def test_a_session_does_not_outlive_its_walk() -> None:
     denoiser, (z, t, context) = made("causal"), inputs()
-    denoiser.session()(z, t, context)
-    torch.testing.assert_close(denoiser.session()(z, t, changed(context, 0)), denoiser(z, t, changed(context, 0)))
+    denoiser.begin_sampling()(z, t, context)
+    torch.testing.assert_close(
+        denoiser.begin_sampling()(z, t, changed(context, 0)), denoiser(z, t, changed(context, 0))
+    )
 
 
 @pytest.mark.thorough

@@ -13,9 +13,9 @@ from toy_models import SMALL, random_network
 import logosphere as ls
 from logosphere.codecs import embeddings
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.conditioner import Conditioner
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.conditioning import Conditioner
 from logosphere.noise import Drawn
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.predictions import STATES

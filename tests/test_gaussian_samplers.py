@@ -12,9 +12,9 @@ from toy_models import SMALL, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.steered import Steered, SteeredState
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.gradient_guidance import GradientGuided, GradientGuidedState
 from logosphere.noise import Drawn
 from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
 from logosphere.sampling.generate import generate
@@ -135,7 +135,7 @@ def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
     """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
     language, wish = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
     model = plain(language)
-    steered = Steered(Oracle(model, language), lambda p: (p @ wish).sum(1))
+    steered = GradientGuided(Oracle(model, language), lambda p: (p @ wish).sum(1))
     drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=steered)
     sequences, p = enumerate_sequences(language)
     tilted = p * wish[sequences].sum(1).exp()
@@ -149,13 +149,15 @@ def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
     language = independent_tokens(4, 6)
     model = random_network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
     wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
-    steered = Steered(model.denoiser, lambda p: (p @ wish).sum(1))
+    steered = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1))
     plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
     assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
     ar = random_network("ar", language)
-    unsteered = Steered(ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0)  # asks about all positions at every step
+    unsteered = GradientGuided(
+        ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0
+    )  # asks about all positions at every step
     assert torch.equal(*[ls.sample(ar, 50, rng=generator(1), denoiser=one) for one in (ar.denoiser, unsteered)])
-    idle = Steered(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
+    idle = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
     one, other = (ls.sample(model, n=9, steps=8, rng=generator(9), denoiser=way) for way in (None, idle))
     assert torch.equal(one, other)
 
@@ -174,14 +176,14 @@ def test_states_are_steered_through_the_network() -> None:
         return 3 * (clean @ direction).sum(1)
 
     def share(strength: float) -> float:
-        way = SteeredState(model.denoiser, model.process, judge, strength)
+        way = GradientGuidedState(model.denoiser, model.process, judge, strength)
         return float((ls.sample(model, n=60, steps=12, rng=generator(10), denoiser=way) == 2).float().mean())
 
     assert share(1.0) > share(0.0) + 0.1
     with pytest.raises(UserError, match="Steered"):
-        SteeredState(model.denoiser, random_network("plaid", language).process, judge)
+        GradientGuidedState(model.denoiser, random_network("plaid", language).process, judge)
     with pytest.raises(UserError, match="differentiable"):
-        ls.sample(model, denoiser=SteeredState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
+        ls.sample(model, denoiser=GradientGuidedState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
 
 
 # ---- self-conditioning ------------------------------------------------------------------------------------------

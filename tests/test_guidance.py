@@ -13,9 +13,9 @@ from toy_models import SMALL, System, random_network
 import logosphere as ls
 from logosphere import Condition, UserError
 from logosphere.data.languages import Oracle
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.network import Network
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
 from logosphere.sampling.generate import generate
 from logosphere.sampling.guidance import Against, Edits
 from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
@@ -43,7 +43,7 @@ class Labelled(Denoiser):
             condition,
         )
 
-    def given(self, condition: Condition) -> Denoiser:
+    def with_condition(self, condition: Condition) -> Denoiser:
         return Labelled(self.model, condition)
 
     def forward(self, z, t, context, where=None):
@@ -265,7 +265,7 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
     language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
     model = System(name).model(language)
     torch.manual_seed(1)
-    classifier = ls.NoisyClassifier(model.process, 4, 2, Network(width=32, depth=1, heads=2))
+    classifier = ls.NoisyClassifier(model.process, 4, 2, NetworkConfig(width=32, depth=1, heads=2))
 
     def batches():
         for seed in count():
@@ -291,5 +291,5 @@ def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
     with pytest.raises(UserError, match="at least 2 classes"):
         ls.NoisyClassifier(model.process, L, 1)
     with pytest.raises(UserError, match="with labels"):
-        classifier = ls.NoisyClassifier(model.process, L, 2, Network(width=8, depth=1, heads=1))
+        classifier = ls.NoisyClassifier(model.process, L, 2, NetworkConfig(width=8, depth=1, heads=1))
         list(ls.train_classifier(classifier, model, [ls.Batch.of(torch.zeros(2, L).long())], steps=1))

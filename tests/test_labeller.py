@@ -14,7 +14,7 @@ import logosphere as ls
 from logosphere import UserError
 from logosphere.cli import main
 from logosphere.data.languages import Oracle
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.noise import Drawn
 from logosphere.sampling.guidance import Edits, Gradients
 from logosphere.sampling.labeller import Labeller
@@ -22,7 +22,7 @@ from logosphere.training.classifier import _on_the_way, measure_classifier
 
 V, L, N = 4, 4, 300
 LANGUAGE = ls.languages.independent([0.25] * V, L)
-TINY = Network(width=32, depth=1, heads=2)
+TINY = NetworkConfig(width=32, depth=1, heads=2)
 
 
 def labelled(count: int, first: int = 0) -> Iterator[ls.Batch]:
@@ -55,7 +55,7 @@ def exact(name: str) -> ls.Model:
     return model
 
 
-def untaught(model: ls.Model, network: Network = TINY) -> Labeller:
+def untaught(model: ls.Model, network: NetworkConfig = TINY) -> Labeller:
     torch.manual_seed(1)
     return Labeller.fresh(model, ["zero", "one"], network)
 

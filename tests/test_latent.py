@@ -13,11 +13,11 @@ from toy_models import SMALL, random_network
 
 import logosphere as ls
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.conditioner import Conditioner
 from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.conditioning import Conditioner
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.processes.latent import Latent
 from logosphere.processes.predictions import STATES

@@ -13,7 +13,7 @@ import logosphere as ls
 from logosphere import UserError
 from logosphere.cli import main
 from logosphere.data.languages import Joint, Oracle
-from logosphere.denoisers.conditioner import Conditioner
+from logosphere.networks.conditioning import Conditioner
 from logosphere.sampling.lengths import Unended, of_length
 
 END, L = 3, 8

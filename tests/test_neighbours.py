@@ -9,8 +9,8 @@ from toy_languages import generator
 from toy_models import SMALL
 
 import logosphere as ls
-from logosphere.denoisers.neighbours import Neighbours, shifted
 from logosphere.errors import UserError
+from logosphere.networks.backbone import LocalMixing, shift
 
 
 @pytest.mark.parametrize("by", [-7, -5, -2, -1, 1, 2, 5, 7])
@@ -21,12 +21,12 @@ def test_shifts_are_those_of_an_array_with_zeros_around_it(axis: int, by: int) -
     for i in range(h.shape[axis]):
         if 0 <= i + by < h.shape[axis]:
             wanted.select(axis, i).copy_(h.select(axis, i + by))
-    assert torch.equal(shifted(h, axis, by), wanted)
+    assert torch.equal(shift(h, axis, by), wanted)
 
 
 @pytest.mark.parametrize("reach", [1, 2])
 def test_it_reads_the_places_on_both_sides_and_no_others(reach: int) -> None:
-    look = Neighbours(4, reach)
+    look = LocalMixing(4, reach)
     h = torch.randn(1, 9, 4, generator=generator(2))
     other = h.clone()
     other[0, 4] += 1
@@ -35,7 +35,7 @@ def test_it_reads_the_places_on_both_sides_and_no_others(reach: int) -> None:
 
 
 def test_in_an_image_the_places_next_door_are_those_of_all_axes() -> None:
-    look = Neighbours(4, 1, (3, 5))
+    look = LocalMixing(4, 1, (3, 5))
     h = torch.randn(1, 15, 4, generator=generator(3))
     other = h.clone()
     other[0, 7] += 1  # row 1, column 2

@@ -9,7 +9,7 @@ from toy_models import System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.logistic import Logistic
+from logosphere.networks.heads import LogisticHead
 from logosphere.noise import Drawn
 from logosphere.processes.ordinal import Ordinal, step_weights, transition
 
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_a_logistic_head_is_a_truncated_logistic_law() -> None:
     """Differences of the distribution function, renormalised, around tanh(seen + shift): within the values."""
-    head = Logistic(made(9), 9).double()
+    head = LogisticHead(made(9), 9).double()
     numbers = torch.randn(50, 2, generator=generator(5)).double()
     seen = head.values[torch.randint(9, (50,), generator=generator(6))]
     center, width = (seen + numbers[:, 0]).tanh()[:, None], (numbers[:, 1] - 2).exp()[:, None]

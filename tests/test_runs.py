@@ -10,8 +10,8 @@ from run_helpers import complete_run, metrics_without_times, stop_after, tensor_
 from tiny_run import RECIPE
 
 from logosphere.data.corpus import Corpus
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Saved, StepTaken, Validated, create_run, run_training
 from logosphere.runs.run import Run
@@ -19,7 +19,9 @@ from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged
 from logosphere.weights import read_tensors
 
-DROPOUT = replace(RECIPE, network=Network(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2)
+DROPOUT = replace(
+    RECIPE, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2
+)
 
 
 @pytest.mark.thorough

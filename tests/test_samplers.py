@@ -9,8 +9,8 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser
 from logosphere.processes.base import uniform_grid
 from logosphere.sampling import catalogue
 from logosphere.sampling.catalogue import LISTINGS, listing

@@ -11,8 +11,8 @@ from tiny_run import RECIPE
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
-from logosphere.denoisers.conditioner import Conditioner
 from logosphere.model import Model
+from logosphere.networks.conditioning import Conditioner
 from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.runs.loop import create_run, run_training

@@ -15,10 +15,10 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec, digits_needed
 from logosphere.data.languages import Language, Oracle
-from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
 from logosphere.geometry.bridges import LogBridge, simulate
 from logosphere.geometry.normal import matching_rho, mean_cosine, moment_matched
+from logosphere.networks.base import Denoiser
 from logosphere.noise import Drawn
 from logosphere.processes.clock import paper_law, paper_time, window_law
 from logosphere.processes.moves import MOVES
@@ -343,6 +343,6 @@ def test_self_conditioning_remembers_while_sampling_only() -> None:
     t = torch.full((2, 4), 0.6)
     first, second = (model.denoiser(z, t, context=z) for _ in range(2))
     torch.testing.assert_close(first, second)  # a function of the state
-    session = model.denoiser.session()
+    session = model.denoiser.begin_sampling()
     assert not torch.allclose(session(z, t, context=z), session(z, t, context=z))
     assert F.softmax(first, -1).isfinite().all()

@@ -15,8 +15,8 @@ from logosphere import pretrained
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
+from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.loop import Validated, create_run, initial_model, run_training
 from logosphere.runs.run import Run
@@ -103,14 +103,14 @@ def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Cor
     for differs, told, text in (
         (replace(recipe, system="md4"), r"system \(mdlm there, md4 here\)", corpus),
         (replace(recipe, length=9), r"length \(8 there, 9 here\)", corpus),
-        (replace(recipe, network=Network(width=32, depth=1, heads=2)), r"width \(16 there, 32 here\)", corpus),
+        (replace(recipe, network=NetworkConfig(width=32, depth=1, heads=2)), r"width \(16 there, 32 here\)", corpus),
         (replace(recipe, options=("schedule=cosine",)), r"schedule \(nothing there, cosine here\)", corpus),
         (recipe, r"tokenizer .*of equal size", foreign),
     ):
         with pytest.raises(UserError, match=told):
             create_run(differs, text, tmp_path / "child")
     assert not (tmp_path / "child").exists()
-    dropout = replace(recipe, network=Network(width=16, depth=1, heads=2, dropout=0.2))
+    dropout = replace(recipe, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.2))
     initial_model(create_run(dropout, corpus, tmp_path / "child"), corpus)
 
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.codecs.tokens import embedding
-from logosphere.denoisers.attention import KeyValues
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Head, Trunk
+from logosphere.networks.attention import KVCache
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.shapes import Float
 from logosphere.types import State, Tokens
 
@@ -42,15 +43,17 @@ class Parallel(Decoder):
     Where there are as many latents as tokens they are the states.
     """
 
-    def __init__(self, vocab_size: int, length: int, network: Network, *, latents: int, features: int, rebuilt: int):
+    def __init__(
+        self, vocab_size: int, length: int, network: NetworkConfig, *, latents: int, features: int, rebuilt: int
+    ):
         super().__init__()
         self.decompress = None
         if latents != length:
             self.decompress = Perceiver(network, memory=latents, memory_width=features, count=length)
             self.leave = nn.Linear(network.width, rebuilt)
         self.enter = nn.Linear(rebuilt if latents != length else features, network.width)
-        self.trunk = Trunk(network, length, reads_time=False)
-        self.head = Head(network.width, vocab_size)
+        self.trunk = Backbone(network, length, reads_time=False)
+        self.head = LinearHead(network.width, vocab_size)
 
     def forward(self, z: State, tokens: Tokens) -> Decoded:
         return self._decoded(z)
@@ -71,15 +74,15 @@ class Causal(Decoder):
 
     mask: Tensor
 
-    def __init__(self, vocab_size: int, length: int, network: Network, *, latents: int, features: int):
+    def __init__(self, vocab_size: int, length: int, network: NetworkConfig, *, latents: int, features: int):
         super().__init__()
         self.length, self.latents, self.start = length, latents, vocab_size
         self.enter = nn.Linear(features, network.width)
         self.places = nn.Parameter(0.2 * torch.randn(latents, network.width))
         self.begin = OwnPart(memory=latents, memory_width=features, count=length, width=network.width)
         self.stem = embedding(vocab_size + 1, network.width)
-        self.trunk = Trunk(network, latents + length, reads_time=False, looks_ahead=False)
-        self.head = Head(network.width, vocab_size)
+        self.trunk = Backbone(network, latents + length, reads_time=False, bidirectional=False)
+        self.head = LinearHead(network.width, vocab_size)
         place = torch.arange(latents + length)
         self.register_buffer("mask", (place[:, None] >= place) | (place < latents), persistent=False)
 
@@ -96,7 +99,7 @@ class Causal(Decoder):
         network, everything = self.trunk.network, self.latents + self.length
         heads = network.heads
         caches = [
-            KeyValues(len(z), heads, everything, network.width // heads, self.enter.weight) for _ in self.trunk.blocks
+            KVCache(len(z), heads, everything, network.width // heads, self.enter.weight) for _ in self.trunk.blocks
         ]
         place, own = torch.arange(everything, device=z.device), self.begin(z)
         self.trunk(self._prefix(z), positions=place[: self.latents], caches=caches)

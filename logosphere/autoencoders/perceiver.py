@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Memory, Trunk
+from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.config import NetworkConfig
 from logosphere.shapes import Bool, Float
 
 
@@ -37,10 +37,10 @@ class OwnPart(nn.Module):
 class Perceiver(nn.Module):
     """`count` queries read `memory` vectors, layer by layer, and talk to each other in between.
 
-    They do so in the trunk of all networks, which looks at a memory as at a source text.
+    They do so in the backbone of all networks, which attends to a memory as to a source text.
     """
 
-    def __init__(self, network: Network, *, memory: int, memory_width: int, count: int):
+    def __init__(self, network: NetworkConfig, *, memory: int, memory_width: int, count: int):
         super().__init__()
         width = network.width
         self.enter = nn.Linear(memory_width, width)
@@ -49,7 +49,7 @@ class Perceiver(nn.Module):
         self.places = nn.Parameter(0.2 * torch.randn(memory, width))
         self.queries = nn.Parameter(0.2 * torch.randn(count, width))
         looking = replace(network, labels=0, signal=0, source=memory, source_length=memory)
-        self.trunk = Trunk(looking, count, reads_time=False)
+        self.trunk = Backbone(looking, count, reads_time=False)
 
     def forward(
         self, memory: Float[Tensor, "B S d"], shown: Bool[Tensor, "B S"] | None = None
@@ -58,5 +58,5 @@ class Perceiver(nn.Module):
         if shown is None:
             shown = torch.ones(memory.shape[:2], dtype=torch.bool, device=memory.device)
         memory = memory * shown[..., None]
-        seen = Memory(self.enter(memory) + self.places, shown, None)
+        seen = ConditionTokens(self.enter(memory) + self.places, shown, None)
         return self.trunk(self.begin(memory) + self.queries, memory=seen)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from logosphere.autoencoders.standard import Standard
 from logosphere.cache import cache_folder
 from logosphere.codecs.tokens import embedding
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Trunk
 from logosphere.encoders.pretrained import Encoder
 from logosphere.encoders.states import States, cached_states
 from logosphere.errors import UserError
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.config import NetworkConfig
 from logosphere.shapes import Float
 from logosphere.types import Tokens
 
@@ -46,11 +46,11 @@ class Reader(nn.Module, ABC):
 class Learned(Reader):
     """A small transformer, trained with the rest of stage one."""
 
-    def __init__(self, vocab_size: int, length: int, network: Network):
+    def __init__(self, vocab_size: int, length: int, network: NetworkConfig):
         super().__init__()
         self.width = network.width
         self.stem = embedding(vocab_size, network.width)
-        self.trunk = Trunk(network, length, reads_time=False)
+        self.trunk = Backbone(network, length, reads_time=False)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:
         return F.layer_norm(self.trunk(self.stem(tokens)), (self.width,))

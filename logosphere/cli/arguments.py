@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 
 from logosphere.cli.console import parse
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
+from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.slurm import Job
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.recipes import RECIPES, recipe
@@ -284,7 +284,7 @@ class Bench(Arguments):
     """Steps of the sampler."""
     rounds: int = 5
     """Training steps that are timed."""
-    network: Network = field(default_factory=Network)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     json: bool = False
     """Print as JSON."""
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 from logosphere.cli import arguments as cli
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.denoisers.network import Network
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.bench import Bench, bench
 from logosphere.runs.run import Run
 from logosphere.systems import build
@@ -28,7 +28,7 @@ def run(arguments: cli.Bench, argv: list[str]) -> int:
     return 0
 
 
-def _models(arguments: cli.Bench) -> Iterator[tuple[str, Model, Network]]:
+def _models(arguments: cli.Bench) -> Iterator[tuple[str, Model, NetworkConfig]]:
     for path in arguments.runs:
         trained = Run(path)
         yield trained.path.name, trained.model(), trained.config.network

@@ -4,7 +4,7 @@ import math
 
 from logosphere.cli.arguments import TrainClassifier
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.denoisers.network import Network
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.auxiliary import train_classifier_of
 from logosphere.runs.run import Run
 
@@ -12,7 +12,7 @@ from logosphere.runs.run import Run
 def run(arguments: TrainClassifier, argv: list[str]) -> int:
     trained = Run(arguments.run)
     shape = trained.config.network.shape
-    network = Network(width=arguments.width, depth=arguments.depth, heads=arguments.heads, shape=shape)
+    network = NetworkConfig(width=arguments.width, depth=arguments.depth, heads=arguments.heads, shape=shape)
     found = train_classifier_of(
         trained, arguments.config, network, out=arguments.out, data=arguments.data, display=DISPLAY
     )

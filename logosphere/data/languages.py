@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
 from logosphere.noise import categorical
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times, Tokens

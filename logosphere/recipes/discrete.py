@@ -5,13 +5,12 @@ The defaults are what works best here; the settings of the papers are the preset
 
 from collections.abc import Sequence
 
-from logosphere.denoisers.logistic import Logistic
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.transformer import CausalTransformer
-from logosphere.denoisers.trunk import Head
-from logosphere.denoisers.wrappers import Copying, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead, LogisticHead
+from logosphere.networks.transformer import CausalTransformer
+from logosphere.networks.wrappers import CarryOver, PosteriorHead
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.interpolating import Interpolating, Weighting
 from logosphere.processes.mixing import Hybrid, Masking, Uniform
@@ -44,7 +43,7 @@ WEIGHTINGS: dict[str, Weighting | None] = {
 }
 
 
-def ar(vocab_size: int, length: int, network: Network | None) -> Model:
+def ar(vocab_size: int, length: int, network: NetworkConfig | None) -> Model:
     """The one-shot process in blocks of one position, read by a causal network."""
     denoiser = None if network is None else CausalTransformer(vocab_size, length, network)
     return Model(OneShot(vocab_size), denoiser, length=length, block=1)
@@ -53,7 +52,7 @@ def ar(vocab_size: int, length: int, network: Network | None) -> Model:
 def mdlm(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str | Sequence[float] = "linear",
     block: int | None = None,
@@ -82,7 +81,7 @@ def mdlm(
 def md4(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str | Sequence[float] = "linear",
     block: int | None = None,
@@ -107,7 +106,7 @@ def md4(
 def genmd4(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     block: int | None = None,
     times: str = "low-variance",
@@ -126,11 +125,11 @@ def genmd4(
     process = Statewise(vocab_size, first_time=t_min, eps=eps, times=sampler, all_masked=all_masked)
     model = diffusion_model(process, length, block, network if informed else None, reads_time=True)
     if network is not None and not informed:
-        model.denoiser = Copying(transformer(process, length, model.block, network, reads_time=True), process.mask)
+        model.denoiser = CarryOver(transformer(process, length, model.block, network, reads_time=True), process.mask)
     return model
 
 
-def ardm(vocab_size: int, length: int, network: Network | None, *, times: str = "low-variance") -> Model:
+def ardm(vocab_size: int, length: int, network: NetworkConfig | None, *, times: str = "low-variance") -> Model:
     """An autoregressive model of any order: L/l times the cross-entropy of l hidden tokens, l uniform on 1 … L.
 
     That average over orders (Hoogeboom et al. 2022, eq. 3) is the bound of masked diffusion, masks drawn by count.
@@ -143,7 +142,7 @@ def ardm(vocab_size: int, length: int, network: Network | None, *, times: str = 
 def bd3lm(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     block: int | None = None,
     clip: Sequence[float] = (0.0, 1.0),
@@ -169,7 +168,7 @@ def bd3lm(
 def d3pm_absorbing(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     timesteps: int | None = 1000,
     schedule: str | Sequence[float] = "linear",
@@ -186,7 +185,7 @@ def d3pm_absorbing(
 def d3pm_uniform(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     timesteps: int | None = 1000,
     schedule: str | Sequence[float] = "cosine",
@@ -213,7 +212,7 @@ def d3pm_uniform(
 def d3pm_gaussian(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     timesteps: int = 100,
     hybrid: float = 0.001,
@@ -240,15 +239,15 @@ def d3pm_gaussian(
     model = diffusion_model(process, length, block, network if head == "softmax" else None, reads_time=True)
     if network is not None and head == "logistic":
         inner = transformer(process, length, model.block, network, reads_time=True)
-        inner.head = Head(network.width, 2)
-        model.denoiser = Informed(Logistic(inner, vocab_size), process)
+        inner.head = LinearHead(network.width, 2)
+        model.denoiser = PosteriorHead(LogisticHead(inner, vocab_size), process)
     return model
 
 
 def multinomial(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     timesteps: int = 1000,
     hybrid: float = 0.0,
@@ -275,7 +274,7 @@ def multinomial(
 def udlm(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str | Sequence[float] = "linear",
     times: str = "low-variance",
@@ -290,7 +289,7 @@ def udlm(
 def sedd_absorb(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str | Sequence[float] = "log-linear",
     times: str = "low-variance",
@@ -306,7 +305,7 @@ def sedd_absorb(
 def sedd_uniform(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str | Sequence[float] = "geometric",
     times: str = "low-variance",
@@ -321,7 +320,7 @@ def sedd_uniform(
 def gidd(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     p_u: float = 0.1,
     schedule: str | Sequence[float] = "linear",
@@ -340,8 +339,8 @@ def gidd(
     evaluation: 0.17 to 1.2 nats of a sequence less, a surrogate.
 
     One head predicts at masks, which say nothing, and at tokens, which say nearly all. Unless own_embedding=True, the
-    embedding of a position's own token is taken out before that head (Trunk, `own`), because it would spoil what is
-    learnt at masks.
+    embedding of a position's own token is taken out before that head (Backbone, `subtract_input`), because it would
+    spoil what is learnt at masks.
     """
     if loss not in WEIGHTINGS:
         raise UserError(f"There is no loss '{loss}'.{nearest(loss, WEIGHTINGS)}")
@@ -350,4 +349,6 @@ def gidd(
     law = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
     sampler = TimeSampler(times, t_min, 1 - t_min)
     process = Interpolating(law, weighting=WEIGHTINGS[loss], times=sampler, cut_ends=protocol == "published")
-    return diffusion_model(process, length, block, network, reads_time=True, own=own_embedding or not law.spreads)
+    return diffusion_model(
+        process, length, block, network, reads_time=True, subtract_input=law.spreads and not own_embedding
+    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.scoring import Scoring
-from logosphere.denoisers.transformer import BlockTransformer, FullTransformer
-from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import ScoreHead
+from logosphere.networks.transformer import BlockTransformer, FullTransformer
+from logosphere.networks.wrappers import PosteriorHead
 from logosphere.processes.base import Process
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating
@@ -67,7 +67,7 @@ def score_model(
     times: TimeSampler,
     length: int,
     block: int | None,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     all_masked: bool = False,
 ) -> Model:
@@ -76,25 +76,33 @@ def score_model(
     process = Interpolating(law, head=head, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, block, None, reads_time=True)
     if network is not None:
-        model.denoiser = Scoring(transformer(process, length, model.block, network, reads_time=True), law, head)
+        model.denoiser = ScoreHead(transformer(process, length, model.block, network, reads_time=True), law, head)
     return model
 
 
 def diffusion_model(
-    process: Process, length: int, block: int | None, network: Network | None, *, reads_time: bool, own: bool = True
+    process: Process,
+    length: int,
+    block: int | None,
+    network: NetworkConfig | None,
+    *,
+    reads_time: bool,
+    subtract_input: bool = False,
 ) -> Model:
     """A model around a process, with a transformer if it is to have one."""
     block = length if block is None else block
     denoiser: Denoiser | None = None
     if network is not None:
-        denoiser = Informed(transformer(process, length, block, network, reads_time=reads_time, own=own), process)
+        denoiser = PosteriorHead(
+            transformer(process, length, block, network, reads_time=reads_time, subtract_input=subtract_input), process
+        )
     return Model(process, denoiser, length=length, block=block)
 
 
 def transformer(
-    process: Process, length: int, block: int, network: Network, *, reads_time: bool, own: bool = True
+    process: Process, length: int, block: int, network: NetworkConfig, *, reads_time: bool, subtract_input: bool = False
 ) -> FullTransformer | BlockTransformer:
     """The transformer that reads whole sequences, or block after block."""
     if block == length:
-        return FullTransformer(process.codec, length, network, reads_time=reads_time, own=own)
-    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time, own=own)
+        return FullTransformer(process.codec, length, network, reads_time=reads_time, subtract_input=subtract_input)
+    return BlockTransformer(process.codec, length, block, network, reads_time=reads_time, subtract_input=subtract_input)

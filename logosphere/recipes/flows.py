@@ -8,14 +8,20 @@ from torch import Tensor
 
 from logosphere.codecs.simplex import SimplexCodec
 from logosphere.codecs.vertices import Coordinates
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.inputs import Presentation, Presented, doubled, scaled
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.selfconditioned import SelfConditioned
-from logosphere.denoisers.transformer import FullTransformer
-from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.self_conditioning import SelfConditioning
+from logosphere.networks.transformer import FullTransformer
+from logosphere.networks.wrappers import (
+    BeliefInput,
+    InputTransform,
+    PosteriorHead,
+    TransformedInput,
+    centre_probabilities,
+    split_by_concentration,
+)
 from logosphere.processes.belief import BeliefPath, clear_accuracy
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.dirichlet import PACE, DirichletPath, clear_alpha
@@ -41,7 +47,7 @@ CHOICES = {
 def bfn(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     accuracy: float | int | None = None,
     timesteps: int | None = None,
@@ -66,7 +72,7 @@ def bfn(
     _positive(accuracy=accuracy, timesteps=timesteps)
     path = BeliefPath(vocab_size, accuracy or clear_accuracy(vocab_size), chain=timesteps is not None)
     process = Flow(SimplexCodec(vocab_size, width=path.width), path, _clock(clock, timesteps or CELLS), loss=loss)  # type: ignore[arg-type]
-    shown = scaled(vocab_size) if input == "scaled" else None
+    shown = centre_probabilities(vocab_size) if input == "scaled" else None
     return _model(process, length, network, posterior_head, input, self_conditioning, shown)
 
 
@@ -83,7 +89,7 @@ STRAIGHT = {
 def fisher_flow(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     geometry: str = "sphere",
     prior: str | None = None,
@@ -141,7 +147,7 @@ def fisher_flow(
 def dirichlet_flow(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     alpha: float | int | None = None,
     churn: float | int = 1.0,
@@ -177,7 +183,7 @@ def dirichlet_flow(
     else:
         paced = _exponential(last, MANY) if clock == "unbounded" else _clock(clock, CELLS)
     process = Flow(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
-    shown = doubled(lambda t: path.alpha(process.share(t))) if input == "doubled" else None
+    shown = split_by_concentration(lambda t: path.alpha(process.share(t))) if input == "doubled" else None
     return _model(process, length, network, posterior_head, input, self_conditioning, shown)
 
 
@@ -188,7 +194,7 @@ MOST_STICKS = 512
 def ddsm(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     construction: str = "shares",
     concentration: int | None = None,
@@ -293,11 +299,11 @@ def _clock(name: str, cells: int) -> Clock:
 def _model(
     process: Flow | TangentFlow,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     posterior_head: bool,
     input: str,
     self_conditioning: float,
-    shown: Presentation | None = None,
+    shown: InputTransform | None = None,
 ) -> Model:
     """`self_conditioning` is the probability with which training shows the network its own estimate; 0: never."""
     denoiser: Denoiser | None = None
@@ -310,11 +316,11 @@ def _model(
             denoiser.stem = Coordinates(reads, network.width)
         if self_conditioning:
             denoiser.stem = Coordinates(reads + tokens, network.width)
-            denoiser = SelfConditioned(denoiser, reads, tokens, probability=float(self_conditioning))
+            denoiser = SelfConditioning(denoiser, reads, tokens, probability=float(self_conditioning))
         if shown is not None:
-            denoiser = Presented(denoiser, shown)
+            denoiser = TransformedInput(denoiser, shown)
         if input == "belief":
-            denoiser = Believing(denoiser, process)
+            denoiser = BeliefInput(denoiser, process)
         if posterior_head:
-            denoiser = Informed(denoiser, process)
+            denoiser = PosteriorHead(denoiser, process)
     return Model(process, denoiser, length=length, block=length)

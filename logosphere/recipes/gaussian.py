@@ -2,9 +2,9 @@
 
 import math
 
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
 from logosphere.recipes.gaussian_parts import LEARNED, Settings, assembled
 
 # Paths end where the two nearest tokens are about 8 deviations apart, log-SNR ≈ log(64/distance²): nothing is left to
@@ -14,7 +14,7 @@ from logosphere.recipes.gaussian_parts import LEARNED, Settings, assembled
 def plaid(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     embedding: int = 16,
     norm: float | None = 1.0,
@@ -61,7 +61,7 @@ def plaid(
 def gaussian_ce(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     codec: str = "embeddings",
     embedding: int = 16,
@@ -105,7 +105,7 @@ beyond that a network without a posterior head pays in the bound for digits that
 def cdcd(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     embedding: int = 32,
     clock: str = "entropy",
@@ -145,7 +145,7 @@ LAST_STEP = -15.41
 def diffusion_lm(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     embedding: int = 16,
     predicts: str = "x0",
@@ -179,7 +179,7 @@ def diffusion_lm(
 def bit_diffusion(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     predicts: str = "x0",
     schedule: str = "cosine",
@@ -207,7 +207,7 @@ def bit_diffusion(
 def simplex(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str = "cosine",
     shift: float = 0.0,

@@ -9,17 +9,17 @@ from torch import Tensor
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.vertices import Coordinates
-from logosphere.denoisers.base import Denoiser, Wrapper
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.selfconditioned import SelfConditioned
-from logosphere.denoisers.transformer import FullTransformer
-from logosphere.denoisers.trunk import Head
-from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.logsnr.learned import Learned, LearnedNetwork
 from logosphere.logsnr.schedules import LogSNR, schedule
 from logosphere.logsnr.stepwise import sqrt_steps
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
+from logosphere.networks.self_conditioning import SelfConditioning
+from logosphere.networks.transformer import FullTransformer
+from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.predictions import STATES
@@ -114,7 +114,7 @@ class Settings:
         return every if abs(every * self.self_conditioning - 1) < 1e-6 else 0
 
 
-def assembled(vocab_size: int, length: int, network: Network | None, has: Settings) -> Model:
+def assembled(vocab_size: int, length: int, network: NetworkConfig | None, has: Settings) -> Model:
     """The model with these settings."""
     if has.codec in CODECS:
         codec = CODECS[has.codec](vocab_size)
@@ -176,8 +176,7 @@ class Standardised(Wrapper):
     """Scales states to variance 1, z/√(α²|e|²/d + σ²), and the estimates behind them likewise, √d x̂/|e| (Plaid)."""
 
     def __init__(self, inner: Denoiser, process: Gaussian):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -188,11 +187,11 @@ class Standardised(Wrapper):
         seen = z[..., : codec.width] / (clean * alpha.square() + sigma.square()).sqrt()
         return self.inner(torch.cat([seen, z[..., codec.width :] / clean**0.5], -1), t, context, where)
 
-    def around(self, inner: Denoiser) -> Denoiser:
+    def rewrap(self, inner: Denoiser) -> Denoiser:
         return Standardised(inner, self._process[0])
 
 
-def _network(process: Gaussian, codec: Embeddings, length: int, network: Network, has: Settings) -> Denoiser:
+def _network(process: Gaussian, codec: Embeddings, length: int, network: NetworkConfig, has: Settings) -> Denoiser:
     believes = has.input == "belief"
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     inner: Denoiser = FullTransformer(codec, length, network, reads_time=not believes)
@@ -206,14 +205,14 @@ def _network(process: Gaussian, codec: Embeddings, length: int, network: Network
     elif believes or shown:
         inner.stem = Coordinates(reads + shown, network.width)
     if has.predicts != "tokens":
-        inner.head = Head(network.width, codec.width)
+        inner.head = LinearHead(network.width, codec.width)
     informs = has.predicts == "tokens" and has.posterior_head
     denoiser: Denoiser = Standardised(inner, process) if has.input == "scaled" else inner
     if has.self_conditioning:
         estimate = _belief_after(process, informs) if believes else _state_after(process, informs, has.clips)
-        denoiser = SelfConditioned(denoiser, reads, shown, estimate, has.self_conditioning, has.every)
-    denoiser = Believing(denoiser, process) if believes else denoiser
-    return Informed(denoiser, process) if informs else denoiser
+        denoiser = SelfConditioning(denoiser, reads, shown, estimate, has.self_conditioning, has.every)
+    denoiser = BeliefInput(denoiser, process) if believes else denoiser
+    return PosteriorHead(denoiser, process) if informs else denoiser
 
 
 def _state_after(process: Gaussian, informs: bool, clips: bool) -> Callable[[Tensor, State, Times], Tensor]:

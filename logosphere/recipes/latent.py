@@ -13,14 +13,14 @@ from logosphere.autoencoders.perceiver import Perceiver
 from logosphere.autoencoders.readers import Frozen, Learned, Reader
 from logosphere.autoencoders.text import Scale, Teaching, TextAutoencoder
 from logosphere.codecs.vertices import Coordinates
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.selfconditioned import SelfConditioned
-from logosphere.denoisers.transformer import FullTransformer
 from logosphere.encoders.pretrained import encoder as encoder_by_name
 from logosphere.errors import UserError, nearest
 from logosphere.logsnr.schedules import schedule as schedule_by_name
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.self_conditioning import SelfConditioning
+from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.latent import Latent, Weighting
@@ -96,7 +96,7 @@ def _builder(system: Settings) -> Callable[..., Model]:
     def build(
         vocab_size: int,
         length: int,
-        network: Network | None,
+        network: NetworkConfig | None,
         *,
         latents: int | None = system.latents,
         compression: int = system.compression,
@@ -213,10 +213,10 @@ def _count(latents: int | None, compression: int, length: int) -> int:
     return count
 
 
-def _model(vocab_size: int, length: int, network: Network | None, has: Settings) -> Model:
+def _model(vocab_size: int, length: int, network: NetworkConfig | None, has: Settings) -> Model:
     if network is not None and network.signal:
         raise UserError("Latents stand at no positions, so no signal can be given along them; use labels or a source.")
-    codec = _codec(vocab_size, length, network or Network(), has)
+    codec = _codec(vocab_size, length, network or NetworkConfig(), has)
     path = Gaussian(
         codec,
         schedule_by_name(has.schedule, shift=-2 * math.log(has.tan), highest=has.last, lowest=has.lowest),
@@ -236,7 +236,7 @@ def _model(vocab_size: int, length: int, network: Network | None, has: Settings)
     return Model(process, denoiser, length=length, block=length)
 
 
-def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> TextAutoencoder:
+def _codec(vocab_size: int, length: int, network: NetworkConfig, has: Settings) -> TextAutoencoder:
     size = replace(network, depth=has.autoencoder_depth, labels=0, source=0, signal=0, dropout=0.0)
     reader: Reader = Learned(vocab_size, length, size)
     if has.encoder is not None:
@@ -254,7 +254,7 @@ def _codec(vocab_size: int, length: int, network: Network, has: Settings) -> Tex
 
 
 def _decoder(
-    vocab_size: int, length: int, size: Network, latents: int, features: int, rebuilt: int, from_left: bool
+    vocab_size: int, length: int, size: NetworkConfig, latents: int, features: int, rebuilt: int, from_left: bool
 ) -> Decoder:
     if from_left:
         return Causal(vocab_size, length, size, latents=latents, features=features)
@@ -269,11 +269,11 @@ def _clock() -> Clock:
     return Clock(even, even)
 
 
-def _network(process: Latent, codec: TextAutoencoder, network: Network, has: Settings) -> Denoiser:
+def _network(process: Latent, codec: TextAutoencoder, network: NetworkConfig, has: Settings) -> Denoiser:
     inner = FullTransformer(codec, codec.latents, network, reads_time=True)
     if not has.self_conditioning:
         return inner
     width = codec.features
     inner.stem = Coordinates(2 * width, network.width)
     null = nn.Parameter(torch.zeros(width)) if has.learned_null else None
-    return SelfConditioned(inner, width, width, process.estimate, has.self_conditioning, null=null)
+    return SelfConditioning(inner, width, width, process.estimate, has.self_conditioning, null=null)

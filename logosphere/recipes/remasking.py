@@ -1,9 +1,9 @@
 """Builders of masked systems that are sampled in another way than they are trained."""
 
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.remasker import Remasker
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.remasker import Remasker
 from logosphere.processes.interpolating import Interpolating
 from logosphere.recipes.discrete import mdlm
 from logosphere.systems import build
@@ -12,7 +12,7 @@ from logosphere.systems import build
 def g_star(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     schedule: str = "linear",
     exact_count: bool = True,
@@ -35,7 +35,7 @@ def g_star(
 def llada(
     vocab_size: int,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     *,
     loss: str = "bound",
     exact_count: bool = True,

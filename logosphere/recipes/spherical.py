@@ -10,17 +10,16 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.codecs.digits import DigitCodec
 from logosphere.codecs.vertices import Coordinates, VertexCodec
-from logosphere.denoisers.base import Denoiser
-from logosphere.denoisers.folded import FoldedTransformer
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.selfconditioned import SelfConditioned
-from logosphere.denoisers.transformer import FullTransformer
-from logosphere.denoisers.wrappers import Believing, Informed
 from logosphere.errors import UserError, nearest
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
 from logosphere.geometry.laws import STEPS, bridge_laws, laws_at
 from logosphere.geometry.normal import moment_matched, normal_parameters
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.self_conditioning import SelfConditioning
+from logosphere.networks.transformer import DigitTransformer, FullTransformer
+from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.clock import Clock, even_law, paper_law, window_law
 from logosphere.processes.rates import SCHEDULES, noise_left
 from logosphere.processes.scheduled import ScheduledSpherical, ScheduledSplit, table_times
@@ -50,7 +49,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
     def build(
         vocab_size: int,
         length: int,
-        network: Network | None,
+        network: NetworkConfig | None,
         *,
         start: str | float = "mask",
         total_noise: float | None = None,
@@ -179,7 +178,7 @@ rdlm_heat = _builder(HeatBridge.on, "in-turn")
 def _model(
     process: Spherical,
     length: int,
-    network: Network | None,
+    network: NetworkConfig | None,
     input: str,
     digits: str,
     self_conditioning: bool | float,
@@ -190,7 +189,7 @@ def _model(
         denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
         reads_states = isinstance(process, WideSpherical) or input == "state"
         if posterior_head or (posterior_head is None and reads_states):
-            denoiser = Informed(denoiser, process)
+            denoiser = PosteriorHead(denoiser, process)
     return Model(process, denoiser, length=length, block=length)
 
 
@@ -236,7 +235,7 @@ def _scheduled(
 
 
 def _network(
-    process: Spherical, length: int, network: Network, input: str, heads: bool, self_conditioning: bool | float
+    process: Spherical, length: int, network: NetworkConfig, input: str, heads: bool, self_conditioning: bool | float
 ) -> Denoiser:
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     codec, reads_time = process.codec, input == "state"
@@ -251,7 +250,7 @@ def _network(
     if isinstance(codec, DigitCodec) and heads:
         if self_conditioning:
             raise UserError("Self-conditioning needs digits=positions.")
-        inner = FoldedTransformer(codec, length, network, reads_time=reads_time)
+        inner = DigitTransformer(codec, length, network, reads_time=reads_time)
     else:
         if isinstance(codec, DigitCodec) and network.signal:
             raise UserError("A signal stands along tokens and not along their digits; leave out base.")
@@ -260,8 +259,8 @@ def _network(
         if self_conditioning:
             inner.stem = Coordinates(2 * codec.choices, network.width)
             probability = 0.5 if self_conditioning is True else self_conditioning
-            inner = SelfConditioned(inner, codec.choices, codec.choices, probability=probability)
-    return Believing(inner, process) if input == "belief" else inner
+            inner = SelfConditioning(inner, codec.choices, codec.choices, probability=probability)
+    return BeliefInput(inner, process) if input == "belief" else inner
 
 
 def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:

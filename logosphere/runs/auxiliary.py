@@ -11,9 +11,9 @@ from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets.examples import Examples
 from logosphere.data.splits import Split
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.progress import SILENT, Display
 from logosphere.runs.run import Run
@@ -63,7 +63,7 @@ def train_remasker_of(run: Run, config: AuxiliaryConfig, display: Display = SILE
 def train_classifier_of(
     run: Run,
     config: AuxiliaryConfig,
-    network: Network,
+    network: NetworkConfig,
     *,
     out: Path | None = None,
     data: str = "",

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.denoisers.network import Network
-from logosphere.denoisers.trunk import Head, Trunk
 from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.model import Model
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.sampling.generate import generate
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
@@ -27,11 +28,11 @@ WARM_UP = 2
 class Bare(nn.Module):
     """A transformer and nothing else; `block` is the number of positions that are written at once."""
 
-    def __init__(self, network: Network, vocab_size: int, length: int, block: int):
+    def __init__(self, network: NetworkConfig, vocab_size: int, length: int, block: int):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size + 1, network.width)
-        self.trunk = Trunk(network, length, reads_time=False, reach=network.neighbours if block == length else 0)
-        self.head = Head(network.width, vocab_size)
+        self.trunk = Backbone(network, length, reads_time=False, reach=network.neighbours if block == length else 0)
+        self.head = LinearHead(network.width, vocab_size)
         self.causal = block == 1
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class Bench:
     peak_bytes: int
 
 
-def bench(name: str, model: Model, network: Network, *, batch: int, steps: int, rounds: int) -> Bench:
+def bench(name: str, model: Model, network: NetworkConfig, *, batch: int, steps: int, rounds: int) -> Bench:
     """Train and sample a model for a few rounds, each beside the bare network so that both meet the same machine."""
     device, length = model.device, model.length
     tokens = torch.randint(model.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)

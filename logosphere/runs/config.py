@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
+from logosphere.networks.config import NetworkConfig
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
@@ -75,7 +75,7 @@ class TrainConfig:
     begin: str | None = None
     """A run or pretrained:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own
     recipe is the default."""
-    network: Network = field(default_factory=Network)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     optim: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class TrainConfig:
         A recipe holds every setting, so they are filled in here; whatever is set afterwards takes their place.
         """
         preset = find_preset(self.system, name)
-        sizes = {f.name for f in dataclasses.fields(Network)}
+        sizes = {f.name for f in dataclasses.fields(NetworkConfig)}
         options = {key: value for key, value in preset.options.items() if key in sizes}
         chosen = dataclasses.replace(self, preset=name, network=dataclasses.replace(self.network, **options))
         if not optimiser:
@@ -192,8 +192,8 @@ def _annotation(kind: Any) -> str:
 
 def _value(annotation: str, value: Any, place: str, default: Any) -> Any:
     """Check a plain value against the annotation of its field; settings within settings are filled with `default`."""
-    if "Network" in annotation or "OptimizerConfig" in annotation:
-        return _filled(Network if "Network" in annotation else OptimizerConfig, value, place, default)
+    if "NetworkConfig" in annotation or "OptimizerConfig" in annotation:
+        return _filled(NetworkConfig if "NetworkConfig" in annotation else OptimizerConfig, value, place, default)
     if value is None and "None" in annotation:
         return None
     if "tuple" in annotation and isinstance(value, list) and all(isinstance(item, str) for item in value):

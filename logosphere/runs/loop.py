@@ -14,12 +14,12 @@ from logosphere.data.datasets.examples import Examples
 from logosphere.data.splits import check_length
 from logosphere.data.streaming import StreamBatches
 from logosphere.data.tasks import find_task
-from logosphere.denoisers.convolution import ConvolutionTrunk
-from logosphere.denoisers.trunk import Trunk
-from logosphere.denoisers.unet import Stage
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.convolution import ConvolutionBackbone
+from logosphere.networks.unet import UNetStage
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.runs.checkpoints import CheckpointManager
 from logosphere.runs.config import TrainConfig
@@ -105,14 +105,14 @@ def build_model(config: TrainConfig, corpus: Corpus) -> Model:
     return model.to(find_device(config.device))
 
 
-def _recompute_activations(blocks: Trunk | ConvolutionTrunk | Stage) -> None:
+def _recompute_activations(blocks: Backbone | ConvolutionBackbone | UNetStage) -> None:
     blocks.recompute = True
 
 
-def _for_blocks(model: Model, change: Callable[[Trunk | ConvolutionTrunk | Stage], None]) -> None:
+def _for_blocks(model: Model, change: Callable[[Backbone | ConvolutionBackbone | UNetStage], None]) -> None:
     """Apply a change to every stack of blocks of the networks."""
     for module in model.modules():
-        if isinstance(module, Trunk | ConvolutionTrunk | Stage):
+        if isinstance(module, Backbone | ConvolutionBackbone | UNetStage):
             change(module)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
+from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig, read_config_file
 from logosphere.training.optimizer import OptimizerConfig
 
@@ -14,7 +14,7 @@ def demo() -> TrainConfig:
     """Two minutes on two cores, on text that every machine has."""
     return TrainConfig(
         length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
-        network=Network(width=128, depth=3, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=50), ema=0.995,
+        network=NetworkConfig(width=128, depth=3, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=50), ema=0.995,
     )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def text8_tiny() -> TrainConfig:
         steps=2000,
         validations=10,
         validation_sequences=256,
-        network=Network(width=160, depth=4, heads=5),
+        network=NetworkConfig(width=160, depth=4, heads=5),
         optim=OptimizerConfig(lr=4e-3, warmup=100),
         ema=0.998,
     )
@@ -36,7 +36,7 @@ def text8_tiny() -> TrainConfig:
 def text8_small() -> TrainConfig:
     """text8 at 3.2M parameters: an evening on a laptop or minutes on a GPU."""
     return replace(
-        text8_tiny(), batch=64, steps=20_000, network=Network(width=256, depth=4, heads=4),
+        text8_tiny(), batch=64, steps=20_000, network=NetworkConfig(width=256, depth=4, heads=4),
         optim=OptimizerConfig(lr=1e-3, warmup=500), ema=0.9995,
     )  # fmt: skip
 
@@ -45,7 +45,7 @@ def text8() -> TrainConfig:
     """text8 as in the papers: 12 × 768, length 256, 1M steps of 512 sequences (SEDD, MDLM, MD4, RDLM)."""
     return TrainConfig(
         data="text8", length=256, batch=512, steps=1_000_000, validations=100, validation_sequences=1024,
-        network=Network(width=768, depth=12, heads=12, dropout=0.0),
+        network=NetworkConfig(width=768, depth=12, heads=12, dropout=0.0),
         optim=OptimizerConfig(lr=3e-4, warmup=2500, final=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
     )  # fmt: skip
 
@@ -54,7 +54,8 @@ def digits() -> TrainConfig:
     """Handwritten digits, 8 × 8 pixels of 17 levels: images as tokens, offline, in minutes."""
     return TrainConfig(
         system="mdlm", data="digits", length=64, batch=64, steps=1500, validations=5, validation_sequences=128,
-        network=Network(width=128, depth=4, heads=4, shape="8x8"), optim=OptimizerConfig(lr=2e-3, warmup=50), ema=0.995,
+        network=NetworkConfig(width=128, depth=4, heads=4, shape="8x8"),
+        optim=OptimizerConfig(lr=2e-3, warmup=50), ema=0.995,
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def cifar10() -> TrainConfig:
     """CIFAR-10 as 3,072 pixels of 256 levels, in any order: 10 blocks (MD4, RDLM); for a GPU."""
     return TrainConfig(
         system="md4", data="cifar10", length=3072, batch=128, steps=100_000, validations=50, validation_sequences=256,
-        network=Network(width=512, depth=10, heads=8, shape="32x32x3", dropout=0.1),
+        network=NetworkConfig(width=512, depth=10, heads=8, shape="32x32x3", dropout=0.1),
         optim=OptimizerConfig(lr=3e-4, warmup=2500), ema=0.9999,
     )  # fmt: skip
 
@@ -71,7 +72,8 @@ def promoter_design() -> TrainConfig:
     """DNA of 96 bases from a signal along it (synthetic), by dilated convolutions; promoters:FILE takes 1,024."""
     return TrainConfig(
         system="rdlm-heat", data="synthetic-promoters", length=96, batch=64, steps=2000, validations=5,
-        network=Network(width=128, depth=10, body="convolution"), optim=OptimizerConfig(lr=1e-3, warmup=100), ema=0.998,
+        network=NetworkConfig(width=128, depth=10, body="convolution"),
+        optim=OptimizerConfig(lr=1e-3, warmup=100), ema=0.998,
     )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def sudoku() -> TrainConfig:
     """Sudokus from their clues: every cell depends on all others."""
     return TrainConfig(
         system="mdlm", data="sudoku", length=81, batch=64, steps=5000, validations=10,
-        network=Network(width=128, depth=4, heads=4, shape="9x9"), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        network=NetworkConfig(width=128, depth=4, heads=4, shape="9x9"), optim=OptimizerConfig(lr=2e-3, warmup=100),
         ema=0.998,
     )  # fmt: skip
 
@@ -88,8 +90,8 @@ def e2e() -> TrainConfig:
     """Descriptions of restaurants from their meaning, in 512 pieces of words."""
     return TrainConfig(
         system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
-        network=Network(width=192, depth=4, heads=6, source_length=128), optim=OptimizerConfig(lr=2e-3, warmup=100),
-        ema=0.998,
+        network=NetworkConfig(width=192, depth=4, heads=6, source_length=128),
+        optim=OptimizerConfig(lr=2e-3, warmup=100), ema=0.998,
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def dna() -> TrainConfig:
     """Human core promoters and other DNA, 70 bases, for a label."""
     return TrainConfig(
         system="rdlm-heat", data="promoters", length=70, batch=64, steps=5000, validations=5,
-        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        network=NetworkConfig(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
         ema=0.998,
     )  # fmt: skip
 
@@ -106,7 +108,7 @@ def smiles() -> TrainConfig:
     """The small molecules of QM9 as SMILES, of up to 28 characters."""
     return TrainConfig(
         system="mdlm", data="smiles", length=29, batch=128, steps=10_000, validations=10,
-        network=Network(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        network=NetworkConfig(width=128, depth=4, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=100),
         ema=0.998,
     )  # fmt: skip
 
@@ -115,7 +117,7 @@ def chorales() -> TrainConfig:
     """Bach's chorales of up to 80 beats, four voices a beat."""
     return TrainConfig(
         system="mdlm", data="chorales", length=320, batch=32, steps=5000, validations=10, validation_sequences=32,
-        network=Network(width=128, depth=4, heads=4, shape="80x4"), optim=OptimizerConfig(lr=2e-3, warmup=100),
+        network=NetworkConfig(width=128, depth=4, heads=4, shape="80x4"), optim=OptimizerConfig(lr=2e-3, warmup=100),
         ema=0.998,
     )  # fmt: skip
 
@@ -139,7 +141,9 @@ def medium(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
     """The same recipe at 24 × 1024, some 350M parameters (as 'medium' in SEDD)."""
 
     def larger() -> TrainConfig:
-        return replace(small(), network=Network(width=1024, depth=24, heads=16), precision="bfloat16", accumulate=8)
+        return replace(
+            small(), network=NetworkConfig(width=1024, depth=24, heads=16), precision="bfloat16", accumulate=8
+        )
 
     return larger
 
@@ -150,8 +154,8 @@ def billion(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
     def largest() -> TrainConfig:
         begun = small()
         return replace(
-            begun, network=Network(width=2048, depth=22, heads=16), precision="bfloat16", shard=True, recompute=True,
-            accumulate=8,            optim=replace(begun.optim, lr=2e-4, spike=10.0),
+            begun, network=NetworkConfig(width=2048, depth=22, heads=16), precision="bfloat16", shard=True,
+            recompute=True, accumulate=8, optim=replace(begun.optim, lr=2e-4, spike=10.0),
         )  # fmt: skip
 
     return largest

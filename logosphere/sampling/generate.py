@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from logosphere.denoisers.base import Denoiser, check_block
-from logosphere.denoisers.classifier import path_of_states
-from logosphere.denoisers.conditioner import check_guidable
-from logosphere.denoisers.wrappers import Counting, Remembering, Selective, Sharpened, Tally
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser, check_block
+from logosphere.networks.classifier import state_path
+from logosphere.networks.conditioning import check_guidable
+from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.noise import Keyed, as_generator
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.base import Process
@@ -89,21 +89,21 @@ def generate(
         raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
-    share, tally = group.local_slice(n), Tally()
+    share, counter = group.local_slice(n), NFECounter()
     given = _given(model, n, known, tokens).part(share)
     condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
-    guide = None if guide is None or not guide.strength else guide.part(share).counted(tally)
+    guide = None if guide is None or not guide.strength else guide.part(share).counted(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(move.grid, model.process)
     plan = model_plan(model, move.steps(model.length, steps), grid, sampler.blocks)
     started = time.perf_counter()
     with _evaluating(model, network):
         # Two memories would confuse each other: what is cached, or asked about in part, has no session.
-        told, untold = _asked(network, condition, guidance, tally, session=not (cached or move.adaptive))
+        told, untold = _asked(network, condition, guidance, counter, session=not (cached or move.adaptive))
         predict, move = Guides(guidance, untold, temperature, guide).applied(model.process, told, move)
         move = GreedyEnd(move) if greedy_end else move
-        predict = Selective(predict) if move.adaptive else predict
-        predict = Sharpened(predict, temperature, top_p, top_k, min_p) if filtered else predict
-        predict = Remembering(predict) if cached else predict
+        predict = ActiveRows(predict) if move.adaptive else predict
+        predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
+        predict = CachedDenoiser(predict) if cached else predict
         drawn, noise = given.tokens, Keyed(seed, 0, given.ids, given.place, n)
         if len(given):  # of many processes some may have nothing to write
             for frame in walk(
@@ -113,7 +113,7 @@ def generate(
                 if watch is not None:
                     watch(frame)
             drawn = model.process.codec.decode(frame.z)
-    (asked,) = group.all_reduce(tally.sequences + move.asked)
+    (asked,) = group.all_reduce(counter.sequences + move.asked)
     return Generation(group.all_gather(drawn, n), asked / n, time.perf_counter() - started)
 
 
@@ -158,7 +158,7 @@ def _chosen(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule
 
 def filters(process: Process) -> bool:
     """Are there probabilities of tokens that a temperature, top-k, top-p or min-p could change?"""
-    return process.predicts_tokens and path_of_states(process) is None
+    return process.predicts_tokens and state_path(process) is None
 
 
 def _check_move(move: Stepper, network: Denoiser, filtered: bool) -> None:
@@ -182,22 +182,22 @@ def _evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 def _asked(
-    network: Denoiser, condition: Condition | None, guidance: float, tally: Tally, *, session: bool
+    network: Denoiser, condition: Condition | None, guidance: float, counter: NFECounter, *, session: bool
 ) -> tuple[Denoiser, Denoiser | None]:
     """The denoiser of a run, told its condition and counted; and, to be guided by, the one without it."""
 
     def counted(denoiser: Denoiser) -> Denoiser:
-        return Counting(denoiser.session() if session else denoiser, tally)
+        return CountedDenoiser(denoiser.begin_sampling() if session else denoiser, counter)
 
     if condition is None:
         if guidance != 1:
             raise UserError("Guidance needs a condition to guide by; pass condition=… or leave guidance at 1.")
         return counted(network), None
-    told = network.given(condition)
+    told = network.with_condition(condition)
     if guidance == 1:
         return counted(told), None
     check_guidable(network)
-    without = network.given(condition.withheld(torch.ones_like(condition.given)))
+    without = network.with_condition(condition.withheld(torch.ones_like(condition.given)))
     return counted(told), counted(without)
 
 

@@ -1,7 +1,7 @@
 """Guidance: writing more of what a condition, or a classifier, asks for.
 
 By the condition itself (Ho and Salimans 2022; Schiff et al. 2024, D-CFG): p(· | y)^γ p(·)^{1-γ}, normalised. Where
-tokens only appear out of masks the laws are those of the prediction (denoisers.wrappers.Guided); where tokens turn into
+tokens only appear out of masks the laws are those of the prediction (ClassifierFreeGuidance); where tokens turn into
 tokens a prediction to a power belongs to no step, and the laws are those of the step, p(z_s | z_t).
 
 By a classifier p(y | z_t) of noisy states (Schiff et al. 2024, D-CBG; Nisonoff et al. 2024): p(·) p(y | edit)^γ, where
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.base import Denoiser, Wrapper
-from logosphere.denoisers.classifier import path_of_states
-from logosphere.denoisers.steered import Steered, SteeredState
-from logosphere.denoisers.wrappers import Guided, Sharpened, Tally
 from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.networks.classifier import state_path
+from logosphere.networks.gradient_guidance import GradientGuided, GradientGuidedState
+from logosphere.networks.wrappers import ClassifierFreeGuidance, LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers import Ask, Stepper
 from logosphere.shapes import Bool, Float, Int64
@@ -70,7 +70,7 @@ class Guide(ABC):
         """Refuse a process that cannot be guided so."""
 
     @abstractmethod
-    def counted(self, tally: Tally) -> "Guide":
+    def counted(self, counter: NFECounter) -> "Guide":
         """The same with its evaluations counted; one with its gradient counts as one."""
 
     @abstractmethod
@@ -142,9 +142,9 @@ class Edits(Guide):
         answer = self.classifier(rows, t)
         return answer.gather(-1, self.labels.to(answer.device)[sequence][:, None]).squeeze(-1)
 
-    def counted(self, tally: Tally) -> "Edits":
+    def counted(self, counter: NFECounter) -> "Edits":
         def asked(rows: Float[Tensor, "N L K"], t: Float[Tensor, "N L"]) -> Float[Tensor, "N C"]:
-            tally.sequences += len(rows)
+            counter.sequences += len(rows)
             return self.classifier(rows, t)
 
         return replace(self, classifier=asked)
@@ -173,12 +173,12 @@ class Gradients(Guide):
     strength: float = 1.0
 
     def __call__(self, rows: Float[Tensor, "B M K"]) -> Float[Tensor, " B"]:
-        """log p(y | it) of the label y of each sequence: a judge (denoisers/steered.py)."""
+        """log p(y | it) of the label y of each sequence: the objective of networks/gradient_guidance.py."""
         return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
 
-    def counted(self, tally: Tally) -> "Gradients":
+    def counted(self, counter: NFECounter) -> "Gradients":
         def asked(rows: Float[Tensor, "B M K"]) -> Float[Tensor, "B C"]:
-            tally.sequences += len(rows)
+            counter.sequences += len(rows)
             return self.classifier(rows)
 
         return replace(self, classifier=asked)
@@ -193,10 +193,10 @@ class Gradients(Guide):
             raise UserError("This model predicts a velocity or a score, which guidance by gradients cannot tilt.")
 
     def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
-        path = path_of_states(process)
+        path = state_path(process)
         if path is None:
-            return Steered(predict, self, self.strength), move
-        return SteeredState(predict, path, self, self.strength), move
+            return GradientGuided(predict, self, self.strength), move
+        return GradientGuidedState(predict, path, self, self.strength), move
 
 
 def _some(labels: Int64[Tensor, " B"], rows: slice | Bool[Tensor, " B"]) -> Int64[Tensor, " N"]:
@@ -211,8 +211,8 @@ class Edited(Wrapper):
     """
 
     def __init__(self, inner: Denoiser, edits: Edits):
-        super().__init__()
-        self.inner, self.block, self.reads_time, self.edits = inner, inner.block, inner.reads_time, edits
+        super().__init__(inner)
+        self.edits = edits
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where)
@@ -220,11 +220,11 @@ class Edited(Wrapper):
         pull = self.edits.pull(out.shape[-1] + 1, z, t, torch.zeros_like(t), every)[:, :-1].to(out.dtype)
         return out + (pull.view_as(out) if where is None else pull)
 
-    def around(self, inner: Denoiser) -> Denoiser:
+    def rewrap(self, inner: Denoiser) -> Denoiser:
         return Edited(inner, self.edits)
 
-    def rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
-        return Edited(self.inner.rows(kept), self.edits.part(kept))
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+        return Edited(self.inner.select_rows(kept), self.edits.part(kept))
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Guides:
         """Predictions, or steps, that are guided: which of both, the process knows."""
         predict = told
         if self.untold is not None and process.guides_steps:
-            move = move.tilted(Against(Sharpened(self.untold, self.temperature), self.scale))
+            move = move.tilted(Against(LogitsFilter(self.untold, self.temperature), self.scale))
         elif self.untold is not None:
-            predict = Guided(told, self.untold, self.scale)
+            predict = ClassifierFreeGuidance(told, self.untold, self.scale)
         return (predict, move) if self.guide is None else self.guide.applied(process, predict, move)

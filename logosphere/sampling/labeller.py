@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.classifier import NoisyClassifier
-from logosphere.denoisers.network import Network
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.classifier import NoisyClassifier
+from logosphere.networks.config import NetworkConfig
 from logosphere.sampling.guidance import Edits, Gradients, Guide
 from logosphere.weights import fill, read_recipe, read_tensors, write_recipe, write_tensors
 
@@ -29,7 +29,7 @@ class Labeller:
     """Names, in the order of their numbers."""
 
     @staticmethod
-    def fresh(model: Model, labels: Sequence[str], network: Network | None = None) -> "Labeller":
+    def fresh(model: Model, labels: Sequence[str], network: NetworkConfig | None = None) -> "Labeller":
         """One that knows nothing yet (training/classifier.py)."""
         classifier = NoisyClassifier(model.process, model.length, len(labels), network)
         return Labeller(classifier.to(model.device), tuple(labels))
@@ -77,7 +77,7 @@ class Labeller:
         if tokenizer and about["tokenizer"] not in ("", tokenizer):
             raise UserError(f"The classifier in {folder} reads other tokens than this model writes; {AGAIN}")
         try:
-            network = Network(**about["network"])
+            network = NetworkConfig(**about["network"])
         except TypeError as problem:
             raise UserError(f"{folder / ABOUT} describes no network ({problem}); restore it from a copy.") from None
         found = Labeller.fresh(model, about["labels"], network)
@@ -90,7 +90,7 @@ def _noise(model: Model) -> dict[str, Any]:
     """What a classifier must share with a model: the states, and how they become noise; not the size of its network."""
     if model.spec is None:
         raise UserError("Only models made by build(…) can have a classifier that is kept.")
-    sizes = {field.name for field in fields(Network)}
+    sizes = {field.name for field in fields(NetworkConfig)}
     options = {name: value for name, value in model.spec.options.items() if name not in sizes}
     noise = {"system": model.spec.system, "vocabulary": model.vocab_size, "length": model.length, "options": options}
     same: dict[str, Any] = json.loads(json.dumps(noise))  # as it reads on disk: tuples are lists there

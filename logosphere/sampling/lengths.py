@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import Denoiser, Wrapper
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating
 from logosphere.shapes import Bool, Int64
@@ -26,8 +26,7 @@ class Unended(Wrapper):
     """Does not say `end` at the first `length` positions."""
 
     def __init__(self, inner: Denoiser, end: int, length: int, vocab_size: int):
-        super().__init__()
-        self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+        super().__init__(inner)
         self.end, self.length, self.vocab_size = end, length, vocab_size
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -39,7 +38,7 @@ class Unended(Wrapper):
         ends = torch.arange(out.shape[-1], device=out.device) == self.end
         return torch.where(before[..., None] & ends, NEVER, out)
 
-    def around(self, inner: Denoiser) -> Denoiser:
+    def rewrap(self, inner: Denoiser) -> Denoiser:
         return Unended(inner, self.end, self.length, self.vocab_size)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.denoisers.base import check_block
 from logosphere.errors import UserError, nearest
+from logosphere.networks.base import check_block
 from logosphere.processes.base import uniform_grid
 from logosphere.shapes import Float
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.denoisers.classifier import NoisyClassifier, rows_of
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.classifier import NoisyClassifier, classifier_input
 from logosphere.noise import Drawn, Noise
 from logosphere.shapes import Float, Int64
 from logosphere.training.auxiliary import AuxiliaryStep, train_auxiliary
@@ -60,7 +60,7 @@ def measure_classifier(
 def _asked(classifier: NoisyClassifier, model: Model, batch: Batch, noise: Noise) -> Float[Tensor, "B C"]:
     z, t = _on_the_way(model, batch, noise)
     with torch.no_grad():
-        rows = rows_of(model.process, model.denoiser, z, t)
+        rows = classifier_input(model.process, model.denoiser, z, t)
     return classifier(rows, t)
 
 

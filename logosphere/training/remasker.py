@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.denoisers.remasker import Remasker
-from logosphere.denoisers.transformer import FullTransformer
-from logosphere.denoisers.trunk import Trunk
-from logosphere.denoisers.wrappers import Informed
 from logosphere.errors import UserError
 from logosphere.model import Model, told
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.remasker import Remasker
+from logosphere.networks.transformer import FullTransformer
+from logosphere.networks.wrappers import PosteriorHead
 from logosphere.noise import Drawn
 from logosphere.shapes import Float
 from logosphere.training.auxiliary import train_auxiliary
@@ -82,9 +82,9 @@ def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
 
 def _inherit(remasker: Remasker, model: Model) -> None:
     """Begin with the denoiser's first blocks, unless the remasker has been trained before."""
-    inner = model.denoiser.inner if isinstance(model.denoiser, Informed) else model.denoiser
+    inner = model.denoiser.inner if isinstance(model.denoiser, PosteriorHead) else model.denoiser
     untrained = not bool(remasker.head.weight.any())
     if not untrained or not isinstance(inner, FullTransformer) or inner.reads_time or inner.conditioner is not None:
         return
-    if isinstance(inner.trunk, Trunk):
+    if isinstance(inner.trunk, Backbone):
         remasker.inherit(inner.stem, inner.trunk)

@@ -12,7 +12,7 @@ import torch
 from scipy.special import log_softmax, softmax
 
 import logosphere as ls
-from logosphere.denoisers.logistic import Logistic
+from logosphere.networks.heads import LogisticHead
 from logosphere.noise import Drawn
 from logosphere.schedules import schedule
 
@@ -251,7 +251,7 @@ def test_published_gaussian_matrices_of_many_values() -> None:
 
 def test_the_logistic_head_is_the_published_one() -> None:
     model = ls.build("d3pm-gaussian", vocab_size=9, length=4, width=8, depth=1, heads=1, preset="paper")
-    head = next(part for part in model.denoiser.modules() if isinstance(part, Logistic)).double()
+    head = next(part for part in model.denoiser.modules() if isinstance(part, LogisticHead)).double()
     numbers, seen = RNG.normal(size=(N, 2)), RNG.integers(0, 9, N)
     found = head._logits(*tensors(numbers, np.linspace(-1, 1, 9)[seen])).softmax(-1)
     wanted = [

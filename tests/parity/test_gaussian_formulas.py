@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.denoisers.selfconditioned import SelfConditioned
 from logosphere.logsnr.learned import Learned, LearnedNetwork
+from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.noise import Noise
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import FIRST, Gaussian
@@ -366,13 +366,13 @@ def test_split_clock() -> None:
 @pytest.mark.parametrize("name", ["plaid", "cdcd", "bit-diffusion"])
 def test_without_an_estimate_it_is_the_plain_network(name: str) -> None:
     model = built(name, preset="paper").eval()
-    conditioned = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioned))
+    conditioned = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning))
     width = conditioned.reads
     z, t = at(40, 3, L, width), torch.full((3, L), 0.4)
     null = conditioned.inner(torch.cat([z, torch.zeros_like(z)], -1), t, z)
-    assert torch.equal(conditioned.shown(z, t, z, None, None), null)
-    assert torch.equal(conditioned.conditioning(False)(z, t, z), null)
+    assert torch.equal(conditioned.predict(z, t, z, None, None), null)
+    assert torch.equal(conditioned.with_self_conditioning(False)(z, t, z), null)
     estimate = conditioned.estimate(null, z, t)
     shown = conditioned.inner(torch.cat([z, estimate.detach()], -1), t, z)
     torch.testing.assert_close(conditioned(z, t, z), shown)
-    torch.testing.assert_close(conditioned.conditioning(True)(z, t, z), shown)
+    torch.testing.assert_close(conditioned.with_self_conditioning(True)(z, t, z), shown)

@@ -15,10 +15,9 @@ from toy_languages import generator, sticky_chain
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
-from logosphere.denoisers.conditioned_rows import bound_of_rows
-from logosphere.denoisers.selfconditioned import SelfConditioned
-from logosphere.denoisers.transformer import FullTransformer
 from logosphere.errors import UserError
+from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
+from logosphere.networks.transformer import FullTransformer
 from logosphere.noise import Keyed, Noise
 from logosphere.presets import presets
 from logosphere.processes.gaussian import FIRST
@@ -220,7 +219,7 @@ def test_conditioned_sequences_train_the_network_alone() -> None:
     torch.manual_seed(5)
     first = int(torch.randint(4, ()))
     torch.manual_seed(5)
-    bound = bound_of_rows(process, model.denoiser, batch, w, noise, 4)
+    bound = bound_by_group(process, model.denoiser, batch, w, noise, 4)
     assert [len(call) for call in calls] == [6, 2, 2]
     assert not calls[0].any() and not calls[1].any() and calls[2].abs().sum((1, 2)).gt(0).all()
     conditioned = torch.arange(8) % 4 == first
@@ -255,7 +254,7 @@ def test_batches_smaller_than_the_period_are_trained() -> None:
 def test_a_bound_conditions_at_the_same_state() -> None:
     """The estimate is a function of z_t and t: two evaluations of one state, and none of what came before."""
     model = built("plaid").eval()
-    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioned)).inner
+    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[tuple[Tensor, Tensor]] = []
     inner.register_forward_pre_hook(lambda module, given: calls.append((given[0], given[1])))
     model.nelbo(tokens(40), generator(41), draws=2)
@@ -268,7 +267,7 @@ def test_a_bound_conditions_at_the_same_state() -> None:
 def test_states_are_scaled_to_variance_one() -> None:
     """z/√(α²/d + σ²) and √d x̂ for unit embeddings."""
     model = built("plaid").eval()
-    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioned)).inner
+    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[Tensor] = []
     inner.inner.register_forward_pre_hook(lambda module, given: calls.append(given[0]))
     z, last = torch.randn(2, L, 16, generator=generator(42)), torch.randn(2, L, 16, generator=generator(43))
@@ -335,7 +334,7 @@ def test_cdcd_loss_and_sampler() -> None:
 
 def test_half_of_the_sequences_are_conditioned_in_cdcd() -> None:
     model = built("cdcd")
-    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioned)).inner
+    inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[int] = []
     inner.register_forward_pre_hook(lambda module, given: calls.append(len(given[0])))
     list(ls.fit(model, [tokens(70, rows=6)], steps=1))
@@ -370,7 +369,7 @@ def test_bit_diffusion_loss_and_sampler() -> None:
 
 def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
     model = built("bit-diffusion").eval()
-    conditioned = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioned))
+    conditioned = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning))
     out = torch.tensor([[[3.0, -2.0, 0.25]]])
     assert conditioned.estimate(out, out, torch.ones(1, 1)).tolist() == [[[1.0, -1.0, 0.25]]]
 

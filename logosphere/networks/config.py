@@ -1,40 +1,40 @@
-"""The size of a network and what it reads, apart from the network: recipes read it without loading torch."""
+"""Size and inputs of a network as plain settings, which can be read without importing torch."""
 
 import re
 from dataclasses import dataclass
 
 from logosphere.errors import UserError
 
-WIDEST, DEEPEST, LARGEST = 1 << 17, 1 << 10, 1 << 24
-"""Beyond these a size is a slip of the pen or a damaged file, and building such a network would never end."""
+MAX_WIDTH, MAX_DEPTH, MAX_VOCABULARY = 1 << 17, 1 << 10, 1 << 24
+"""Larger sizes come from typing errors or damaged files, and such a network could not be built."""
 
-FARTHEST = 8
-"""Neighbours cost a matrix each; what is farther away is for attention."""
+MAX_NEIGHBOURS = 8
+"""Each neighbour costs a matrix; attention covers larger distances."""
 
-SMALLEST = 4
-"""A U-Net stops halving before a side would be shorter than this."""
+MIN_SIDE = 4
+"""Shortest side, in pixels, of the smallest grid of a U-Net."""
 
 
 @dataclass(frozen=True)
-class Network:
-    """The size of a transformer, and the conditions it can be told."""
+class NetworkConfig:
+    """The size of a network, its backbone and the conditions it accepts."""
 
     width: int = 128
     """Features per position."""
     depth: int = 4
-    """Number of blocks; of a U-Net, of those at each extent, on the way down and again on the way up."""
+    """Number of blocks; of a U-Net, of those at each resolution, on the way down and again on the way up."""
     heads: int = 4
     """Attention heads; must divide the width into even parts."""
     dropout: float = 0.0
     """Share of activations dropped while training."""
     neighbours: int = 1
-    """Places on each side that a transformer of whole sequences reads directly, beside attention; 0 for none."""
+    """Positions on each side that a transformer of whole sequences reads directly, beside attention; 0 for none."""
     body: str = "transformer"
-    """What reads the states: attention, dilated convolutions (for DNA), or a U-Net (for images)."""
+    """Backbone: transformer, convolution (dilated, for DNA) or unet (for images)."""
     shape: str = ""
     """Extents of images, such as 32x32x3: positions then have a row, a column and a channel."""
     labels: int = 0
-    """Number of labels a sequence may be written for; 0 for none."""
+    """Number of labels a sequence may be conditioned on; 0 for none."""
     source: int = 0
     """Size of the vocabulary of source texts; 0 for none."""
     source_length: int = 64
@@ -45,14 +45,17 @@ class Network:
     def __post_init__(self) -> None:
         if min(self.width, self.depth, self.heads) < 1:
             raise UserError("The width, depth and number of heads of a network must be at least 1.")
-        if self.width > WIDEST or self.depth > DEEPEST or max(self.labels, self.source, self.source_length) > LARGEST:
-            raise UserError(f"A network has at most {WIDEST:,} features, {DEEPEST:,} blocks and {LARGEST:,} labels.")
+        sizes = (self.labels, self.source, self.source_length)
+        if self.width > MAX_WIDTH or self.depth > MAX_DEPTH or max(sizes) > MAX_VOCABULARY:
+            raise UserError(
+                f"A network has at most {MAX_WIDTH:,} features, {MAX_DEPTH:,} blocks and {MAX_VOCABULARY:,} labels."
+            )
         if self.width % (2 * self.heads):
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
-        if not 0 <= self.neighbours <= FARTHEST:
-            raise UserError(f"neighbours is a number of places from 0 to {FARTHEST}, not {self.neighbours}.")
+        if not 0 <= self.neighbours <= MAX_NEIGHBOURS:
+            raise UserError(f"neighbours is a number of places from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")
         if self.body not in ("transformer", "convolution", "unet"):
             raise UserError(f"The body of a network is transformer, convolution or unet, not '{self.body}'.")
         if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):
@@ -69,24 +72,24 @@ class Network:
             raise UserError("A U-Net reads images; give their extents, such as shape=32x32 or shape=32x32x3.")
         if not self.halvings:
             raise UserError(
-                f"A U-Net halves the sides of an image, and those of {self.shape} are odd or below {2 * SMALLEST}; "
+                f"A U-Net halves the sides of an image, and those of {self.shape} are odd or below {2 * MIN_SIDE}; "
                 "use a transformer."
             )
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The extents of `shape`; none for a plain sequence."""
+        """The extents in `shape`; empty for a plain sequence."""
         return tuple(map(int, self.shape.split("x"))) if self.shape else ()
 
     @property
     def halvings(self) -> int:
-        """How often a U-Net halves both sides of an image: while they are even and not small."""
+        """How many times a U-Net halves both sides of an image: while they are even and at least 2 MIN_SIDE."""
         (rows, columns), count = self.axes[:2], 0
-        while not (rows % 2 or columns % 2 or min(rows, columns) < 2 * SMALLEST):
+        while not (rows % 2 or columns % 2 or min(rows, columns) < 2 * MIN_SIDE):
             rows, columns, count = rows // 2, columns // 2, count + 1
         return count
 
     @property
     def conditional(self) -> bool:
-        """Can it be told anything?"""
+        """Whether the network accepts any condition."""
         return max(self.labels, self.source, self.signal) > 0

@@ -1,7 +1,7 @@
-"""Attention with rotary positions, and what may look at what.
+"""Multi-head attention with rotary positions, its key-value cache, and attention masks.
 
-Three patterns cover every model: all positions see each other (`full`); position i sees i and earlier (`causal`);
-noisy blocks see themselves and the clean blocks before them (`block_causal_mask`).
+Three masks cover every model: full (all positions), causal (position i sees positions up to i), and block-causal
+(noisy blocks see themselves and the clean blocks before them, `block_causal_mask`).
 """
 
 import math
@@ -13,50 +13,50 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.shapes import Bool, Float, Int64
 
+ROTARY_BASE = 10_000.0
+
 
 def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Float[Tensor, "2 L h"]:
-    """cos and sin of place × frequency (Su et al. 2021, RoPE).
+    """Return cos and sin of coordinate × frequency (Su et al. 2021, RoPE).
 
-    A sequence has one place per position. An image has one for each axis, and the planes of a head are shared out to
-    the axes in turn (Heo et al. 2024, axial RoPE), so that a head can look along any of them.
+    A position of a sequence has one coordinate. A position of an image has one for each axis, and the rotation planes
+    of a head are assigned to the axes in turn (Heo et al. 2024, axial RoPE), so that a head can look along any axis.
     """
     if axes and math.prod(axes) != length:
         raise UserError(f"A shape of {'x'.join(map(str, axes))} has {math.prod(axes)} positions, not {length}.")
-    places = torch.cartesian_prod(*map(torch.arange, axes or (length,))).view(length, -1).float()
+    coordinates = torch.cartesian_prod(*map(torch.arange, axes or (length,))).view(length, -1).float()
     frequencies, axis = plane_frequencies(head_width, max(1, len(axes)))
-    angles = places[:, axis] * frequencies
+    angles = coordinates[:, axis] * frequencies
     angles = torch.cat([angles, angles], dim=1)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
-    """The frequency of each plane, base^(-i/n) with i counted within its axis, and the axis it turns with."""
+    """Return the frequency of each rotation plane, base^(-i/n) with i counted within its axis, and its axis."""
     planes = torch.arange(head_width // 2)
-    own = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes that the same axis has
-    return BASE ** (-(planes // axes).float() / own), planes % axes
-
-
-BASE = 10_000.0
+    count = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes of the same axis
+    return ROTARY_BASE ** (-(planes // axes).float() / count), planes % axes
 
 
 def rotate(x: Float[Tensor, "B H M h"], table: Float[Tensor, "2 M h"]) -> Float[Tensor, "B H M h"]:
-    """Turn each pair of coordinates by the angle of its position."""
+    """Rotate each pair of features by the angle of its position."""
     left, right = x.chunk(2, dim=-1)
     return x * table[0] + torch.cat([-right, left], dim=-1) * table[1]
 
 
 def block_causal_mask(length: int, block: int) -> Bool[Tensor, "N N"]:
-    """May query q see key k? Over the 2L positions [noisy ; clean] of block diffusion (Arriola et al. 2025, BD3-LM).
+    """Return whether query q sees key k, over the 2L positions [noisy ; clean] of block diffusion (BD3-LM).
 
-    Noisy block b sees itself and the clean blocks before b; clean block b sees clean blocks up to b.
+    Noisy block b sees itself and the clean blocks before b; clean block b sees clean blocks up to b (Arriola et al.
+    2025).
     """
     b = torch.arange(length) // block
     same, before = b[:, None] == b, b[:, None] > b
     return torch.cat([torch.cat([same, before], 1), torch.cat([torch.zeros_like(same), same | before], 1)], 0)
 
 
-class KeyValues:
-    """The keys and values of positions already read, for one attention layer."""
+class KVCache:
+    """Keys and values of the positions computed so far, for one attention layer."""
 
     def __init__(self, batch: int, heads: int, length: int, head_width: int, like: Tensor):
         self.keys = like.new_empty(batch, heads, length, head_width)
@@ -64,6 +64,7 @@ class KeyValues:
         self.filled = 0
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values of further positions, and return those of all positions so far."""
         end = self.filled + keys.shape[2]
         self.keys[:, :, self.filled : end], self.values[:, :, self.filled : end] = keys, values
         self.filled = end
@@ -78,9 +79,9 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Float[Tensor, "B H M h"]:
-    """softmax(q kᵀ / √h) v by torch's own fused kernel (Vaswani et al. 2017).
+    """Return softmax(q kᵀ / √h) v, by torch's fused kernel (Vaswani et al. 2017).
 
-    On a processor always in full precision: in bfloat16 its backward pass takes three times as long there.
+    On a CPU always in float32: the backward pass in bfloat16 takes three times as long there.
     """
     if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
@@ -91,8 +92,8 @@ def attend(
 class Attention(nn.Module):
     """Multi-head self-attention.
 
-    Queries and keys have a bias, and it starts such that each head looks at one neighbour. Without it a head can find
-    a place only by what stands there, and a network that reads noise spends hundreds of steps to learn to look around.
+    Queries and keys have a bias, which is initialised such that each head attends to one neighbour. Without it a head
+    can select a position only by content, and a network of noisy inputs takes hundreds of steps to learn positions.
     """
 
     def __init__(self, width: int, heads: int, dropout: float):
@@ -102,17 +103,18 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     @torch.no_grad()
-    def look_at_neighbours(self, *, ahead: bool, axes: int = 1) -> None:
-        """Head by head, look 1, 2, 3 … places back; with `ahead`, 1 back, 1 ahead, 2 back, 2 ahead … Axes take turns.
+    def init_to_neighbours(self, *, ahead: bool, axes: int = 1) -> None:
+        """Initialise the biases so that each head attends to one relative position.
 
-        q = r (1, 0) and k = r (cos ωδ, sin ωδ) in each plane add r² Σ_ω cos(ω(i - j - δ)) to what decides, largest at
-        j = i - δ. With r = 3 a head looks there and nowhere else; with 1 it hardly does, and learns much more slowly.
+        The offsets of successive heads are 1, 2, 3 … back; with `ahead`, 1 back, 1 ahead, 2 back, 2 ahead …; the axes
+        of an image alternate. Biases q = r (1, 0) and k = r (cos ωδ, sin ωδ) in each plane add r² Σ_ω cos(ω(i - j - δ))
+        to the attention logits, largest at j = i - δ. r = 3 concentrates a head there; r = 1 learns much more slowly.
         """
-        turn, along = torch.arange(self.heads) // axes, torch.arange(self.heads) % axes
-        back = (1 + turn // 2) * (1 - 2 * (turn % 2)) if ahead else 1 + turn
+        rank, head_axis = torch.arange(self.heads) // axes, torch.arange(self.heads) % axes
+        offset = (1 + rank // 2) * (1 - 2 * (rank % 2)) if ahead else 1 + rank
         width = self.qkv.in_features // self.heads
         frequencies, axis = plane_frequencies(width, axes)
-        angles = back[:, None] * frequencies * (axis == along[:, None])
+        angles = offset[:, None] * frequencies * (axis == head_axis[:, None])
         q, k, _ = self.qkv.bias.zero_().view(3, self.heads, width)
         q[:, : width // 2] = 3
         k.copy_(3 * torch.cat([angles.cos(), angles.sin()], 1))
@@ -123,7 +125,7 @@ class Attention(nn.Module):
         table: Float[Tensor, "2 M h"],
         mask: Bool[Tensor, "M N"] | None,
         causal: bool,
-        cache: KeyValues | None,
+        cache: KVCache | None,
     ) -> Float[Tensor, "B M D"]:
         B, M, D = h.shape
         q, k, v = self.qkv(h).view(B, M, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, M, h] each
@@ -136,7 +138,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of positions to a memory of other vectors."""
+    """Multi-head attention of positions to a memory: vectors of another sequence."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

@@ -1,0 +1,252 @@
+"""Networks as denoisers of sequences.
+
+`FullTransformer` reads all noisy states (its backbone may also be convolutional), `DigitTransformer` does so with one
+position for all digits of a token, `CausalTransformer` reads the clean tokens before each position, `BlockTransformer`
+noisy blocks and the clean blocks before them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from logosphere.codecs.base import Codec
+from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import embedding
+from logosphere.codecs.vertices import Coordinates
+from logosphere.errors import UserError
+from logosphere.networks.attention import KVCache, block_causal_mask
+from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.base import Denoiser, check_block
+from logosphere.networks.conditioning import ConditionalNetwork, add_signal, build_conditioner
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.convolution import ConvolutionBackbone
+from logosphere.networks.heads import LinearHead
+from logosphere.networks.unet import UNetBackbone
+from logosphere.shapes import Float
+from logosphere.types import Logits, Parts, Positions, State, Times
+
+
+def check_transformer(network: NetworkConfig) -> None:
+    """Raise UserError for convolutional backbones, which see both directions and so cannot generate blocks."""
+    if network.body != "transformer":
+        raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
+
+
+def build_backbone(
+    network: NetworkConfig, length: int, *, reads_time: bool, subtract_input: bool
+) -> Backbone | ConvolutionBackbone | UNetBackbone:
+    """Return the bidirectional backbone that the configuration names."""
+    match network.body:
+        case "convolution":
+            return ConvolutionBackbone(network, reads_time=reads_time, subtract_input=subtract_input)
+        case "unet":
+            return UNetBackbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
+        case _:
+            return Backbone(
+                network, length, reads_time=reads_time, subtract_input=subtract_input, reach=network.neighbours
+            )
+
+
+def squeeze_shared_time(t: Times) -> Float[Tensor, "B M"]:
+    """Return a single column if all positions of each sequence share a time, so that it is embedded once."""
+    return t[:, :1] if bool((t == t[:, :1]).all()) else t
+
+
+class FullTransformer(ConditionalNetwork):
+    """Every position sees every noisy state."""
+
+    def __init__(
+        self, codec: Codec, length: int, network: NetworkConfig, *, reads_time: bool, subtract_input: bool = False
+    ):
+        super().__init__()
+        self.block, self.reads_time = length, reads_time
+        self.stem = codec.stem(network.width)
+        self.trunk = build_backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
+        self.head = LinearHead(network.width, codec.choices)
+        self.conditioner = build_conditioner(network)
+
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        times = squeeze_shared_time(t) if self.reads_time else None
+        return self.trunk(add_signal(self.stem(z), memory), times, memory=memory)
+
+
+class DigitTransformer(ConditionalNetwork):
+    """Every token is one position: it reads the states of the token's m digits and has one head for each digit.
+
+    A sequence of L tokens then costs L positions instead of m·L.
+    """
+
+    def __init__(self, codec: DigitCodec, length: int, network: NetworkConfig, *, reads_time: bool):
+        super().__init__()
+        self.block, self.reads_time = length * codec.digits, reads_time
+        self.digits, self.base = codec.digits, codec.base
+        self.stem = Coordinates(codec.digits * codec.base, network.width)
+        self.trunk = Backbone(network, length, reads_time=reads_time, reach=network.neighbours)
+        self.head = LinearHead(network.width, codec.digits * codec.base)
+        self.conditioner = build_conditioner(network)
+
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B T D"]:
+        joined = z[..., : self.base].unflatten(1, (-1, self.digits)).flatten(2)
+        times = squeeze_shared_time(t[:, :: self.digits]) if self.reads_time else None
+        return self.trunk(add_signal(self.stem(joined), memory), times, memory=memory)
+
+    def predict(
+        self, z: State, t: Times, context: State, where: Positions | None, memory: ConditionTokens | None
+    ) -> Logits:
+        out = self.head(self.features(z, t, context, memory)).unflatten(2, (self.digits, self.base)).flatten(1, 2)
+        return out if where is None else out[where]
+
+    def predict_parts(
+        self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
+    ) -> Parts:
+        out = self.predict(z, t, context, where, memory)
+        return lambda rows: out[rows]
+
+
+class CausalTransformer(ConditionalNetwork):
+    """Position i sees the clean tokens before i. Its own state has no information in a one-shot process."""
+
+    def __init__(self, vocab_size: int, length: int, network: NetworkConfig):
+        super().__init__()
+        check_transformer(network)
+        self.block, self.reads_time, self.start = 1, False, vocab_size
+        self.stem = embedding(vocab_size + 1, network.width)
+        self.trunk = Backbone(network, length, reads_time=False, bidirectional=False)
+        self.head = LinearHead(network.width, vocab_size)
+        self.conditioner = build_conditioner(network)
+
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        return self.trunk(add_signal(self.stem(self.shift_right(context)), memory), causal=True, memory=memory)
+
+    def shift_right(self, context: State) -> State:
+        """Return the token before each position, with a start symbol before the first; masks are never attended to."""
+        before = F.pad(context, (1, 0), value=self.start)[:, :-1]
+        return before.clamp_max(self.start)
+
+    def open_session(self, memory: ConditionTokens | None) -> Denoiser:
+        return CausalSession(self, memory)
+
+
+class CausalSession(Denoiser):
+    """A causal transformer in one run of a sampler; it caches keys, values and features of past positions."""
+
+    def __init__(self, model: CausalTransformer, memory: ConditionTokens | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.memory = model, 1, False, memory
+        self.caches: list[KVCache] = []
+        self.features = torch.empty(0)
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if not self.caches:
+            self._allocate(context)
+        if where is None:  # includes positions whose past is not generated yet: must not be cached
+            return self.model.predict(z, t, context, None, self.memory)
+        end = int(where.any(0).nonzero().max()) + 1
+        if end > self.caches[0].filled:
+            self._extend(context, end)
+        return self.model.head(self.features[where])
+
+    def _allocate(self, context: State) -> None:
+        backbone, (B, L), like = self.model.trunk, context.shape, self.model.stem.weight
+        heads, width = backbone.network.heads, backbone.network.width
+        self.caches = [KVCache(B, heads, L, width // heads, like) for _ in backbone.blocks]
+        self.features = like.new_empty(B, L, width)
+        if self.memory is None and self.model.conditioner is not None:
+            self.memory = self.model.conditioner.empty_tokens(B)
+
+    def _extend(self, context: State, end: int) -> None:
+        """Cache the positions up to `end`."""
+        start = self.caches[0].filled
+        h = self.model.stem(self.model.shift_right(context[:, :end])[:, start:])
+        h = add_signal(h, self.memory, slice(start, end))
+        new = torch.arange(start, end, device=h.device)
+        mask = None if len(new) == 1 else new[:, None] >= torch.arange(end, device=h.device)
+        self.features[:, start:end] = self.model.trunk(
+            h, positions=new, mask=mask, caches=self.caches, memory=self.memory
+        )
+
+
+class BlockTransformer(ConditionalNetwork):
+    """Noisy block b sees itself and the clean blocks before it, all blocks in one pass over [z ; context]."""
+
+    mask: Tensor
+    positions: Tensor
+
+    def __init__(
+        self,
+        codec: Codec,
+        length: int,
+        block: int,
+        network: NetworkConfig,
+        *,
+        reads_time: bool,
+        subtract_input: bool = False,
+    ):
+        super().__init__()
+        check_transformer(network)
+        check_block(length, block)
+        self.block, self.reads_time = block, reads_time
+        self.stem = codec.stem(network.width)
+        self.trunk = Backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
+        self.head = LinearHead(network.width, codec.choices)
+        self.register_buffer("mask", block_causal_mask(length, block), persistent=False)
+        self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
+        self.conditioner = build_conditioner(network)
+
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        both = torch.cat([add_signal(self.stem(z), memory), add_signal(self.stem(context), memory)], dim=1)
+        times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
+        return self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
+
+    def open_session(self, memory: ConditionTokens | None) -> Denoiser:
+        return BlockSession(self, memory)
+
+
+class BlockSession(Denoiser):
+    """A block transformer in one run of a sampler; it caches keys and values of finished blocks (BD3-LM, section 4).
+
+    A step costs one noisy block instead of two whole sequences, and the result is the same: clean blocks see clean
+    blocks only, so that cached values do not change.
+    """
+
+    def __init__(self, model: BlockTransformer, memory: ConditionTokens | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.memory = model, model.block, model.reads_time, memory
+        self.caches: list[KVCache] = []
+        self.clean = torch.empty(0)
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if self.memory is None and self.model.conditioner is not None:
+            self.memory = self.model.conditioner.empty_tokens(len(z))
+        blocks = None if where is None else (where.any(0).nonzero() // self.block).unique()
+        if where is None or blocks is None or len(blocks) != 1:  # not a step of the sampler
+            return self.model.predict(z, t, context, where, self.memory)
+        start = int(blocks) * self.block
+        current = slice(start, start + self.block)
+        self._cache(context[:, :start])
+        h = self._features(z[:, current], t[:, current], start)
+        for cache in self.caches:
+            cache.filled = start  # drop the noisy block again
+        return self.model.head(h[where[:, current]])
+
+    def _cache(self, clean: State) -> None:
+        """Cache the blocks finished since the last step; start again if earlier ones have changed."""
+        backbone, like = self.model.trunk, self.model.head.weight
+        cached = self.caches[0].filled if self.caches else -1
+        if not 0 <= cached <= clean.shape[1] or not torch.equal(self.clean, clean[:, :cached]):
+            heads, width = backbone.network.heads, backbone.network.width
+            self.caches = [KVCache(len(clean), heads, backbone.length, width // heads, like) for _ in backbone.blocks]
+            cached = 0
+        if cached < clean.shape[1]:
+            t = torch.zeros(len(clean), clean.shape[1] - cached, device=like.device)
+            self._features(clean[:, cached:], t, cached)
+        self.clean = clean.clone()
+
+    def _features(self, z: State, t: Times, start: int) -> Float[Tensor, "B M D"]:
+        """Return features of blocks that see the cached blocks, each other up to themselves, and themselves."""
+        end = start + z.shape[1]
+        h = add_signal(self.model.stem(z), self.memory, slice(start, end))
+        new = torch.arange(start, end, device=h.device)
+        mask = new[:, None] // self.block >= torch.arange(end, device=h.device) // self.block
+        times = t if self.reads_time else None
+        return self.model.trunk(h, times, positions=new, mask=mask, caches=self.caches, memory=self.memory)

@@ -1,0 +1,238 @@
+"""Wrappers of denoisers: transformed inputs and outputs, filters, caches, counters and classifier-free guidance."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.noise import running_sum
+from logosphere.processes.base import CERTAIN, Process
+from logosphere.types import Logits, Parts, Positions, State, Times
+
+
+class PosteriorHead(Wrapper):
+    """Adds the log-likelihood of each position's own state, so that the network learns only what the context says.
+
+    For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
+    """
+
+    def __init__(self, inner: Denoiser, process: Process):
+        super().__init__(inner)
+        self._process = [process]  # in a list, so that its parameters are not registered twice
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where)
+        return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, process = self.inner.parts(z, t, context, where), self._process[0]
+        z, t = z[where], t[where]
+        return lambda rows: process.inform(inner(rows), z[rows], t[rows])
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return PosteriorHead(inner, self._process[0])
+
+
+class CarryOver(Wrapper):
+    """Copies unmasked tokens into the prediction, and leaves the logits at masks unchanged."""
+
+    def __init__(self, inner: Denoiser, mask: int):
+        super().__init__(inner)
+        self.mask = mask
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self._carry_over(self.inner(z, t, context, where), z if where is None else z[where])
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, z = self.inner.parts(z, t, context, where), z[where]
+        return lambda rows: self._carry_over(inner(rows), z[rows])
+
+    def _carry_over(self, out: Logits, z: State) -> Logits:
+        token = z.clamp_max(self.mask - 1)[..., None]
+        return out.scatter_add(-1, token, torch.where(z == self.mask, 0.0, CERTAIN).to(out.dtype)[..., None])
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return CarryOver(inner, self.mask)
+
+
+class BeliefInput(Wrapper):
+    """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
+
+    def __init__(self, inner: Denoiser, process: Process):
+        super().__init__(inner)
+        self._process = [process]  # in a list, so that its parameters are not registered twice
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        scale = self._process[0].codec.choices ** 0.5
+        belief = scale * self._process[0].evidence(z, t).softmax(-1)
+        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
+        return self.inner(belief, t, clean, where)
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return BeliefInput(inner, self._process[0])
+
+
+InputTransform = Callable[[State, Times], Tensor]
+"""(states, times) -> input of the network."""
+
+
+class TransformedInput(Wrapper):
+    """Replaces the state by a function of state and time, as papers on simplex diffusion do."""
+
+    def __init__(self, inner: Denoiser, transform: InputTransform):
+        super().__init__(inner)
+        self.transform = transform
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self.inner(self.transform(z, t), t, context, where)
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return TransformedInput(inner, self.transform)
+
+
+def centre_probabilities(choices: int) -> InputTransform:
+    """Return θ ↦ 2 θ - 1, which maps probabilities to [-1, 1] (Graves et al. 2023)."""
+    return lambda z, t: 2 * z[..., :choices] - 1
+
+
+def split_by_concentration(alpha: Callable[[Times], Tensor]) -> InputTransform:
+    """Return z ↦ [(1 - w) z, w z] with w = 2 / (α + 1), which shows how far z is from noise (Stark et al. 2024)."""
+
+    def transform(z: State, t: Times) -> Tensor:
+        w = torch.where(t > 0, 2 / (alpha(t) + 1), 0.0)[..., None].to(z.dtype)
+        return torch.cat([(1 - w) * z, w * z], -1)
+
+    return transform
+
+
+class LogitsFilter(Wrapper):
+    """Divides logits by a temperature, then keeps likely tokens only.
+
+    `top_k`: the k likeliest. `min_p`: those with at least this fraction of the likeliest one's probability (Nguyen et
+    al. 2024). `top_p`: the smallest set with this probability or more (Holtzman et al. 2020). Sums are in float64.
+    """
+
+    def __init__(
+        self,
+        inner: Denoiser,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        min_p: float = 0.0,
+    ):
+        super().__init__(inner)
+        if temperature <= 0:
+            raise UserError(f"The temperature must be above 0, not {temperature}.")
+        if not 0 < top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
+        if top_k is not None and top_k < 1:
+            raise UserError(f"top_k must be at least 1, not {top_k}.")
+        if not 0 <= min_p <= 1:
+            raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
+        self.temperature, self.top_p, self.top_k, self.min_p = temperature, top_p, top_k, min_p
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where) / self.temperature
+        if self.top_k is not None and self.top_k < out.shape[-1]:
+            out = _keep_only(out, out >= out.topk(self.top_k, -1).values[..., -1:])
+        if self.min_p > 0:
+            out = _keep_only(out, out - out.amax(-1, keepdim=True) >= math.log(self.min_p))
+        return out if self.top_p == 1 else _keep_nucleus(out, self.top_p)
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return LogitsFilter(inner, self.temperature, self.top_p, self.top_k, self.min_p)
+
+
+def _keep_only(out: Logits, kept: Tensor) -> Logits:
+    return out.masked_fill(~kept, -torch.inf)
+
+
+def _keep_nucleus(out: Logits, top_p: float) -> Logits:
+    """Keep the likeliest tokens until their probability reaches `top_p`, including the one that reaches it."""
+    p, order = out.double().softmax(-1).sort(-1, descending=True)
+    dropped = running_sum(p) - p >= top_p
+    return _keep_only(out, ~torch.zeros_like(dropped).scatter(-1, order, dropped))
+
+
+class ActiveRows(Wrapper):
+    """Evaluates only the sequences that have a selected position."""
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if where is None or bool((rows := where.any(1)).all()):
+            return self.inner(z, t, context, where)
+        return self.inner.select_rows(rows)(z[rows], t[rows], context[rows], where[rows])
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return ActiveRows(inner)
+
+
+class CachedDenoiser(Denoiser):
+    """Evaluates only the sequences that have changed since the last call (MDLM's cached sampler).
+
+    It needs a denoiser that does not read the time.
+    """
+
+    def __init__(self, inner: Denoiser):
+        super().__init__()
+        if inner.reads_time:
+            raise UserError("The cached sampler needs a model that does not read the time; use the ancestral sampler.")
+        self.inner, self.block, self.reads_time = inner, inner.block, False
+        self.z: Tensor | None = None
+        self.out: Tensor | None = None
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        if self.z is None or self.out is None:
+            self.out = self.inner(z, t, context)
+        else:
+            changed = (self.z != z).flatten(1).any(1)
+            if changed.any():
+                self.out[changed] = self.inner.select_rows(changed)(z[changed], t[changed], context[changed])
+        self.z = z
+        return self.out if where is None else self.out[where]
+
+
+class NFECounter:
+    """Number of network function evaluations: sequences that networks and classifiers have been evaluated on."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+
+
+class CountedDenoiser(Wrapper):
+    """Counts the sequences on which a denoiser is evaluated, which is the cost of sampling."""
+
+    def __init__(self, inner: Denoiser, counter: NFECounter):
+        super().__init__(inner)
+        self.counter = counter
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        self.counter.sequences += len(z)
+        return self.inner(z, t, context, where)
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return CountedDenoiser(inner, self.counter)
+
+
+class ClassifierFreeGuidance(Denoiser):
+    """Classifier-free guidance (Ho and Salimans 2022; Schiff et al. 2024, D-CFG): out = u + w (c - u).
+
+    c is the prediction with the condition, u the one without; w = 1 is the conditional model itself. Log-probabilities
+    are combined without normalisation, which follows where tokens are sampled; predicted states likewise.
+    """
+
+    def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float):
+        super().__init__()
+        self.conditional, self.unconditional, self.scale = conditional, unconditional, scale
+        self.block, self.reads_time = conditional.block, conditional.reads_time
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        u = self.unconditional(z, t, context, where)
+        return u + self.scale * (self.conditional(z, t, context, where) - u)
+
+    def select_rows(self, kept: Tensor) -> Denoiser:
+        return ClassifierFreeGuidance(
+            self.conditional.select_rows(kept), self.unconditional.select_rows(kept), self.scale
+        )
