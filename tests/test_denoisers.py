@@ -166,7 +166,7 @@ def test_a_fresh_network_knows_nothing(name: str) -> None:
         assert answer.abs().max() < 1e-6
         return
     # Paths with a finite end leave a little to be known there.
-    assert (answer.softmax(-1) - 1 / V).abs().max() < {"plaid": 0.05, "ddsm": 0.02, "d3pm-gaussian": 2e-3}.get(
+    assert (answer.softmax(-1) - 1 / V).abs().max() < {"plaid": 0.05, "ddsm": 0.02, "d3pm-gaussian": 5e-3}.get(
         name, 1e-5
     )
 
