@@ -32,7 +32,7 @@ from logosphere.runs.compare import load_scorer
 from logosphere.runs.comparison_report import shared_budget
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import validate
-from logosphere.runs.planned_runs import Budget, SystemSpec, parse_systems
+from logosphere.runs.planned_runs import Budget, SystemSpec, apply_budget, parse_systems
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
@@ -136,13 +136,13 @@ def test_contenders_may_have_options() -> None:
 
 def test_budgets_are_turned_into_steps() -> None:
     recipe = TrainConfig(length=16, batch=4, system="mdlm")
-    assert Budget(tokens=640.0).applied(recipe, CORPUS).steps == 10
-    assert Budget(tokens=1.0).applied(recipe, CORPUS).steps == 1
+    assert apply_budget(Budget(tokens=640.0), recipe, CORPUS).steps == 10
+    assert apply_budget(Budget(tokens=1.0), recipe, CORPUS).steps == 1
     each = count_step_flops(ls.build("mdlm", vocab_size=27, length=16, **vars(recipe.network)), 4)
-    assert Budget(flops=7.5 * each).applied(recipe, CORPUS).steps == 7
-    timed = Budget(cpu_minutes=2.0).applied(recipe, CORPUS)
+    assert apply_budget(Budget(flops=7.5 * each), recipe, CORPUS).steps == 7
+    timed = apply_budget(Budget(cpu_minutes=2.0), recipe, CORPUS)
     assert (timed.steps, timed.cpu_minutes) == (None, 2.0)
-    assert Budget().applied(recipe, CORPUS) == recipe
+    assert apply_budget(Budget(), recipe, CORPUS) == recipe
     for wrong in ({"steps": 3, "tokens": 10.0}, {"flops": -1.0}):
         with pytest.raises(UserError, match="budget"):
             Budget(**wrong)
@@ -172,14 +172,14 @@ def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
     language = skewed_chain(5, 6)
     model = random_network(system, language).eval()
     tokens = language.sample(2000, generator(1))
-    slices = elbo_over_time(model, lambda: [Batch.of(tokens)], slices=5)
+    slices = elbo_over_time(model, lambda: [Batch.of(tokens)], bins=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
     bits, error = float(bound.mean()) / 6 / math.log(2), float(bound.std()) / 2000**0.5 / 6 / math.log(2)
     mean = sum(part.bits for part in slices) / 5
     assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
     assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert has_decreasing_times(model, Batch.of(tokens)) == turned
-    assert elbo_over_time(random_network("ar", language), lambda: [Batch.of(tokens)], slices=5) == []
+    assert elbo_over_time(random_network("ar", language), lambda: [Batch.of(tokens)], bins=5) == []
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
@@ -189,7 +189,7 @@ def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
     assert model.denoiser is not None
     model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
     batch = Batch.of(language.sample(64, generator(1)))
-    slices = elbo_over_time(model, lambda: [batch], slices=3)
+    slices = elbo_over_time(model, lambda: [batch], bins=3)
     assert len(times) == 3 and times == sorted(times) and times[0] < times[2]
     assert [part.low for part in slices] == pytest.approx([0, 1 / 3, 2 / 3])
 

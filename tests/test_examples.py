@@ -35,7 +35,7 @@ def made(n: int = 30) -> Examples:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 5, 1 + i % 7) for i in range(n)]
     sources = [rng.integers(0, 4, 1 + i % 3) for i in range(n)]
-    return Examples(rows, end=5, labels=np.arange(n) % 3, label_count=3, sources=sources, source_size=4)
+    return Examples(rows, eos=5, labels=np.arange(n) % 3, label_count=3, sources=sources, source_size=4)
 
 
 def write_pairs(path: Path, n: int = 40) -> None:
@@ -59,20 +59,20 @@ def test_short_sequences_end_and_are_counted_with_one_end() -> None:
 
 
 def test_a_sequence_that_fills_the_length_has_no_end() -> None:
-    whole = Examples([np.zeros(4, dtype=np.int64)], end=5)
+    whole = Examples([np.zeros(4, dtype=np.int64)], eos=5)
     assert next(sequential_batches(whole, length=4, batch=1)).units.tolist() == [4]
 
 
 def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
     examples = made()
-    kept = examples.of_length(3)
+    kept = examples.filter_by_length(3)
     assert len(kept) == sum(len(row) <= 3 for row in examples.sequences)
     assert all(len(row) <= 3 for row in kept.sequences)
     assert [int(label) for label in kept.labels] == [i % 3 for i in range(30) if 1 + i % 7 <= 3]
     with pytest.raises(UserError, match="larger --length"):
-        examples.of_length(0)
+        examples.filter_by_length(0)
     with pytest.raises(UserError, match="--length 4"):
-        Examples([np.zeros(4, dtype=np.int64)]).of_length(5)
+        Examples([np.zeros(4, dtype=np.int64)]).filter_by_length(5)
 
 
 def test_picks_depend_on_seed_and_sample_alone() -> None:
@@ -85,7 +85,7 @@ def test_picks_depend_on_seed_and_sample_alone() -> None:
 
 
 def test_bits_are_counted_per_real_token() -> None:
-    examples = Examples([np.array([0, 1])] * 8, end=2)
+    examples = Examples([np.array([0, 1])] * 8, eos=2)
     model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
     report = ls.evaluate(model, sequential_batches(examples, 16, 8), draws=2, rng=0)
     assert report.tokens == 8 * 3  # two tokens and their end
@@ -179,7 +179,7 @@ def test_cifar_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.M
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (18, 2, 20)
     assert corpus.tokenizer.size == 256 and corpus.conditions == {"labels": 10}
     with pytest.raises(UserError, match="--length 3072"):
-        corpus.train.of_length(128)
+        corpus.train.filter_by_length(128)
 
 
 def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Pa
     (tmp_path / "b.txt").write_text("abc\n" * 60)
     tokenizer = open_corpus(f"lines:{tmp_path / 'a.txt'}").tokenizer
     other = open_corpus(f"lines:{tmp_path / 'b.txt'}", tokenizer)
-    assert isinstance(other.tokenizer, WithEOS) and other.test.end == tokenizer.end
+    assert isinstance(other.tokenizer, WithEOS) and other.test.eos == tokenizer.eos
     for source in ("promoters:", "lines:"):
         with pytest.raises(UserError, match="which file"):
             open_corpus(source)
@@ -289,7 +289,9 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
     tight = sum(int(batch.counted.sum()) for batch in eval_batches(corpus.test, 3, 16))  # no room for the end of abc
     assert count_scored_tokens(corpus.test, 3) == tight < counted
     reference = Reference(
-        corpus.tokenizer, take_first_tokens(corpus.train, 10**6), Texts.spelt(corpus.test.rows(4), corpus.tokenizer)
+        corpus.tokenizer,
+        take_first_tokens(corpus.train, 10**6),
+        Texts.from_tokens(corpus.test.padded_rows(4), corpus.tokenizer),
     )
     assert reference.words == {"ab", "abc", "c"}
     kl = measure_samples(reference.real, reference, find_metrics(["ngram-kl"]))["ngram-kl"].value
@@ -325,7 +327,7 @@ def test_sequences_of_one_length_need_no_end(tmp_path: Path) -> None:
     path = tmp_path / "dna.txt"
     path.write_text("\n".join(["ACGT", "GGCA", "TTTT", "ACCA"] * 6))
     corpus = open_corpus(f"lines:{path}")
-    assert corpus.tokenizer.size == 4 and corpus.train.end is None
+    assert corpus.tokenizer.size == 4 and corpus.train.eos is None
     assert open_corpus(f"lines:{path}", corpus.tokenizer).sha256 == corpus.sha256
 
 

@@ -151,7 +151,7 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
         return group.all_reduce(1)[0]
 
-    with pytest.raises(AssertionError, match="Deserted: Another process of the team was killed"):
+    with pytest.raises(AssertionError, match="Deserted: Another process was killed"):
         run_in_processes(2, dies, tmp_path / "dies", join_by_environment)
 
 
