@@ -84,6 +84,7 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
     assert float(mixed.mean()) > language.entropy()
 
 
+@pytest.mark.slow
 def test_the_published_step_mixture_falls_below_the_entropy() -> None:
     """27 letters: uniform start before t = 0.35 of the paper's clock, mask after it. No bound can do this."""
     language = skewed_chain(27, 4)
