@@ -25,7 +25,7 @@ class Plain(BlockTransformer):
 @pytest.mark.parametrize("block", [1, 3, 4])
 def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, block: int) -> None:
     model = random_network(name, LANGUAGE, block=block).eval().requires_grad_(False)
-    session = model.denoiser.session()
+    session = model.denoiser.begin_sampling()
     context = LANGUAGE.sample(4, generator(1))
     for turn in range(12 // block):
         z = torch.randint(5, (4, 12), generator=generator(turn))
@@ -40,7 +40,7 @@ def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, bloc
 
 def test_a_session_notices_that_its_past_has_changed() -> None:
     model = random_network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
-    session, where = model.denoiser.session(), torch.arange(12).expand(4, -1) // 3 == 2
+    session, where = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2
     for seed in (1, 2):
         text = LANGUAGE.sample(4, generator(seed))
         torch.testing.assert_close(

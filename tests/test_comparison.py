@@ -32,8 +32,9 @@ from logosphere.runs.compare import load_scorer
 from logosphere.runs.comparison_report import shared_budget
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import validate
-from logosphere.runs.planned_runs import Budget, SystemSpec, apply_budget, parse_systems
+from logosphere.runs.planned_runs import SystemSpec, apply_budget, parse_systems
 from logosphere.runs.run import Run
+from logosphere.runs.settings import Budget
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
