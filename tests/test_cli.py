@@ -122,6 +122,7 @@ def test_data_of_every_kind_can_be_trained_on() -> None:
     assert main(["evaluate", "run0", "--data", str((deep / "tale.txt").resolve()), "--sequences", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -> None:
     """Ctrl-C in a real process, at whatever step it may hit; then the same metrics as a run left alone."""
     command = [sys.executable, "-m", "logosphere"]

@@ -55,6 +55,7 @@ def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
 
 
+@pytest.mark.slow
 def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
     language = skewed_letters(256)
     mean, error = mean_and_error(bound_excess(calibrated_model("dirichlet-flow", language), language, n=2000, draws=48))

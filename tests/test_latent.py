@@ -334,6 +334,7 @@ class Enumerated:
         return (self.log_p - apart * (alpha[:, 0] / sigma[:, 0]).square() / 2).log_softmax(-1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> None:
     """Of the 1.64 nats above H, its decoder loses 0.49: the bound with the exact denoiser of its latents."""
@@ -417,7 +418,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ld4lg", "planner"])
 def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     """Words before say much of the next one, and a decoder finds them first; its latents must matter all the same."""

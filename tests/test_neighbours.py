@@ -59,6 +59,7 @@ def test_what_writes_block_by_block_looks_through_attention_alone(system: str, o
     assert not any("neighbours" in name for name in model.state_dict())
 
 
+@pytest.mark.slow
 def test_hidden_positions_hear_of_their_neighbours_sooner() -> None:
     """Every token says which one follows: a law of pairs, and nothing else to learn."""
     follows = torch.randperm(100, generator=generator(1))

@@ -30,6 +30,7 @@ def test_valid_codes_are_found_wherever_the_codec_is() -> None:
     assert len(last) == 10 and int("".join(map(str, last)), 3) == 30_521
 
 
+@pytest.mark.slow
 def test_every_table_of_a_process_moves_with_it() -> None:
     for options in ({}, {"base": 2}, {"preset": "paper"}, {"preset": "paper", "base": 2}):
         process = ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options).process.to("meta")
@@ -70,6 +71,7 @@ def test_the_papers_time_and_back(name: str) -> None:
     torch.testing.assert_close(process.schedule_time(process.time_of(tau)), tau, atol=1e-4, rtol=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"preset": "paper", "start": "mask"}], ids=str)
 def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, str]) -> None:
     """Chi-square over all sequences, on a path from the mask alone; 192 steps."""
@@ -80,6 +82,7 @@ def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, s
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 2000) > MIN_P_VALUE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", ["paper", "paper-lm1b"])
 def test_the_published_system_learns(preset: str) -> None:
     """The loss of one sentence falls, and samples are tokens; known positions stay."""

@@ -48,6 +48,7 @@ def test_shares_take_the_steps_of_one_process(corpus: Corpus, tmp_path: Path) ->
         torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("system", ["diffusion-lm", "gaussian-ce", "ld4lg"])
 def test_embeddings_and_autoencoders_are_shared_out_and_taken_up_again(
     system: str, corpus: Corpus, tmp_path: Path

@@ -100,6 +100,7 @@ def test_a_clock_that_has_learned_nothing_yet_is_a_law() -> None:
         assert (p > 0).all() and float(p.sum()) == pytest.approx(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_samples_of_an_oracle_are_the_language(name: str) -> None:
     """Chi-square over all sequences; 128 steps."""
@@ -151,6 +152,7 @@ def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
     assert abs(mean - math.log(6)) < 3 * error + 0.003 * math.log(6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

@@ -36,6 +36,7 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 # ---- starts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
     """It is a bound; where both starts are tight it exceeds H by no more than the choice between them may cost."""
@@ -83,6 +84,7 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
     assert float(mixed.mean()) > language.entropy()
 
 
+@pytest.mark.slow
 def test_the_published_step_mixture_falls_below_the_entropy() -> None:
     """27 letters: uniform start before t = 0.35 of the paper's clock, mask after it. No bound can do this."""
     language = skewed_chain(27, 4)
@@ -207,6 +209,7 @@ def test_the_walk_has_a_bound_of_its_own() -> None:
     assert means == sorted(means, reverse=True) and means[-1] < 0.05 * language.entropy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("move", list(MOVES))
 @pytest.mark.parametrize("spacing", ["uniform", "information"])
 def test_every_move_draws_the_language(move: str, spacing: str) -> None:

@@ -25,6 +25,7 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spread", "order"), WAYS)
 @pytest.mark.parametrize("start", ["mask", "uniform"])
 def test_the_bound_of_an_oracle_is_the_entropy_in_any_order(spread: float, order: str, start: str) -> None:
@@ -44,6 +45,7 @@ def test_the_bound_is_that_of_the_free_positions() -> None:
     assert abs(mean) < 3 * error + 0.003 * language.entropy() and error < 0.03 * language.entropy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_no_network_comes_below_the_entropy_in_any_order(name: str) -> None:
     language = sticky_chain(3, 8)
@@ -56,6 +58,7 @@ def test_no_network_comes_below_the_entropy_in_any_order(name: str) -> None:
         assert mean > -3 * error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spread", "order"), [*WAYS, (0.98, "random")])
 def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order: str) -> None:
     language = random_joint()
@@ -64,6 +67,7 @@ def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ["random", "left-to-right"])
 def test_infilling_reproduces_what_is_likely_given_the_known(order: str) -> None:
     language = random_joint()
@@ -130,6 +134,7 @@ def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(noised(slice(2, 4)), noised(slice(0, 6))[2:4])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

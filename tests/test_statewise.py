@@ -39,6 +39,7 @@ def test_equal_powers_are_a_plain_schedule() -> None:
     assert difference.abs().max() < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("language", [skewed_chain(3, 4), random_joint()], ids=["skewed", "table"])
 def test_samples_of_an_oracle_have_the_law_of_the_language(language: Language) -> None:
     model = uneven(language)

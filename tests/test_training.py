@@ -19,13 +19,15 @@ from logosphere.training.trainer import Diverged, Trainer, fit
 from logosphere.types import Batch
 
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
+REPRESENTATIVE = ("ar", "mdlm", "udlm", "rdlm", "gaussian-ce", "bfn", "ld4lg")
+"""A system of each family, whose trainings are fast tests."""
 
 
 def losses(model: Model, steps: int = 4, **how) -> list[float]:
     return [progress.loss for progress in fit(model, batches(), steps=steps, optim=QUICK, **how)]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("name", ls.systems())
 def test_the_same_seed_gives_the_same_bits(name: str, dropout: float) -> None:
     one, again, other = (random_network(name, LANGUAGE, dropout=dropout) for _ in range(3))
@@ -44,7 +46,9 @@ def test_training_does_not_touch_the_global_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 8])
+@pytest.mark.parametrize(
+    "accumulate", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ls.systems())
 def test_a_batch_in_parts_gives_the_same_loss(name: str, accumulate: int) -> None:
     whole = losses(random_network(name, LANGUAGE))
@@ -57,7 +61,9 @@ def test_the_first_loss_in_parts_is_the_same_to_rounding() -> None:
     assert two == pytest.approx(one, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ls.systems())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in REPRESENTATIVE else pytest.mark.slow) for name in ls.systems()]
+)
 def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     """150 steps bring the bound well below log V, and not below the entropy.
 

@@ -28,6 +28,7 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("options", [{"start": "mask"}, {"start": "uniform"}, {"total_noise": 0.3}], ids=str)
 def test_the_bound_of_an_oracle_is_the_entropy_in_turn(options: dict[str, object], order: str) -> None:

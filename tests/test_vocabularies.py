@@ -12,7 +12,7 @@ from logosphere.networks.base import Denoiser
 SIZES = (2, 3, 230, 256, 2048, 50_257)
 SMALL = {"width": 16, "depth": 1, "heads": 2}
 CASES = [
-    pytest.param(name, preset, size, marks=[pytest.mark.slow] if size > 256 else [], id=f"{name}-{preset}-{size}")
+    pytest.param(name, preset, size, marks=[] if size in (2, 256) else pytest.mark.slow, id=f"{name}-{preset}-{size}")
     for name in ls.systems()
     for preset in ls.presets(name)
     for size in SIZES

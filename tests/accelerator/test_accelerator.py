@@ -144,6 +144,7 @@ def test_a_remasker(device: Device) -> None:
     device.run("remasker", system="g-star", preset="default")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [("dirichlet-flow", {"churn": 0.0}), ("fisher-flow", {"prior": "simplex"})], ids=str)
 def test_likelihoods_by_the_ode(case: tuple[str, dict[str, Any]], device: Device) -> None:
     device.run("ode", system=case[0], preset="default", options=case[1])

@@ -409,6 +409,7 @@ def test_schedules_by_name(name: str, value: float) -> None:
     close(schedule(name).signal(torch.tensor(0.3).double()), value)
 
 
+@pytest.mark.slow
 def test_the_published_evaluation_of_gidd_leaves_out_both_ends() -> None:
     """Its value is the integral over [1e-4, 1 - 1e-4]: below the bound with the same network, and a surrogate."""
     language = ls.languages.markov([[0.8, 0.2], [0.3, 0.7]], [0.5, 0.5], 6)

@@ -282,6 +282,7 @@ def test_score_temperature() -> None:
 # ---- what is learned of time -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("made", [Learned, LearnedNetwork])
 def test_the_shape_of_a_schedule_follows_the_variance(made: Any) -> None:
     """E over even t of the gradient = ∇ ∫ (f(λ_t) λ'_t)² dt, which Plaid gets by 2·loss; f is any function of λ."""
