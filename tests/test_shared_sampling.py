@@ -16,7 +16,7 @@ from logosphere.networks.conditioning import Conditioner
 from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.runs.loop import create_run, run_training
-from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LISTINGS
+from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LATENT, LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Condition
@@ -48,6 +48,7 @@ def cases() -> list[tuple[str, str]]:
         "Gaussian diffusion and flows": "fisher-flow",
         EULERIAN: "fisher-flow",
         BAYESIAN: "bfn",
+        LATENT: "ld4lg",
     }
     made = [(fits.get(listing.fits, "mdlm"), listing.name) for listing in LISTINGS]
     made = [("cdcd" if name == "renormalised" else system, name) for system, name in made]

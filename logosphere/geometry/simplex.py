@@ -57,7 +57,7 @@ def onto(z: Shares) -> Shares:
 def projected(z: Shares) -> Shares:
     """The point of the simplex nearest to z: (z - λ)₊ with λ such that the sum is 1 (Duchi et al. 2008)."""
     falling = z.sort(-1, descending=True).values
-    excess = (falling.cumsum(-1) - 1) / torch.arange(1, z.shape[-1] + 1, device=z.device)
+    excess = (running_sum(falling) - 1) / torch.arange(1, z.shape[-1] + 1, device=z.device)
     last = (falling > excess).sum(-1, keepdim=True) - 1
     return (z - excess.gather(-1, last)).clamp_min(0)
 

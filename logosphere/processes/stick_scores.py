@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Drawn, Noise
+from logosphere.noise import Drawn, Noise, running_sum
 from logosphere.processes import deaths
 from logosphere.processes.flow import Path, Share
 from logosphere.processes.sticks import StickPath, Sticks
@@ -96,8 +96,8 @@ class StickScores(Path):
         """G_j, float64."""
         g = deaths.between(self.root, s)[..., None].double() * (out - out.mean(-1, keepdim=True)).double()
         z = z.double()
-        left = z.flip(-1).cumsum(-1).flip(-1).clamp_min(1e-30)
-        after = (z * g).flip(-1).cumsum(-1).flip(-1)[..., 1:] / left[..., 1:]
+        left = running_sum(z.flip(-1)).flip(-1).clamp_min(1e-30)
+        after = running_sum((z * g).flip(-1)).flip(-1)[..., 1:] / left[..., 1:]
         return left[..., :-1] * (g[..., :-1] - after)
 
     def phrased(self, posterior: Logits, z: State, s: Share) -> Tensor:
