@@ -29,8 +29,8 @@ from logosphere.codecs.vertices import VertexCodec
 from logosphere.data.batches import windows
 from logosphere.data.languages import Language, Oracle
 from logosphere.geometry import sphere
+from logosphere.geometry.bridge_tables import bridge_laws
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
-from logosphere.geometry.laws import bridge_laws
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput

@@ -18,8 +18,8 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.languages import Language, Markov, Oracle
+from logosphere.geometry.bridge_tables import PARTICLES, horizon
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
-from logosphere.geometry.laws import PARTICLES, horizon
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.moves import MOVES

@@ -10,6 +10,7 @@ from toy_languages import generator
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
+from logosphere.geometry.bridge_tables import bridge_laws
 from logosphere.geometry.bridges import (
     Bridge,
     HeatBridge,
@@ -20,7 +21,6 @@ from logosphere.geometry.bridges import (
     walk_step,
 )
 from logosphere.geometry.heat import heat_kernel
-from logosphere.geometry.laws import bridge_laws
 from logosphere.recipes.spherical import default_noise
 
 

@@ -16,8 +16,8 @@ import logosphere as ls
 from logosphere.data.batches import windows
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
+from logosphere.evaluation.leaderboard import compare
 from logosphere.evaluation.likelihood import Estimate, concatenate, ratio_with_error
-from logosphere.evaluation.paired_comparison import compare
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.types import Batch
 

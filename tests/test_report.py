@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from logosphere.evaluation.elbo_over_time import TimeBin
+from logosphere.evaluation.likelihood import TimeBin
 from logosphere.report import figures, tables
-from logosphere.report.animation import Animation
 from logosphere.report.comparison import (
     ComparisonReport,
     Costs,
@@ -22,12 +21,12 @@ from logosphere.report.comparison import (
     SamplingResult,
     SeedResult,
     Value,
+    load_published_results,
 )
-from logosphere.report.html import render_html
+from logosphere.report.page import Animation
 from logosphere.report.plots import Dot, Series, plot
-from logosphere.report.published_results import load_published_results
 from logosphere.report.svg import SHAPES, Axis, draw_marker, format_number, linear_ticks, log_ticks
-from logosphere.report.write import render_markdown, write_comparison_report
+from logosphere.report.write import render_html, render_markdown, write_comparison_report
 from logosphere.systems import systems
 
 HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"

@@ -16,8 +16,8 @@ import logosphere as ls
 from logosphere.codecs.digits import DigitCodec, digits_needed
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
+from logosphere.geometry.bridge_tables import matching_rho, mean_cosine, moment_matched
 from logosphere.geometry.bridges import LogBridge, simulate
-from logosphere.geometry.normal import matching_rho, mean_cosine, moment_matched
 from logosphere.networks.base import Denoiser
 from logosphere.noise import Drawn
 from logosphere.processes.clock import paper_law, paper_time, window_law

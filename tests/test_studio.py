@@ -27,8 +27,7 @@ from logosphere.runs.run import Run
 from logosphere.studio.app import create_app, load_static_files
 from logosphere.studio.job_functions import make_generate_job
 from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached
-from logosphere.studio.models import StudioModel, downsample, list_models
-from logosphere.studio.report_files import find_reports
+from logosphere.studio.models import StudioModel, downsample, find_reports, list_models
 from logosphere.studio.requests import GenerateRequest, resolve_pins
 
 TOKEN, HOST = "secret", "127.0.0.1:8000"

@@ -15,9 +15,8 @@ import logosphere as ls
 from logosphere.cli.arguments import Sample
 from logosphere.cli.live_view import LiveView, save_trajectory
 from logosphere.data.tokenizers import text8_tokenizer
-from logosphere.report.animated_svg import render_animated_svg
-from logosphere.report.animation import build_animation
-from logosphere.report.gif import render_gif
+from logosphere.report.images import render_animated_svg, render_gif
+from logosphere.report.page import build_animation
 from logosphere.sampling.generate import generate
 from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
 from logosphere.sampling.walk import Frame

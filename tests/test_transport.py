@@ -17,7 +17,7 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
-from logosphere.geometry.assignment import assigned
+from logosphere.geometry.simplex import assigned
 from logosphere.noise import Drawn
 from logosphere.processes.geodesic import GeodesicPath
 from logosphere.sampling.plan import Plan

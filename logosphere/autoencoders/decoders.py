@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.codecs.tokens import embedding
 from logosphere.networks.attention import KVCache
-from logosphere.networks.backbone import Backbone
+from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.shapes import Float
 from logosphere.types import State, Tokens
 

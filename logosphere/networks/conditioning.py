@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from logosphere.codecs.tokens import embedding
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.shapes import Bool, Float
 from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
 

@@ -15,13 +15,11 @@ from logosphere.codecs.tokens import embedding
 from logosphere.codecs.vertices import Coordinates
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
-from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import ConditionalNetwork, add_signal, build_conditioner
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.convolution import ConvolutionBackbone
-from logosphere.networks.heads import LinearHead
-from logosphere.networks.unet import UNetBackbone
+from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
 from logosphere.shapes import Float
 from logosphere.types import Logits, Parts, Positions, State, Times
 

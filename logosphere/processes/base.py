@@ -6,7 +6,7 @@ token, so a model of p(token | z_t) is a model of the whole path, and the bound 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,23 @@ class Encoded(NamedTuple):
     loss: Float[Tensor, " B"]
 
 
+@runtime_checkable
+class StatePath(Protocol):
+    """A Gaussian path z = α x + σ ε whose network predicts clean states x, the noise, or a combination of both."""
+
+    def levels(self, t: Float[Tensor, "..."]) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+        """α and σ."""
+        ...
+
+    def clean(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
+        """The clean state x̂ that a prediction implies."""
+        ...
+
+    def from_x0(self, x0: State, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """The prediction that implies the clean state x̂."""
+        ...
+
+
 class Process(nn.Module, ABC):
     """A path. Formulas act position by position, on [B, M] fields or on the N positions picked out of them."""
 
@@ -64,6 +81,8 @@ class Process(nn.Module, ABC):
     """Is guidance a matter of the law of a step, not of the prediction? It is where tokens turn into other tokens."""
     predicts_tokens: bool = True
     """Are the network's answers logits of tokens? Else they are a velocity, a score or a clean state."""
+    path_name: str = ""
+    """Which of its paths a bound is measured and samples are drawn along: "joint" or "any-order"; "" if it has one."""
     learns_noise: bool = False
     """Does the path itself learn? Then training shows each sequence twice, and `credit` tells which was better."""
 
@@ -129,6 +148,11 @@ class Process(nn.Module, ABC):
     def diffusing(self) -> bool:
         """Is the network asked at all? All processes of a team must agree, for it may be shared out among them."""
         return True
+
+    @property
+    def state_path(self) -> StatePath | None:
+        """The Gaussian path whose network predicts clean states; None if the network predicts anything else."""
+        return None
 
     def figures(self) -> dict[str, float]:
         """What to log of the parts a process learns by itself."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
-from logosphere.geometry.assignment import assigned
+from logosphere.geometry.simplex import assigned
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock

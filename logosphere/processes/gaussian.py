@@ -22,7 +22,7 @@ from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise, categorical
-from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
+from logosphere.processes.base import CERTAIN, Encoded, Noised, Process, StatePath
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian_grid import Spacing, spaced_times
 from logosphere.processes.gaussian_moves import Move, ancestral
@@ -241,6 +241,15 @@ class Gaussian(Process):
             return self.predicts.clean(out, z, *self.levels(t))
         assert isinstance(self.codec, Embeddings)
         return self.codec.mean(out)
+
+    @property
+    def state_path(self) -> StatePath | None:
+        return None if self.predicts is None else self
+
+    def from_x0(self, x0: State, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """The prediction whose clean state is x̂, for networks that predict states."""
+        assert self.predicts is not None
+        return self.predicts.answer(x0, z, *self.levels(t))
 
     def phrased(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """What a network that knows p(token | z) would say."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
 from logosphere.noise import Noise
-from logosphere.processes.base import Encoded, Noised, Process
+from logosphere.processes.base import Encoded, Noised, Process, StatePath
 from logosphere.processes.gaussian import FIRST, Gaussian
 from logosphere.shapes import Float
 from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
@@ -72,6 +72,10 @@ class Latent(Process):
         self.register_buffer("done", torch.zeros((), dtype=torch.float64))
         self.register_buffer("price", torch.zeros(2, dtype=torch.float64))
         self.register_buffer("pending", torch.zeros(2, dtype=torch.float64), persistent=False)
+
+    @property
+    def state_path(self) -> StatePath | None:
+        return self.path.state_path
 
     @property
     def codec(self) -> Autoencoder:  # type: ignore[override]  # the path has it already, and one place is enough

@@ -95,6 +95,7 @@ class Spherical(Process):
         self.trains_on, self.switch, self.done = loss, switch, 0.0
         self.chain, self.stagger = chain, stagger
         self.turns, self.taught_in_turn = turns, taught_in_turn
+        self.path_name = "joint" if turns is None else "any-order"
         self.needs_time = turns is None  # in turn a state is a start or a vertex, and shows which
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         alike = bool((shares == shares[0]).all())

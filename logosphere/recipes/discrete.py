@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.backbone import LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead, LogisticHead
 from logosphere.networks.transformer import CausalTransformer
-from logosphere.networks.wrappers import CarryOver, PosteriorHead
+from logosphere.networks.wrappers import CarryOver, LogisticHead, PosteriorHead
 from logosphere.processes.clock import Clock, even_law
 from logosphere.processes.interpolating import Interpolating, Weighting
 from logosphere.processes.mixing import Hybrid, Masking, Uniform

@@ -6,8 +6,7 @@ Defaults are what learns fastest here; preset="paper" is the published system (l
 import torch
 from torch import Tensor
 
-from logosphere.codecs.simplex import SimplexCodec
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.vertices import Coordinates, SimplexCodec
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser

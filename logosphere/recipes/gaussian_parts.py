@@ -14,9 +14,9 @@ from logosphere.logsnr.learned import Learned, LearnedNetwork
 from logosphere.logsnr.schedules import LogSNR, schedule
 from logosphere.logsnr.stepwise import sqrt_steps
 from logosphere.model import Model
+from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead

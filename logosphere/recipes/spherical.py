@@ -11,9 +11,8 @@ from logosphere.codecs.base import Codec
 from logosphere.codecs.digits import DigitCodec
 from logosphere.codecs.vertices import Coordinates, VertexCodec
 from logosphere.errors import UserError, nearest
+from logosphere.geometry.bridge_tables import STEPS, bridge_laws, laws_at, moment_matched, normal_parameters
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
-from logosphere.geometry.laws import STEPS, bridge_laws, laws_at
-from logosphere.geometry.normal import moment_matched, normal_parameters
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig

@@ -1,12 +1,33 @@
 """The data of a comparison report, from which all pages are rendered. The fields are the keys of its JSON file."""
 
+import json
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-from logosphere.evaluation.elbo_over_time import TimeBin
-from logosphere.report.animation import Animation
-from logosphere.report.published_results import PublishedResult
+from logosphere.evaluation.likelihood import TimeBin
+from logosphere.report.page import Animation
 from logosphere.types import Kind
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """One result quoted from a paper."""
+
+    system: str
+    dataset: str
+    value: float
+    kind: Kind
+    unit: str
+    protocol: str
+    source: str
+
+
+def load_published_results(dataset: str, unit: str) -> list[PublishedResult]:
+    """Load what papers report on a dataset in a unit."""
+    rows = json.loads(files("logosphere.report").joinpath("published_results.json").read_text(encoding="utf-8"))
+    results = [PublishedResult(**row) for row in rows]
+    return [result for result in results if result.dataset == dataset and result.unit == unit]
 
 
 @dataclass(frozen=True)

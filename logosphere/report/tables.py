@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logosphere.report.comparison import ComparisonReport, Entry, SamplingResult, SeedResult, Value
-from logosphere.report.published_results import PublishedResult
+from logosphere.report.comparison import ComparisonReport, Entry, PublishedResult, SamplingResult, SeedResult, Value
 from logosphere.types import SIGN, Kind
 
 KINDS: tuple[Kind, ...] = ("exact", "bound", "surrogate")

@@ -11,7 +11,7 @@ from logosphere.atomic import file_sha256
 from logosphere.data.corpus import Corpus
 from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
-from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.evaluation.texts import Metric, Reference
 from logosphere.loading import rebuild
 from logosphere.report.comparison import (
     ComparisonReport,
@@ -22,8 +22,8 @@ from logosphere.report.comparison import (
     SampleReport,
     SeedResult,
     Value,
+    load_published_results,
 )
-from logosphere.report.published_results import load_published_results
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import SHORT, Run, environment
 from logosphere.runs.training_record import sum_records

@@ -15,7 +15,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.model import Model, told
 from logosphere.networks.backbone import Backbone
-from logosphere.networks.remasker import Remasker
+from logosphere.networks.classifier import Remasker
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
 from logosphere.noise import Drawn

@@ -16,8 +16,8 @@ from scipy import integrate, optimize, special
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
+from logosphere.geometry.bridge_tables import normal_parameters
 from logosphere.geometry.bridges import Law
-from logosphere.geometry.normal import normal_parameters
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.clock import paper_law, paper_time, window_law
 from logosphere.processes.scheduled import ScheduledSpherical

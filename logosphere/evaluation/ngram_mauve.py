@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from logosphere.evaluation.samples.ngrams import extract_ngrams
-from logosphere.evaluation.samples.texts import Metric, MetricValue, Reference, Texts
+from logosphere.evaluation.texts import Metric, MetricValue, Reference, Texts, extract_ngrams
 from logosphere.noise import Drawn
 from logosphere.shapes import Float, Int64
 from logosphere.types import Tokens
@@ -94,10 +93,8 @@ def encoder_mauve(name: str, embed: Callable[[Sequence[str]], Float[Tensor, "N F
     )  # fmt: skip
 
 
-METRICS = [
-    Metric(
-        "frontier", "likeness", "area", "higher",
-        "area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of hashed n-grams",
-        _measure,
-    ),
-]  # fmt: skip
+NGRAM_MAUVE = Metric(
+    "frontier", "likeness", "area", "higher",
+    "area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of hashed n-grams",
+    _measure,
+)  # fmt: skip
