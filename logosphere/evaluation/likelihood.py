@@ -159,7 +159,7 @@ def elbo_over_time(
 def has_decreasing_times(model: Model, batch: Batch) -> bool:
     """Whether times decrease as the quantile w grows; a process may order its quantiles either way."""
     process, batch = model.process, batch.to(model.device)
-    noise, free = Keyed(0, 0, batch.ids, batch.place, batch.total), process.codec.spread(batch.free)
+    noise, free = Keyed(0, 0, batch.ids, batch.place, batch.total), process.codec.expand_to_states(batch.free)
 
     def time(quantile: float) -> float:
         w = torch.full((len(batch), model.length // model.block), quantile, dtype=torch.float64, device=model.device)

@@ -62,12 +62,12 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
 def _shape(process: Process, length: int) -> tuple[int, int]:
     """Return the width of `classifier_input` and its number of positions."""
     codec = process.codec
-    positions = codec.spread(torch.zeros(length)).shape[-1]
+    positions = codec.expand_to_states(torch.zeros(length)).shape[-1]
     if isinstance(codec, TokenCodec):
         return codec.states, positions
     if isinstance(codec, Embeddings) and process.state_path is not None:
         return codec.width, positions
-    return codec.choices, positions
+    return codec.num_classes, positions
 
 
 class Remasker(nn.Module):
@@ -81,7 +81,7 @@ class Remasker(nn.Module):
         super().__init__()
         if not 1 <= depth <= network.depth:
             raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
-        self.stem = codec.stem(network.width)
+        self.stem = codec.build_stem(network.width)
         config = replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer")
         self.trunk = Backbone(config, length, reads_time=False, reach=network.neighbours)
         self.head = LinearHead(network.width, 1)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.tokens import embedding
+from logosphere.codecs.tokens import build_embedding
 from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser
@@ -34,9 +34,9 @@ class Conditioner(nn.Module):
         width = network.width
         self.network = network
         self.nothing = nn.Parameter(0.2 * torch.randn(1, 1, width))
-        self.labels = embedding(network.labels, width) if network.labels else None
+        self.labels = build_embedding(network.labels, width) if network.labels else None
         # One vector more than there are tokens: it marks the end of the source.
-        self.source = embedding(network.source + 1, width) if network.source else None
+        self.source = build_embedding(network.source + 1, width) if network.source else None
         encoder = replace(network, depth=SOURCE_DEPTH, shape="", body="transformer", labels=0, source=0, signal=0)
         self.reader = Backbone(encoder, network.source_length, reads_time=False) if network.source else None
         self.signal = nn.Linear(network.signal, width) if network.signal else None

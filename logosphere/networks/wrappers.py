@@ -68,7 +68,7 @@ class BeliefInput(Wrapper):
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        scale = self._process[0].codec.choices ** 0.5
+        scale = self._process[0].codec.num_classes ** 0.5
         belief = scale * self._process[0].evidence(z, t).softmax(-1)
         clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
         return self.inner(belief, t, clean, where)
@@ -97,9 +97,9 @@ class TransformedInput(Wrapper):
         return TransformedInput(inner, self.transform)
 
 
-def centre_probabilities(choices: int) -> InputTransform:
+def centre_probabilities(num_classes: int) -> InputTransform:
     """Return θ ↦ 2 θ - 1, which maps probabilities to [-1, 1] (Graves et al. 2023)."""
-    return lambda z, t: 2 * z[..., :choices] - 1
+    return lambda z, t: 2 * z[..., :num_classes] - 1
 
 
 def split_by_concentration(alpha: Callable[[Times], Tensor]) -> InputTransform:

@@ -196,7 +196,7 @@ class Process(nn.Module, ABC):
 
     def evidence(self, z: State, t: Times) -> Float[Tensor, "B M V"]:
         """log q(z_t | x = k) up to a constant: what z says of each token before any context is read."""
-        return self.inform(torch.zeros(*t.shape, self.codec.choices, device=t.device), z, t)
+        return self.inform(torch.zeros(*t.shape, self.codec.num_classes, device=t.device), z, t)
 
 
 def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
@@ -207,7 +207,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
     """
     u, read_nats, read_loss = process.encode(batch, noise)
-    free = process.codec.spread(batch.free)
+    free = process.codec.expand_to_states(batch.free)
     z, t, weight = process.noised(u, w, free, noise)
     where = process.wanted(z, free)
     nats, charged = _costs(process, predict, u, Noised(z, t, weight), where)
@@ -257,9 +257,9 @@ def _costs(
             nats = process.nats(out, x[rows], picked[rows], times[rows])
             return nats, process.loss(nats, out, x[rows], picked[rows], times[rows], weights[rows])
 
-    count, size = len(times), max(1, LARGEST // process.codec.choices)
+    count, size = len(times), max(1, LARGEST // process.codec.num_classes)
     if not process.diffusing:  # while a codec is being taught, nothing is wanted
-        return costs(torch.zeros(0, process.codec.choices, device=z.device), slice(None))
+        return costs(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
     if count <= size or not process.by_rows or not isinstance(predict, PredictInParts):
         return costs(predict(z, t, context=u, where=where), slice(None))
     answer = predict.parts(z, t, context=u, where=where)

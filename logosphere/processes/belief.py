@@ -37,18 +37,18 @@ class BeliefPath(Path):
 
     kind: Kind = "bound"
 
-    def __init__(self, choices: int, accuracy: float, *, chain: bool = False):
+    def __init__(self, num_classes: int, accuracy: float, *, chain: bool = False):
         super().__init__()
-        self.choices, self.accuracy, self.chain = choices, accuracy, chain
-        self.width = choices + 1 if chain else choices
+        self.num_classes, self.accuracy, self.chain = num_classes, accuracy, chain
+        self.width = num_classes + 1 if chain else num_classes
         self.offset = 0.0 if chain else None
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        even = torch.full((batch, length, self.choices), 1 / self.choices, device=noise.device)
+        even = torch.full((batch, length, self.num_classes), 1 / self.num_classes, device=noise.device)
         return self._with_seed(even, noise)
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
-        y = self._message(u[..., : self.choices], self._accuracy(s), noise.normal(*u.shape[:-1], self.choices))
+        y = self._message(u[..., : self.num_classes], self._accuracy(s), noise.normal(*u.shape[:-1], self.num_classes))
         return self._with_seed(y.softmax(-1), noise)
 
     def _accuracy(self, s: Share) -> Float[Tensor, "... 1"]:
@@ -56,7 +56,7 @@ class BeliefPath(Path):
         return self.accuracy * s.square()[..., None]
 
     def _message(self, u: Tensor, accuracy: Tensor, normal: Tensor) -> Float[Tensor, "... K"]:
-        return accuracy * (self.choices * u - 1) + (accuracy * self.choices).sqrt() * normal.to(u.dtype)
+        return accuracy * (self.num_classes * u - 1) + (accuracy * self.num_classes).sqrt() * normal.to(u.dtype)
 
     def _with_seed(self, theta: Tensor, noise: Noise) -> State:
         if not self.chain:
@@ -64,29 +64,29 @@ class BeliefPath(Path):
         return torch.cat([theta, noise.uniform(*theta.shape[:-1], 1).to(theta)], -1)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
-        return z[..., : self.choices].clamp_min(SMALLEST).log()
+        return z[..., : self.num_classes].clamp_min(SMALLEST).log()
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        u = u[..., : self.choices]
+        u = u[..., : self.num_classes]
         if not self.chain:
-            return length * self.choices * self.accuracy * s * (out.softmax(-1) - u).square().sum(-1)
+            return length * self.num_classes * self.accuracy * s * (out.softmax(-1) - u).square().sum(-1)
         alpha = self._accuracy(s + length) - self._accuracy(s)
         seed = (z[..., -1].double() * 2.0**52).long()
-        y = self._message(u, alpha, normal_rows(seed.flatten(), self.choices).view_as(u))
+        y = self._message(u, alpha, normal_rows(seed.flatten(), self.num_classes).view_as(u))
         return (y * u).sum(-1) - (out.log_softmax(-1) + y).logsumexp(-1)
 
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """A message about a token drawn from p_θ, as the model believes that it will come."""
         token = categorical(out, noise.uniform(*s.shape))
-        drawn = F.one_hot(token, self.choices).to(z.dtype)
+        drawn = F.one_hot(token, self.num_classes).to(z.dtype)
         alpha = (self._accuracy(then) - self._accuracy(s)).clamp_min(0)
         y = self._message(drawn, alpha, noise.normal(*drawn.shape))
         return self._with_seed((self.evidence(z, s) + y).softmax(-1), noise)
 
 
-def clear_accuracy(choices: int) -> float:
-    """β₁ by which tokens are clear: K β₁ = 4 (log K + 3), the criterion of the sphere (geometry.laws.horizon).
+def clear_accuracy(num_classes: int) -> float:
+    """β₁ by which tokens are clear: K β₁ = 4 (log K + 3), the criterion of the sphere (geometry/bridge_tables.py).
 
     For 27 letters it is 0.93; the paper's 0.75² would be log K + 1/2, where one letter in ten cannot be read yet.
     """
-    return 4 * (math.log(choices) + 3) / choices
+    return 4 * (math.log(num_classes) + 3) / num_classes

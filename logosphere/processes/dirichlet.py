@@ -50,28 +50,28 @@ class DirichletPath(Path):
     table: Tensor
     noisiness: Tensor
 
-    def __init__(self, choices: int, last: float, *, churn: float = 1.0, endless: bool = False):
+    def __init__(self, num_classes: int, last: float, *, churn: float = 1.0, endless: bool = False):
         """With `endless` training also sees α beyond the last: α - last ~ 2 Exp(1)."""
         super().__init__()
         self.tail = PACE / (last - 1) if endless else 0.0
-        self.width = self.choices = choices
+        self.width = self.num_classes = num_classes
         self.last, self.churn = last, churn
         self.deterministic = churn == 0
         self.kind: Kind = "bound" if churn > 0 else "surrogate"
         alphas = torch.linspace(1, last, ALONG + 1, dtype=torch.float64)
-        table = speeds(choices, alphas)
-        h = SCALE * mean_speeds(choices, alphas, table) / (alphas - 1 + CAP)
+        table = speeds(num_classes, alphas)
+        h = SCALE * mean_speeds(num_classes, alphas, table) / (alphas - 1 + CAP)
         self.register_buffer("table", table.float().flatten(), persistent=False)
         self.register_buffer("noisiness", (churn * h).float(), persistent=False)
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.choices, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def alpha(self, s: Share) -> Float[Tensor, "..."]:
         return 1 + (self.last - 1) * s
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
-        return simplex.favoured(u, simplex.gamma(self.alpha(s), noise), noise)
+        return simplex.sample_dirichlet_corner(u, simplex.sample_gamma(self.alpha(s), noise), noise)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         return (self.alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
@@ -113,11 +113,11 @@ class DirichletPath(Path):
         """Drift, then noise as it is in the middle of the step."""
         step = (self.last - 1) * (then - s).clamp_min(0)
         if self.churn == 0:
-            return simplex.drifted(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
+            return simplex.drift_step(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
         h = self.noise((s + then) / 2)
-        pull = self.speed(z, s) + (0.5 * h * (self.alpha(s) - 1))[..., None]
-        z = simplex.drifted(z, out.softmax(-1) * pull * step[..., None])
-        return simplex.diffused(z, (h * step)[..., None], noise)
+        strength = self.speed(z, s) + (0.5 * h * (self.alpha(s) - 1))[..., None]
+        z = simplex.drift_step(z, out.softmax(-1) * strength * step[..., None])
+        return simplex.diffusion_step(z, (h * step)[..., None], noise)
 
     def flow(self, out: Logits, z: State, s: Share) -> State:
         weights = (self.last - 1) * out.softmax(-1) * self.speed(z, s)
@@ -128,26 +128,26 @@ class DirichletPath(Path):
 
     def euler(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """Euler's step, projected onto the simplex should it leave it."""
-        return simplex.projected(z + (then - s).clamp_min(0)[..., None] * self.flow(out, z, s))
+        return simplex.project_euclidean(z + (then - s).clamp_min(0)[..., None] * self.flow(out, z, s))
 
     def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
         """The likeliest token of the last prediction."""
         return out.argmax(-1)
 
     def onto(self, z: State) -> State:
-        return simplex.onto(z)
+        return simplex.project(z)
 
     def log_start(self, z: State) -> Float[Tensor, "..."]:
         return torch.zeros_like(z[..., 0])
 
     def log_end(self, u: State, z: State) -> Float[Tensor, "..."]:
         """Of Dirichlet(1 + m e_x), m = α - 1, over the even law: z_x^m Γ(K + m) / (Γ(1 + m) Γ(K))."""
-        m, choices = self.last - 1, self.choices
-        scale = math.lgamma(choices + m) - math.lgamma(1 + m) - math.lgamma(choices)
+        m, num_classes = self.last - 1, self.num_classes
+        scale = math.lgamma(num_classes + m) - math.lgamma(1 + m) - math.lgamma(num_classes)
         return m * (z * u).sum(-1).clamp_min(simplex.TINY).log() + scale
 
 
-def speeds(choices: int, alphas: Float[Tensor, " A"]) -> Float[Tensor, "A X"]:
+def speeds(num_classes: int, alphas: Float[Tensor, " A"]) -> Float[Tensor, "A X"]:
     """C(y, α) / y at log y from -20 to 0, to a relative error below 1e-6.
 
     With m = E log x, -∂_α I · B(α, b) is ∫_0^y (m - log x) x^(α-1) (1 - x)^(b-1) dx, and the whole integral is 0. So it
@@ -156,8 +156,8 @@ def speeds(choices: int, alphas: Float[Tensor, " A"]) -> Float[Tensor, "A X"]:
     """
     edges = torch.linspace(LOWEST, 0, ACROSS + 1, dtype=torch.float64)
     alpha = alphas.double()[:, None]
-    mean = torch.digamma(alpha) - torch.digamma(alpha + choices - 1)
-    below, above = _from_below(edges, alpha, mean, choices - 1), _from_above(edges, alpha, mean, choices - 1)
+    mean = torch.digamma(alpha) - torch.digamma(alpha + num_classes - 1)
+    below, above = _from_below(edges, alpha, mean, num_classes - 1), _from_above(edges, alpha, mean, num_classes - 1)
     return torch.where(edges < mean, below, above)
 
 
@@ -209,14 +209,14 @@ def gauss_jacobi(b: int, points: int) -> tuple[Float[Tensor, " n"], Float[Tensor
     return nodes, 1 / total
 
 
-def mean_speeds(choices: int, alphas: Float[Tensor, " A"], table: Float[Tensor, "A X"]) -> Float[Tensor, " A"]:
+def mean_speeds(num_classes: int, alphas: Float[Tensor, " A"], table: Float[Tensor, "A X"]) -> Float[Tensor, " A"]:
     """E[C(y, α)] for y ~ Beta(α, K - 1), the share of the token."""
     log_y = torch.linspace(LOWEST, 0, ACROSS + 1, dtype=torch.float64)[:-1]
-    log_density = alphas[:, None] * log_y + (choices - 2) * torch.log1p(-log_y.exp())
+    log_density = alphas[:, None] * log_y + (num_classes - 2) * torch.log1p(-log_y.exp())
     weights = log_density.softmax(1)
     return (weights * log_y.exp() * table[:, :-1]).sum(1)
 
 
-def clear_alpha(choices: int) -> float:
+def clear_alpha(num_classes: int) -> float:
     """The last α: the paper's 8, or more where so many tokens need it to be told apart."""
-    return max(8.0, 2 + 2 * math.log(choices))
+    return max(8.0, 2 + 2 * math.log(num_classes))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
-from logosphere.geometry.simplex import assigned
+from logosphere.geometry.simplex import linear_assignment
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock
@@ -132,7 +132,7 @@ def surer(path: Path, out: Logits, u: State, z: State, ahead: State, s: Share, l
 
 def coupled(start: State, u: State, squared: Callable[[State, State], Float[Tensor, "B C"]]) -> State:
     """Starts exchanged between sequences so that Σ squared(start, u) is smallest: mini-batch optimal transport."""
-    return start[assigned(squared(start, u).T)]
+    return start[linear_assignment(squared(start, u).T)]
 
 
 class Flow(Process):

@@ -78,7 +78,7 @@ class Gaussian(Process):
         self.codec, self.schedule, self.clock = codec, schedule, clock
         self.predicts, self.trains_on, self.anchor, self.spacing = predicts, loss, anchor, spacing
         self.intervals = clock.steps - 1
-        self._told_apart: tuple[object, bool] | None = None
+        self._separable: tuple[object, bool] | None = None
         if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
             raise UserError(
                 "States that are not those of single tokens cannot be predicted as tokens; choose x0, v or eps."
@@ -159,7 +159,7 @@ class Gaussian(Process):
         clean = super().encode(batch, noise)
         if self.start is None:
             return clean
-        return clean._replace(u=self.start.pair(clean.u, self.codec.spread(batch.free), noise))
+        return clean._replace(u=self.start.pair(clean.u, self.codec.expand_to_states(batch.free), noise))
 
     def _beginning(self, u: State) -> State:
         """Where the path begins."""
@@ -202,9 +202,9 @@ class Gaussian(Process):
             return "bound"
         weight = self.codec.weight
         version = weight.data_ptr(), weight._version, weight.device
-        if self._told_apart is None or self._told_apart[0] != version:
-            self._told_apart = version, self.codec.tells_apart()
-        return "bound" if self._told_apart[1] else "surrogate"
+        if self._separable is None or self._separable[0] != version:
+            self._separable = version, self.codec.is_separable()
+        return "bound" if self._separable[1] else "surrogate"
 
     # ---- what a state says ------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Gaussian(Process):
         snr = self.logsnr(t)[..., None].exp()
         wider = 1.0 if self.start is None else 1 + snr * self.start.variance
         along, across = ((snr * (1 + snr)).sqrt() / wider).float(), (snr / 2 / wider).float()
-        products, squares = self.codec.compared(z)
+        products, squares = self.codec.compare_rows(z)
         said = along * products - across * squares
         said = scale * (said - said.detach().amax(-1, keepdim=True))
         if bool((t > 0).all()):
@@ -317,7 +317,7 @@ class Gaussian(Process):
 
     def besides(self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise) -> Float[Tensor, " B"]:
         """The prior term with the bound or the error, the anchor, and what teaches a learned schedule its shape."""
-        free = self.codec.spread(batch.free)
+        free = self.codec.expand_to_states(batch.free)
         terms = torch.zeros_like(nats)
         if self.trains_on != "cross-entropy":
             width = self._beginning(u).shape[-1]
@@ -337,7 +337,7 @@ class Gaussian(Process):
 
     def figures(self) -> dict[str, float]:
         """How the embeddings are: they must neither collapse nor explode."""
-        return {} if not isinstance(self.codec, Embeddings) else self.codec.figures(*self._first_levels())
+        return {} if not isinstance(self.codec, Embeddings) else self.codec.metrics(*self._first_levels())
 
     @torch.no_grad()
     def _first_levels(self) -> tuple[float, float]:

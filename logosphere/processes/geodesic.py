@@ -51,19 +51,19 @@ class GeodesicPath(Path):
     offset = 0.0
     deterministic = True
 
-    def __init__(self, choices: int, concentration: float = 0.5, *, optimal: bool = False):
+    def __init__(self, num_classes: int, concentration: float = 0.5, *, optimal: bool = False):
         super().__init__()
-        self.width = self.choices = choices
+        self.width = self.num_classes = num_classes
         self.optimal = optimal
         self.rooted = 2 * concentration - 1
         self.smooth = self.rooted > 0  # a density that is not 0 at the edge of a cap makes velocities jump there
-        self.across = self.rooted * (choices - 1) + choices - 2
+        self.across = self.rooted * (num_classes - 1) + num_classes - 2
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        shape = (batch, length, self.choices)
+        shape = (batch, length, self.num_classes)
         if self.rooted == 0:
-            return sphere.normalised(noise.normal(*shape).abs())
-        return sphere.normalised((-noise.uniform(*shape).log()).sqrt().float())
+            return sphere.normalise(noise.normal(*shape).abs())
+        return sphere.normalise((-noise.uniform(*shape).log()).sqrt().float())
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         start = self.start(s.shape[0], s.shape[1], noise).to(u)
@@ -90,8 +90,8 @@ class GeodesicPath(Path):
 
     def velocity(self, p: Float[Tensor, "... K"], z: State, s: Share) -> State:
         """Of the model, per share of the geodesic."""
-        pull = sphere.angle_over_sine(z) / (1 - END * s)[..., None]
-        return sphere.project(z, p.to(z.dtype) * pull)
+        strength = sphere.angle_over_sine(z) / (1 - END * s)[..., None]
+        return sphere.project(z, p.to(z.dtype) * strength)
 
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """Euler's step along a geodesic."""
@@ -112,7 +112,7 @@ class GeodesicPath(Path):
         return out.argmax(-1)
 
     def onto(self, z: State) -> State:
-        return sphere.normalised(z.clamp_min(0))
+        return sphere.normalise(z.clamp_min(0))
 
     def log_start(self, z: State) -> Float[Tensor, "..."]:
         return self.rooted * z.clamp_min(1e-12).log().sum(-1)
@@ -121,7 +121,7 @@ class GeodesicPath(Path):
         """The start lies on the same geodesic, and its density is thinned by the way the geodesics run together."""
         angle = sphere.distance(z, u)
         start = sphere.geodesic(u, z, 1 / (1 - END) * torch.ones_like(angle))
-        thinned = (self.choices - 2) * ((angle / (1 - END)).sin() / angle.sin().clamp_min(1e-12)).log()
+        thinned = (self.num_classes - 2) * ((angle / (1 - END)).sin() / angle.sin().clamp_min(1e-12)).log()
         return self.log_start(start) + thinned - math.log(1 - END)
 
     def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:

@@ -29,13 +29,13 @@ class LinearPath(Path):
     offset = 0.0
     deterministic = True
 
-    def __init__(self, choices: int, *, optimal: bool = False):
+    def __init__(self, num_classes: int, *, optimal: bool = False):
         super().__init__()
-        self.width = self.choices = choices
+        self.width = self.num_classes = num_classes
         self.optimal = optimal
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.choices, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         start = self.start(s.shape[0], s.shape[1], noise).to(u)
@@ -71,7 +71,7 @@ class LinearPath(Path):
         return out.argmax(-1)
 
     def onto(self, z: State) -> State:
-        return simplex.onto(z)
+        return simplex.project(z)
 
     def squared_error(self, out: Logits, u: State, z: State, s: Share) -> Float[Tensor, "..."]:
         """|v_θ - v_x|²."""

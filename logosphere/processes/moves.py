@@ -27,7 +27,7 @@ def geodesic(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    drift = _to_vertices(p * bridge.pull(x[:, : p.shape[1]], s), x) * ds
+    drift = _to_vertices(p * bridge.drift_strength(x[:, : p.shape[1]], s), x) * ds
     return _moved(x, drift, bridge.total_noise * ds, noise)
 
 
@@ -35,8 +35,8 @@ def bridge(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    pull = bridge.pull(x.gather(1, k[:, None]), s)
-    drift = torch.zeros_like(x).scatter(1, k[:, None], (pull * ds).to(x.dtype))
+    strength = bridge.drift_strength(x.gather(1, k[:, None]), s)
+    drift = torch.zeros_like(x).scatter(1, k[:, None], (strength * ds).to(x.dtype))
     return _moved(x, drift, _bridge_variance(bridge, s, then), noise)
 
 
@@ -44,11 +44,11 @@ def matched(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    pull = bridge.pull(x[:, : p.shape[1]], s)
+    strength = bridge.drift_strength(x[:, : p.shape[1]], s)
     # Σ_k √p_k ζ_k (e_k - m) has the covariance diag(p) - p pᵀ of a token drawn from p.
     zeta = p.sqrt() * noise.normal(*p.shape).to(p.dtype)
     spread = zeta - p * zeta.sum(1, keepdim=True)
-    drift = _to_vertices((p + spread) * pull, x) * ds
+    drift = _to_vertices((p + spread) * strength, x) * ds
     return _moved(x, drift, _bridge_variance(bridge, s, then), noise)
 
 
@@ -66,4 +66,4 @@ def _bridge_variance(bridge: Bridge, s: Tensor, then: Tensor) -> Float[Tensor, "
 
 def _moved(x: Tensor, drift: Tensor, variance: Tensor, noise: Noise) -> Tensor:
     ambient = drift + variance.clamp_min(0).sqrt() * noise.normal(*x.shape).to(x.dtype)
-    return sphere.normalised(sphere.exp(x, sphere.project(x, ambient)))
+    return sphere.normalise(sphere.exp(x, sphere.project(x, ambient)))

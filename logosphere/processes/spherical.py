@@ -24,7 +24,7 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, HeatBridge, Law
+from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock, locate, paper_time, place
@@ -45,7 +45,7 @@ class Start(NamedTuple):
     """A point that is as far from every vertex as from any other, and the law of the bridges that begin there."""
 
     origin: Float[Tensor, " d"]
-    law: Law
+    law: BridgeTable
 
 
 class Spherical(Process):
@@ -88,7 +88,7 @@ class Spherical(Process):
         taught_in_turn: float = 0.0,
     ):
         super().__init__()
-        self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
+        self.codec, self.bridge, self.clock, self.num_classes = codec, bridge, clock, codec.num_classes
         times = starts[0].law.times
         self.timesteps = len(times)
         self.first = 1.5 / self.timesteps
@@ -103,7 +103,7 @@ class Spherical(Process):
         self.kind = "bound" if alike and (exact or turns is not None) else "surrogate"
         self.branches = len(starts) if alike else 1
         self.branch: int | None = None
-        d = self.choices + 1
+        d = self.num_classes + 1
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
         self.register_buffer("origins", torch.stack([s.origin for s in starts]).float(), persistent=False)
@@ -190,7 +190,7 @@ class Spherical(Process):
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
         c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
-        return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalised(nu), u)
+        return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalise(nu), u)
 
     def _drawn(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
@@ -236,7 +236,7 @@ class Spherical(Process):
         return t, weight.float()
 
     def wanted(self, z: State, moving: Positions) -> Positions:
-        return moving & (z[..., : self.choices].amax(-1) < 1) if self.in_turn else moving
+        return moving & (z[..., : self.num_classes].amax(-1) < 1) if self.in_turn else moving
 
     # ---- what a state says ------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Spherical(Process):
 
         For the log bridge X is taken for normal in the tangent space at its mean direction (tangents.py).
         """
-        cosine = z[..., : self.choices]
+        cosine = z[..., : self.num_classes]
         if isinstance(self.bridge, HeatBridge):
             said = self.bridge.log_p(cosine, self._s(t))
         else:
@@ -256,11 +256,11 @@ class Spherical(Process):
             every = [self._normal_likelihood(z, node, which) for which in range(len(self.origins))]
             said = every[0] if len(every) == 1 else torch.stack(every).logsumexp(0)
         said = said - said.amax(-1, keepdim=True)
-        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.choices) - 1)
+        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.num_classes) - 1)
         return torch.where(t[..., None] > 0, said, clean.to(said.dtype))
 
     def _normal_likelihood(self, z: State, node: Tensor, which: int) -> Float[Tensor, "... K"]:
-        origin, cosine = self.origins[which], z[..., : self.choices]
+        origin, cosine = self.origins[which], z[..., : self.num_classes]
         start, d = origin[0], z.shape[-1]
         b = (sphere.dot(z, origin) - start * cosine) / (1 - start.square()).sqrt()
         moments = self.moments[which][node]
@@ -278,7 +278,7 @@ class Spherical(Process):
         return out.softmax(-1)
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
-        return F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
+        return F.cross_entropy(out, u[..., : self.num_classes].argmax(-1), reduction="none")
 
     def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         return categorical(out, noise.uniform(len(out)))
@@ -298,8 +298,8 @@ class Spherical(Process):
 
     def apart(self, out: Logits, u: State, z: State, s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """|η_θ - η_x|² at the bridge's time s."""
-        target, cosine = u[..., : self.choices], z[..., : self.choices]
-        excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, s)
+        target, cosine = u[..., : self.num_classes], z[..., : self.num_classes]
+        excess = (self.probabilities(out) - target) * self.bridge.drift_strength(cosine, s)
         return (excess.square().sum(-1) - (excess * cosine).sum(-1).square()).clamp_min(0)
 
     def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:

@@ -42,14 +42,14 @@ class StickScores(Path):
 
     def __init__(self, sticks: StickPath):
         super().__init__()
-        self.sticks, self.choices, self.width = sticks, sticks.choices, sticks.width
+        self.sticks, self.num_classes, self.width = sticks, sticks.num_classes, sticks.width
         self.register_buffer("root", self._root().float(), persistent=False)
 
     def _root(self) -> Float[Tensor, " n"]:
         """√(w / mean of w over τ) at even steps of s."""
-        draws = max(32, DRAWS // self.choices)
+        draws = max(32, DRAWS // self.num_classes)
         noise = Drawn(torch.Generator().manual_seed(0), draws)
-        u = F.one_hot(torch.arange(draws) % self.choices, self.choices)[:, None].float()
+        u = F.one_hot(torch.arange(draws) % self.num_classes, self.num_classes)[:, None].float()
         found = []
         for s in torch.linspace(0, 1, NODES + 1):
             share = s.expand(draws, 1)
@@ -71,7 +71,7 @@ class StickScores(Path):
 
     def _targets(self, u: State, z: State, s: Share) -> Sticks:
         """√(v (1 - v)) G(x)."""
-        return self.sticks.pulled(u.double(), *simplex.sticks(z), s)
+        return self.sticks.pulled(u.double(), *simplex.to_sticks(z), s)
 
     # ---- the path -----------------------------------------------------------------------------------------------
 
@@ -102,25 +102,25 @@ class StickScores(Path):
 
     def phrased(self, posterior: Logits, z: State, s: Share) -> Tensor:
         """The answer whose slopes are the mean Σ_k p_k G(k): g_K = 0, the others from the last to the first."""
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         wanted = self.sticks.pulled(posterior.softmax(-1).double(), v, rest, s) / (v * rest).clamp_min(1e-30).sqrt()
         z = z.double()
         g, mean, left = [torch.zeros_like(z[..., 0])], torch.zeros_like(z[..., 0]), z[..., -1].clamp_min(1e-30)
-        for j in reversed(range(self.choices - 1)):
+        for j in reversed(range(self.num_classes - 1)):
             whole = left + z[..., j]
             g.append(wanted[..., j] / whole + mean)
             mean, left = (left * mean + z[..., j] * g[-1]) / whole, whole
         return torch.stack(g[::-1], -1) / deaths.between(self.root, s)[..., None].double()
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         missed = self.sticks.pulled(u.double(), v, rest, s) - (v * rest).sqrt() * self.slopes(out, z, s)
         squared = (self._speeds() * missed.square()).sum(-1)
         return (0.5 * length * deaths.steepness(self.sticks.times, s) * squared).to(out.dtype)
 
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """As for posteriors: the pull held fixed, for which a step is exact and never outside; then noise."""
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         variance, slopes = self._variance(s, then), self.slopes(out, z, s)
         rise, fall = variance * v * slopes.clamp_min(0), variance * rest * (-slopes).clamp_min(0)
         return self.sticks.drawn(v, rest, rise, fall, variance, noise).to(z.dtype)
@@ -144,15 +144,15 @@ class StickScores(Path):
         """v + h (½ ((1 - v) - b v) + v (1 - v) G) Δτ + √(h v (1 - v) Δτ) ξ."""
         mean, scale = self._euler(out, z, s, then)
         v = (mean + scale * noise.normal(*mean.shape).double()).clamp(CLIP, 1 - CLIP)
-        return simplex.shares(v, 1 - v).to(z.dtype)
+        return simplex.from_sticks(v, 1 - v).to(z.dtype)
 
     def decided(self, out: Logits, z: State, s: Share) -> Int64[Tensor, "..."]:
         """The last step has no noise, and the token is the largest share."""
         v = self._euler(out, z, s, torch.ones_like(s))[0].clamp(CLIP, 1 - CLIP)
-        return simplex.shares(v, 1 - v).argmax(-1)
+        return simplex.from_sticks(v, 1 - v).argmax(-1)
 
     def _euler(self, out: Logits, z: State, s: Share, then: Share) -> tuple[Sticks, Sticks]:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         variance = self._variance(s, then)
         drift = 0.5 * (rest - self.sticks.others * v) + v * rest * self.slopes(out, z, s)
         return v + variance * drift, (variance * v * rest).sqrt()

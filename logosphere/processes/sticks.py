@@ -50,11 +50,11 @@ class StickPath(Path):
     toward: Tensor
     away: Tensor
 
-    def __init__(self, choices: int, last: int, *, dilation: float = 1.0):
+    def __init__(self, num_classes: int, last: int, *, dilation: float = 1.0):
         super().__init__()
-        self.width = self.choices = choices
+        self.width = self.num_classes = num_classes
         self.last, self.dilation = last, dilation
-        others = torch.arange(choices - 1, 0, -1, dtype=torch.float64)  # b_j
+        others = torch.arange(num_classes - 1, 0, -1, dtype=torch.float64)  # b_j
         own = torch.stack([deaths.log_normalisers(2 * last, float(b) + 1) for b in others])
         m = torch.arange(2 * last + 1)
         before = torch.log1p(m / others[:, None])
@@ -85,7 +85,7 @@ class StickPath(Path):
 
     def _pace(self, others: Tensor, own: Tensor, before: Tensor) -> Float[Tensor, " T"]:
         """τ at s = 0 … 1: the mean of m over all sticks grows evenly, from where the prior is faint to M."""
-        end = math.log(self.last) + 2 * math.log(self.choices) + 10
+        end = math.log(self.last) + 2 * math.log(self.num_classes) + 10
         fine = torch.cat([torch.zeros(1), torch.logspace(-5, 0, FINE)]).double() * end
         lives = self._lives(fine, others)
         mean = (lives @ torch.arange(self.last + 1, dtype=torch.float64)).mean(1)
@@ -95,18 +95,18 @@ class StickPath(Path):
     # ---- the path -----------------------------------------------------------------------------------------------
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.choices, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         """Beta(1, b) is 1 - U^(1/b); the token's own stick is a quotient of gamma variables."""
         ends = running_sum(deaths.between(self.coefficients, s).double())
-        left = (noise.uniform(*s.shape, self.choices - 1)[..., None] * ends[..., -1:] > ends).sum(-1)
+        left = (noise.uniform(*s.shape, self.num_classes - 1)[..., None] * ends[..., -1:] > ends).sum(-1)
         before, own = self._after(u) > 0, u[..., :-1] > 0
         rest = noise.uniform(*left.shape) ** (1 / (self.others + left * before))
-        grown = simplex.gamma(1 + (left * own).sum(-1).double(), noise)
-        against = simplex.gamma((self.others * own).sum(-1).clamp_min(1), noise)
+        grown = simplex.sample_gamma(1 + (left * own).sum(-1).double(), noise)
+        against = simplex.sample_gamma((self.others * own).sum(-1).clamp_min(1), noise)
         taken = (grown / (grown + against))[..., None]
-        return simplex.shares(torch.where(own, taken, 1 - rest), torch.where(own, 1 - taken, rest)).to(u.dtype)
+        return simplex.from_sticks(torch.where(own, taken, 1 - rest), torch.where(own, 1 - taken, rest)).to(u.dtype)
 
     def _after(self, weights: Float[Tensor, "... K"]) -> Sticks:
         """Σ_(k > j) weights_k."""
@@ -118,7 +118,7 @@ class StickPath(Path):
         return deaths.polynomial(lives * self.toward, v), deaths.polynomial(lives * self.away, rest)
 
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
-        (own, _), (before, _) = self._said(*simplex.sticks(z), s)
+        (own, _), (before, _) = self._said(*simplex.to_sticks(z), s)
         own, before = own.clamp_min(1e-300).log(), running_sum(before.clamp_min(1e-300).log())
         nothing = torch.zeros_like(own[..., :1])
         return (torch.cat([own, nothing], -1) + torch.cat([nothing, before], -1)).to(z.dtype)
@@ -135,13 +135,13 @@ class StickPath(Path):
         return weights[..., :-1] * up * odds - self._after(weights) * down / odds
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
-        missed = self.pulled((u - out.softmax(-1)).double(), *simplex.sticks(z), s)
+        missed = self.pulled((u - out.softmax(-1)).double(), *simplex.to_sticks(z), s)
         squared = (2 / (1 + self.others) * missed.square()).sum(-1)
         return (0.5 * length * deaths.steepness(self.times, s) * squared).to(out.dtype)
 
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         """Pulls held fixed, dv = A (1 - v) - B v, for which a step is exact and never outside; then noise."""
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         up, down = self._pulls(v, rest, s)
         p = out.softmax(-1).double()
         step = self.dilation * (deaths.between(self.times, s) - deaths.between(self.times, then)).clamp_min(0)
@@ -154,7 +154,7 @@ class StickPath(Path):
         total = (rise + fall).clamp_min(1e-30)
         share = -torch.expm1(-total)
         v, rest = torch.lerp(v, rise / total, share), torch.lerp(rest, fall / total, share)
-        return simplex.shares(*simplex.jacobi(v, rest, self.others, variance, noise))
+        return simplex.from_sticks(*simplex.jacobi_step(v, rest, self.others, variance, noise))
 
     def prior_nats(self) -> float:
         return self.faint

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Law
+from logosphere.geometry.bridges import BridgeTable
 from logosphere.shapes import Float
 
 
@@ -19,7 +19,7 @@ def tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tenso
     return ratio * (a * mean_b - b * mean_a), ratio.square() * (1 - cosine.square()), ratio
 
 
-def tangent_moments(law: Law, d: int) -> Float[Tensor, "N 5"]:
+def tangent_moments(law: BridgeTable, d: int) -> Float[Tensor, "N 5"]:
     """At each time: the mean direction, how far X is beyond it on average, and one over the variances along and across.
 
     Where the law is a point the variances are 0, and what a state says there is nothing.

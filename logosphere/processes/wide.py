@@ -147,12 +147,12 @@ class WideSpherical(Spherical):
     def _slope(self, t: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
         """d log p(X | k) / d<X, e_k> where vertices are far, that is g(0) / V."""
         s = self._s(t)
-        return self.bridge.pull(torch.zeros_like(s)[..., None], s).to(torch.float32) / self.bridge.total_noise
+        return self.bridge.drift_strength(torch.zeros_like(s)[..., None], s).to(torch.float32) / self.bridge.total_noise
 
     def bridge_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
         """Linear in X: from the mask among many tokens every <X, e_k> is small while anything is uncertain."""
-        cosine = z[..., : self.choices]
-        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.choices) - 1)
+        cosine = z[..., : self.num_classes]
+        clean = CERTAIN * (F.one_hot(cosine.argmax(-1), self.num_classes) - 1)
         return torch.where(t[..., None] > 0, self._slope(t) * cosine, clean.to(cosine.dtype))
 
     def inform(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
@@ -175,7 +175,9 @@ class WideSpherical(Spherical):
         with torch.no_grad():
             own, squares = _shares(out, u)
             a = self.moments[0, node, 0][:, None]
-            near, far = (self.bridge.pull(cosine, s).squeeze(-1).square() for cosine in (a, torch.zeros_like(a)))
+            near, far = (
+                self.bridge.drift_strength(cosine, s).squeeze(-1).square() for cosine in (a, torch.zeros_like(a))
+            )
             apart = far * (squares - own.square()) + near * (1 - own).square() * (1 - a.squeeze(-1) ** 2)
             cross_entropy = -own.clamp_min(1e-30).log()
             nats = apart * self.lengths[node] / (2 * self.bridge.total_noise)

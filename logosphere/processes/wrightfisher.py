@@ -42,13 +42,13 @@ class WrightFisherPath(Path):
     times: Tensor
     normalisers: Tensor
 
-    def __init__(self, choices: int, last: int, *, dilation: float = 1.0):
+    def __init__(self, num_classes: int, last: int, *, dilation: float = 1.0):
         super().__init__()
-        self.width = self.choices = choices
+        self.width = self.num_classes = num_classes
         self.last, self.dilation = last, dilation
-        log_c = deaths.log_normalisers(2 * last, float(choices))
+        log_c = deaths.log_normalisers(2 * last, float(num_classes))
         times = self._pace(log_c)
-        lives = deaths.survivors(times, last, float(choices))
+        lives = deaths.survivors(times, last, float(num_classes))
         self.faint = float(deaths.chi_square(lives[0], log_c))
         self.register_buffer("normalisers", log_c[: last + 1].exp(), persistent=False)
         self.register_buffer("times", times.float(), persistent=False)
@@ -58,9 +58,9 @@ class WrightFisherPath(Path):
 
     def _pace(self, log_c: Float[Tensor, " N"]) -> Float[Tensor, " T"]:
         """τ at s = 0 … 1: the mean of m grows evenly, from where χ² is faint to M."""
-        end = 2 * (math.log(self.last) + 2 * math.log(self.choices) + 10) / self.choices
+        end = 2 * (math.log(self.last) + 2 * math.log(self.num_classes) + 10) / self.num_classes
         fine = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 4000)]).double() * end
-        lives = deaths.survivors(fine, self.last, float(self.choices))
+        lives = deaths.survivors(fine, self.last, float(self.num_classes))
         mean = lives @ torch.arange(self.last + 1, dtype=torch.float64)
         return deaths.even_pace(fine, mean, float(mean[deaths.chi_square(lives, log_c) < FAINT].amax()), NODES)
 
@@ -74,7 +74,7 @@ class WrightFisherPath(Path):
     # ---- the path -----------------------------------------------------------------------------------------------
 
     def start(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.choices, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def at(self, u: State, s: Share, noise: Noise) -> State:
         """m lives are left, and the gamma variable of 1 + m is a sum of as many exponential ones."""
@@ -82,7 +82,7 @@ class WrightFisherPath(Path):
         left = (noise.uniform(*s.shape)[..., None] * ends[..., -1:] > ends).sum(-1, keepdim=True)
         waits = -noise.uniform(*s.shape, self.last + 1).log()
         counted = torch.arange(self.last + 1, device=s.device) <= left
-        return simplex.favoured(u, (waits * counted).sum(-1), noise)
+        return simplex.sample_dirichlet_corner(u, (waits * counted).sum(-1), noise)
 
     def _polynomial(self, z: State, s: Share) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
         """P(z_k) and z_k P'(z_k)."""
@@ -91,25 +91,25 @@ class WrightFisherPath(Path):
     def evidence(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         return self._polynomial(z, s)[0].clamp_min(1e-300).log().to(z.dtype)
 
-    def pull(self, z: State, s: Share) -> Float[Tensor, "... K"]:
+    def drift_strength(self, z: State, s: Share) -> Float[Tensor, "... K"]:
         """g_k."""
         value, slope = self._polynomial(z, s)
         return (slope / value.clamp_min(1e-300)).to(z.dtype)
 
     def nats(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
         tau_per_s = deaths.steepness(self.times, s)
-        weights = (u - out.softmax(-1)) * self.pull(z, s)
+        weights = (u - out.softmax(-1)) * self.drift_strength(z, s)
         return 0.5 * length * tau_per_s * simplex.squared_norm(weights, z)
 
     def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
         step = self.dilation * (self.tau(s) - self.tau(then)).clamp_min(0)[..., None]
-        z = simplex.drifted(z, out.softmax(-1) * self.pull(z, s) * step)
-        return simplex.diffused(z, step, noise)
+        z = simplex.drift_step(z, out.softmax(-1) * self.drift_strength(z, s) * step)
+        return simplex.diffusion_step(z, step, noise)
 
     def prior_nats(self) -> float:
         return math.log1p(self.faint)
 
 
-def clear_count(choices: int) -> int:
+def clear_count(num_classes: int) -> int:
     """The last m, as for Dirichlet flows."""
-    return max(7, round(1 + 2 * math.log(choices)))
+    return max(7, round(1 + 2 * math.log(num_classes)))

@@ -16,8 +16,8 @@ from scipy import integrate, optimize, special
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
-from logosphere.geometry.bridge_tables import normal_parameters
-from logosphere.geometry.bridges import Law
+from logosphere.geometry.bridge_tables import fit_normal
+from logosphere.geometry.bridges import BridgeTable
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.clock import paper_law, paper_time, window_law
 from logosphere.processes.scheduled import ScheduledSpherical
@@ -238,8 +238,8 @@ def test_the_riemannian_normal(d: int, uniform: bool, published: bool) -> None:
     angle = np.linspace(0.15, 0.9, 6)[:, None] + rng.normal(size=(6, 400)) * 0.05
     length = 1 - np.abs(rng.normal(size=(6, 400))) * 0.02
     a, b = (length * np.cos(angle)).astype(np.float32), (length * np.sin(angle)).astype(np.float32)
-    law = Law(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
-    alpha, rho = normal_parameters(law, d, cosine, published=published, scale=1.14).numpy()
+    law = BridgeTable(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
+    alpha, rho = fit_normal(law, d, cosine, published=published, scale=1.14).numpy()
     mean_a = a.astype(float).mean(1)
     mean_start = (cosine * a.astype(float) + sine * b.astype(float)).mean(1)  # E <X, x₀>
     ratio = mean_a / mean_start
