@@ -176,7 +176,7 @@ def one_hot_table(vocab_size: int) -> Embeddings:
 
 
 def logit_table(vocab_size: int) -> Embeddings:
-    """Return 1 at the token and -1 elsewhere: SSD-LM's ±K in units of K (Han et al. 2023); its noise has deviation K."""
+    """Return 1 at the token and -1 elsewhere: SSD-LM's ±K in units of K (Han et al. 2023); its noise deviation is K."""
     _check_square("logits", vocab_size)
     return Embeddings(2 * torch.eye(vocab_size) - 1, distinct=True)
 

@@ -50,7 +50,7 @@ class Comparison:
 def compare(reports: list[Report]) -> Comparison:
     """Rank reports, with paired differences to the best. Refuses reports that do not measure the same thing."""
     if not reports:
-        raise UserError("There is nothing to compare.")
+        raise UserError("There is nothing to compare: no reports were given.")
     first = reports[0]
     for other in reports[1:]:
         _check_same("unit", first, other, first.unit, other.unit, "evaluate both with the same tokenizer")
@@ -64,7 +64,7 @@ def compare(reports: list[Report]) -> Comparison:
         if (first.kind == "surrogate") != (other.kind == "surrogate"):
             raise UserError(
                 f"{first.name} reports a number of kind '{first.kind}' and {other.name} one of kind '{other.kind}': "
-                "a surrogate may lie below the truth and must not be ranked with bounds."
+                "a surrogate may be below the likelihood and cannot be ranked with bounds."
             )
     ranked = sorted(reports, key=lambda report: report.bits)
     best = ranked[0]
@@ -85,7 +85,7 @@ def _check_same(what: str, first: Report, other: Report, a: object, b: object, r
 
 @dataclass(frozen=True)
 class LeaderboardRow:
-    """A system's place: its mean over seeds, and how far it lies above the best it may be ranked with."""
+    """A system in the ranking: its mean over seeds, and its difference to the best system of its ranking."""
 
     name: str
     report: Report
@@ -97,9 +97,9 @@ class LeaderboardRow:
 
 
 def rank_reports(groups: Mapping[str, Sequence[Report]]) -> list[LeaderboardRow]:
-    """From best to worst: exact values and bounds, then surrogates, which are never ranked with them."""
+    """Rank reports from best to worst: exact values and bounds first, then surrogates, in a ranking of their own."""
     if not groups:
-        raise UserError("There is nothing to compare.")
+        raise UserError("There is nothing to compare: no reports were given.")
     means = {name: average_seeds(name, reports) for name, reports in groups.items()}
     likelihoods = [report for report in means.values() if report.kind != "surrogate"]
     surrogates = [report for report in means.values() if report.kind == "surrogate"]
@@ -119,9 +119,9 @@ def rank_reports(groups: Mapping[str, Sequence[Report]]) -> list[LeaderboardRow]
 
 
 def average_seeds(name: str, reports: Sequence[Report]) -> Report:
-    """The mean of reports of one system over the same sequences; its error is that over sequences."""
+    """Return the mean of the reports of one system over the same sequences; its error is that over sequences."""
     for other in reports[1:]:
-        compare([reports[0], replace(other, name=f"{other.name} seed")])  # refuses what does not belong together
+        compare([reports[0], replace(other, name=f"{other.name} seed")])  # raises UserError if they are not comparable
     nats = torch.tensor([report.nats for report in reports]).double().mean(0)
     first, n = reports[0], len(reports)
     bits, error = first.per_unit(nats) if any(first.nats) else (first.bits, first.error)
@@ -133,22 +133,25 @@ def average_seeds(name: str, reports: Sequence[Report]) -> Report:
 
 
 def _between_seeds(reports: Sequence[Report], best: Sequence[Report]) -> float:
-    """The variance of the mean difference that comes from the luck of training; 0 when it is not known."""
+    """Return the variance of the mean difference over training seeds; 0 with one seed."""
     differences = [a.bits - b.bits for a, b in zip(reports, best, strict=False)]
     return statistics.variance(differences) / len(differences) if len(differences) > 1 else 0.0
 
 
 def format_leaderboard(rows: Sequence[LeaderboardRow]) -> str:
-    """The ranking as text, with a column for every kind that occurs."""
+    """Format the ranking as text, with a column for every kind that occurs."""
     kinds = [kind for kind in SIGN if any(row.report.kind == kind for row in rows)]
     width = max(len(row.name) for row in rows)
     several = any(len(row.seeds) > 1 for row in rows)
-    head = [f"{'bits per ' + rows[0].report.unit:{width}}", *[f"{kind:<19}" for kind in kinds], "above the best"]
+    paths = any(row.report.path for row in rows)
+    head = [f"{'bits per ' + rows[0].report.unit:{width}}", *([f"{'path':<9}"] if paths else [])]
+    head += [*[f"{kind:<19}" for kind in kinds], "above the best"]
     lines = ["  ".join(head)]
     for number, row in enumerate(rows):
         report = row.report
         value = f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f}"
-        cells = [f"{value if kind == report.kind else '':<19}" for kind in kinds]
+        cells = [f"{report.path:<9}"] if paths else []
+        cells += [f"{value if kind == report.kind else '':<19}" for kind in kinds]
         best = number == 0 or (report.kind == "surrogate") != (rows[number - 1].report.kind == "surrogate")
         above = "" if best else f"{row.above:+.4f} ± {row.above_error:.4f}"
         seeds = f"  seeds ± {row.spread:.4f}" if several and row.spread is not None else ""

@@ -28,7 +28,7 @@ def token_entropies(tokens: Tokens) -> Float[Tensor, " B"]:
 
 
 def distinct_rate(tokens: Tokens, n: int) -> float:
-    """The fraction of distinct n-grams among all n-grams of all samples (Li et al. 2016)."""
+    """Return the fraction of distinct n-grams among all n-grams of all samples (Li et al. 2016)."""
     ngrams = extract_ngrams(tokens, n).flatten(0, 1)
     return len(ngrams.unique(dim=0)) / len(ngrams)
 
@@ -43,7 +43,7 @@ def _distinct_metric(n: int) -> Metric:
         return MetricValue(distinct_rate(texts.tokens, n))
 
     return Metric(
-        f"distinct-{n}", f"distinct {n}-grams", "share", "as real text",
+        f"distinct-{n}", f"distinct {n}-grams", "fraction", "as real text",
         f"different runs of {n} tokens among all runs of {n} in all samples; falls with the number of samples", measure,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def _within_texts(ngrams: Int64[Tensor, "N n"], eos: int) -> Bool[Tensor, " N"]:
 
 
 def known_word_rate(text: str, vocabulary: frozenset[str]) -> float:
-    """The fraction of a text's words in the vocabulary, without the first and the last, which may be cut."""
+    """Return the fraction of a text's words in the vocabulary, without the first and the last, which may be cut."""
     words = text.split()[1:-1]
     return sum(word in vocabulary for word in words) / len(words) if words else 0.0
 
@@ -135,27 +135,27 @@ METRICS: list[Metric] = [
     _distinct_metric(4),
     _distinct_metric(8),
     Metric(
-        "repetition", "repetition", "share", "as real text",
+        "repetition", "repetition", "fraction", "as real text",
         f"runs of {REPETITION_ORDER} tokens that occurred earlier in the same sample",
         lambda texts, reference: MetricValue.mean(repetition_rate(texts.tokens)),
     ),
     Metric(
-        "spelling", "spelling", "share", "higher",
+        "spelling", "known words", "fraction", "higher",
         "words (between white space, without the first and the last) that occur in the training text", _known_words,
     ),
     Metric(
         "ngram-kl", f"{ORDER}-gram KL", "bits", "as real text",
-        f"KL(samples || training text) of runs of {ORDER} tokens, {SMOOTHING:.0%} of the latter spread evenly",
+        f"KL(samples || training text) of runs of {ORDER} tokens, {SMOOTHING:.0%} of the latter uniform",
         _ngram_kl,
     ),
     NGRAM_MAUVE,
     Metric(
-        f"overlap-{OVERLAP_ORDER}", f"{OVERLAP_ORDER}-gram overlap", "share", "as real text",
+        f"overlap-{OVERLAP_ORDER}", f"{OVERLAP_ORDER}-gram overlap", "fraction", "as real text",
         f"runs of {OVERLAP_ORDER} tokens, without ends, that occur in the training text, averaged over samples",
         _overlap_rate,
     ),
     Metric(
-        "memorised", "memorised", "share", "as real text",
+        "memorised", "memorised", "fraction", "as real text",
         f"runs of {COPY_ORDER} tokens that occur in the training text", _memorised_rate,
     ),
     Metric(
@@ -166,7 +166,7 @@ METRICS: list[Metric] = [
 
 
 def find_metrics(names: Sequence[str] = ()) -> list[Metric]:
-    """Metrics by name; all without names. Entropy is always included, because quality alone rewards repetition."""
+    """Return metrics by name, or all of them. Entropy is always included, because quality alone rewards repetition."""
     known = {metric.name for metric in METRICS}
     for name in names:
         if name not in known:
@@ -175,18 +175,19 @@ def find_metrics(names: Sequence[str] = ()) -> list[Metric]:
 
 
 def scorer_metric(scorer: Scorer) -> Metric:
-    """The bits per character of samples under a scorer."""
+    """Return the metric of bits per character under a scorer."""
 
     def measure(texts: Texts, reference: Reference) -> MetricValue:
         score = scorer.score(texts.strings)
         return MetricValue(score.value, score.error)
 
     return Metric(
-        f"judge:{scorer.name}", f"judge {scorer.name}", "bits per character", "as real text",
-        f"-log2 p of {scorer.description}, per character; low alone means dull, see entropy", measure, scorer.version,
+        f"judge:{scorer.name}", f"scorer {scorer.name}", "bits per character", "as real text",
+        f"-log2 p of {scorer.description}, per character; low values reward repetition, see entropy",
+        measure, scorer.version,
     )  # fmt: skip
 
 
 def measure_samples(texts: Texts, reference: Reference, chosen: Sequence[Metric]) -> dict[str, MetricValue]:
-    """The values of the chosen metrics for a set of samples."""
+    """Return the values of the chosen metrics for a set of samples."""
     return {metric.name: metric.measure(texts, reference) for metric in chosen}

@@ -67,19 +67,19 @@ def slot_accuracy(meanings: Sequence[str], texts: Sequence[str]) -> float:
 
 def kmer_divergence(samples: Iterable[str], reference: Iterable[str], k: int = 4) -> float:
     """Jensen-Shannon divergence in bits between the frequencies of k-mers; 0 for equal, at most 1."""
-    p, q = (_frequencies(texts, k) for texts in (samples, reference))
-    words = sorted(p.keys() | q.keys())
+    p, q = (_kmer_frequencies(texts, k) for texts in (samples, reference))
+    kmers = sorted(p.keys() | q.keys())
     if not p or not q:
-        raise UserError(f"There are no words of {k} letters to compare.")
-    a, b = (np.array([part.get(word, 0.0) for word in words]) for part in (p, q))
+        raise UserError(f"There are no {k}-mers to compare; the texts are shorter.")
+    a, b = (np.array([part.get(kmer, 0.0) for kmer in kmers]) for part in (p, q))
     middle = (a + b) / 2
     return float(sum((x[x > 0] * np.log2(x[x > 0] / middle[x > 0])).sum() for x in (a, b)) / 2)
 
 
-def _frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
+def _kmer_frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
     counts = Counter(text[i : i + k] for text in texts for i in range(len(text) - k + 1))
     total = sum(counts.values())
-    return {word: count / total for word, count in counts.items()}
+    return {kmer: count / total for kmer, count in counts.items()}
 
 
 def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voices: int = 4) -> dict[str, float]:
@@ -88,8 +88,11 @@ def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voic
     whole: songs of complete beats; ordered: beats whose voices ascend, rests last; range: notes within the range of
     the training songs; chords: beats whose chord, up to octaves and transposition, occurs in the training songs.
     """
-    beats = [_beats(song, voices) for song in songs]
-    played, known = np.concatenate([*beats, np.zeros((0, voices), np.int64)]), _beats(np.concatenate(training), voices)
+    beats = [_split_beats(song, voices) for song in songs]
+    played, known = (
+        np.concatenate([*beats, np.zeros((0, voices), np.int64)]),
+        _split_beats(np.concatenate(training), voices),
+    )
     if not len(played):
         return {"whole": 0.0, "ordered": 0.0, "range": 0.0, "chords": 0.0}
     heights = np.where(played == 0, np.iinfo(np.int64).max, played)
@@ -103,7 +106,7 @@ def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voic
     }
 
 
-def _beats(song: IntArray, voices: int) -> IntArray:
+def _split_beats(song: IntArray, voices: int) -> IntArray:
     return np.asarray(song[: len(song) // voices * voices], dtype=np.int64).reshape(-1, voices)
 
 

@@ -148,6 +148,13 @@ class Entry:
     texts: list[str]
     film: Animation | None
     costs: Costs
+    path: str = ""
+    """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
+
+    @property
+    def kind_and_path(self) -> str:
+        """The kind of the number, and the path it is of if the process has several."""
+        return f"{self.kind}, {self.path} path" if self.path else self.kind
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def _plot_entries(report: ComparisonReport, entries: Sequence[Entry], title: str
     rows = [
         DotPlotRow(
             report.entries.index(e), e.name, e.bits, e.error, e.kind != "exact",
-            f"{e.name} {SIGN[e.kind]} {e.bits:.4f} ± {e.error:.4f} bits per {report.unit} ({e.kind})",
+            f"{e.name} {SIGN[e.kind]} {e.bits:.4f} ± {e.error:.4f} bits per {report.unit} ({e.kind_and_path})",
         )
         for e in entries
     ]  # fmt: skip

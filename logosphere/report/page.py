@@ -102,7 +102,7 @@ def render_players(players: Sequence[Player], extra: str = "") -> str:
     content = json.dumps([asdict(player.animation) for player in players], ensure_ascii=False, separators=(",", ":"))
     controls = (
         '<div class="player"><button id="play" type="button">▶ Watch</button>'
-        '<input id="time" type="range" min="0" max="1" step="0.0125" value="1" aria-label="how far texts are written">'
+        '<input id="time" type="range" min="0" max="1" step="0.0125" value="1" aria-label="progress of sampling">'
         '<output id="when">finished</output></div>'
     )
     return (
@@ -121,8 +121,8 @@ def render_player_page(title: str, about: str, players: Sequence[Player]) -> str
     """Render a page that holds nothing but players."""
     head = (
         f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(title)}</h1>'
-        f"<p>{escape(about)}</p><p class='soft'>Dots are not written yet, grey letters are what the network would "
-        "write, what has just changed is coloured, and what the network was less sure of is underlined the more "
-        "strongly.</p></header>"
+        f"<p>{escape(about)}</p><p class='soft'>Dots are positions without a token, grey letters are predictions of "
+        "the network, new tokens are coloured, and the underline is stronger the lower the confidence of the network."
+        "</p></header>"
     )
     return render_page(title, head + render_players(players))

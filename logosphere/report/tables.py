@@ -46,7 +46,9 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
     kinds = _list_kinds(report)
     papers = [kind for kind in KINDS if any(p.kind == kind and _is_included(report, p) for p in report.literature)]
     several = any(len(entry.seeds) > 1 for entry in report.entries)
-    heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
+    paths = any(entry.path for entry in report.entries)
+    heads = [("system", "")] + ([("path", "")] if paths else [])
+    heads += [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
     heads += [("above the best", "paired, ± s.e.")] + ([("seeds", "± s.d.")] if several else [])
     heads += [("recon", ""), ("diffusion", ""), ("prior", "")]
     quoted = frozenset(range(len(heads), len(heads) + len(papers)))
@@ -54,7 +56,7 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
     rows = []
     for number, entry in enumerate(report.entries):
         best = number == 0 or (entry.kind == "surrogate") != (report.entries[number - 1].kind == "surrogate")
-        cells = [entry.name, *_kind_cells(entry.kind, kinds, entry)]
+        cells = [entry.name, *([entry.path] if paths else []), *_kind_cells(entry.kind, kinds, entry)]
         cells.append("best" if best else f"{entry.above:+.4f} ± {entry.above_error:.4f}")
         if several:
             cells.append(ABSENT if entry.spread is None else f"{entry.spread:.4f} ({len(entry.seeds)})")
@@ -62,7 +64,7 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
         cells += [_quote_cell(report, entry, kind) for kind in papers]
         first_surrogate = best and number > 0
         rows.append(Row(cells, number, "best parting" if first_surrogate else "best" if best else ""))
-    return Table(heads, rows, quoted)
+    return Table(heads, rows, quoted, frozenset({1} if paths else {}))
 
 
 def _list_kinds(report: ComparisonReport) -> list[Kind]:

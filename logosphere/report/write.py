@@ -30,7 +30,8 @@ def render_html(report: ComparisonReport) -> str:
 
 def _render_header(report: ComparisonReport) -> str:
     first = report.entries[0]
-    summary = f"{first.name} leads with {SIGN[first.kind]} {first.bits:.4f} ± {first.error:.4f} bits per {report.unit}"
+    value = f"{SIGN[first.kind]} {first.bits:.4f} ± {first.error:.4f} bits per {report.unit} ({first.kind_and_path})"
+    summary = f"{first.name} ranks first with {value}"
     legend = "".join(f"<li>{draw_swatch(n)}{escape(entry.name)}</li>" for n, entry in enumerate(report.entries))
     return (
         f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(report.title)}</h1>'
@@ -43,10 +44,10 @@ def _render_header(report: ComparisonReport) -> str:
 
 def _describe_budget(report: ComparisonReport) -> str:
     if not report.budget:
-        return "The runs were trained with different settings; differences between them are not those of systems alone."
+        return "The runs were trained with different settings; their differences are not due to the systems alone."
     return (
         "Every system had the same network, the same data in the same order, and the same budget: "
-        f"{report.budget}{', learning rates apart' if report.own_rates else ''}."
+        f"{report.budget}{', except for learning rates' if report.own_rates else ''}."
     )
 
 
@@ -89,8 +90,9 @@ def _render_plots(*plots: str) -> str:
 
 def _render_likelihood(report: ComparisonReport) -> str:
     remark = (
-        "= is the likelihood itself, ≤ a proven upper bound, ~ a surrogate that may lie on either side of the truth. "
-        "Each kind has its own column, and surrogates are ranked apart. Differences are taken sequence by sequence."
+        "= is the exact likelihood, ≤ a proven upper bound, ~ a surrogate that may be above or below the likelihood. "
+        "Each kind has its own column, and surrogates are ranked separately. Differences are paired over sequences. "
+        "The path says whether a spherical system was measured on its joint or its any-order path."
     )
     parts = [f"<h2>Likelihood</h2><p class='soft'>{remark}</p>", _render_table(tables.tabulate_likelihood(report))]
     likelihood, surrogates = figures.plot_likelihood(report), figures.plot_surrogates(report)
@@ -102,8 +104,8 @@ def _render_likelihood(report: ComparisonReport) -> str:
     )
     if report.literature:
         parts.append(
-            "<details><summary>Figures from the literature</summary><p class='soft'>Other networks, budgets and "
-            f"protocols: for orientation only.</p>{_render_table(tables.tabulate_published(report))}</details>"
+            "<details><summary>Published results</summary><p class='soft'>They come from other networks, budgets and "
+            f"protocols.</p>{_render_table(tables.tabulate_published(report))}</details>"
         )
     return "".join(parts)
 
@@ -119,20 +121,20 @@ def _render_training(report: ComparisonReport) -> str:
 def _render_time(report: ComparisonReport) -> str:
     plot = figures.plot_over_time(report)
     remark = (
-        "The bound is an average over the quantiles of the distribution of times of each system. The height of a step "
-        "is the cost of a bin of time; the area under a line is the bound. A flat line means that times are drawn "
-        "where they matter."
+        "The bound is an average over the quantiles of the time distribution of each system. The height of a step is "
+        "the contribution of a bin of time, and the area under a line is the bound. A flat line means that the time "
+        "distribution minimises the variance."
     )
-    spent = _render_plots(_render_figure("Bits over time", "level steps are averages over a slice", plot))
-    return f"<h2>Where the bound is spent</h2><p class='soft'>{remark}</p>{spent}" if plot else ""
+    spent = _render_plots(_render_figure("Bits over time", "each step is the mean of one bin", plot))
+    return f"<h2>The bound over time</h2><p class='soft'>{remark}</p>{spent}" if plot else ""
 
 
 def _render_metrics(report: ComparisonReport) -> str:
     if not any(entry.samplings for entry in report.entries):
         return ""
     parts = [
-        "<h2>Samples: quality and cost</h2><p class='soft'>Real text of the same length and number stands beside "
-        "every figure. Low bits under a judge alone prove nothing: read them against the entropy.</p>"
+        "<h2>Samples: quality and cost</h2><p class='soft'>Every table includes real text of the same length "
+        "and number. Bits per character under a scorer LM reward repetition, so compare them at equal entropy.</p>"
     ]
     for metric in _choose_plotted(report):
         by_nfe = figures.plot_metric_against_cost(report, metric, lambda s: s.nfe, "network evaluations per text")
@@ -149,15 +151,15 @@ def _render_metrics(report: ComparisonReport) -> str:
         )
     parts.append(_render_table(tables.tabulate_samples(report, every=False)))
     every = _render_table(tables.tabulate_samples(report))
-    parts.append(f"<details><summary>Every way of sampling</summary>{every}</details>")
+    parts.append(f"<details><summary>All sampling settings</summary>{every}</details>")
     terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in report.measures)
-    return "".join(parts) + f"<details><summary>What the figures mean</summary><dl>{terms}</dl></details>"
+    return "".join(parts) + f"<details><summary>Definitions of the metrics</summary><dl>{terms}</dl></details>"
 
 
 def _choose_plotted(report: ComparisonReport) -> list[MetricInfo]:
     """Return the metrics to plot: those of scorer LMs, or without one MAUVE and the rate of known words."""
-    judges = [m for m in report.measures if m.name.startswith("judge:")]
-    return judges or [m for m in report.measures if m.name in ("frontier", "spelling")]
+    scorers = [m for m in report.measures if m.name.startswith("judge:")]
+    return scorers or [m for m in report.measures if m.name in ("frontier", "spelling")]
 
 
 def _render_samples(report: ComparisonReport) -> str:
@@ -167,14 +169,14 @@ def _render_samples(report: ComparisonReport) -> str:
     players = [Player(entry.name, entry.film, entry.texts, draw_swatch(n)) for n, entry in animated if entry.film]
     real = "".join(f"<pre>{escape(text)}</pre>" for text in report.real_texts[:2])
     return (
-        "<h2>Samples side by side</h2><p class='soft'>All systems write along one timeline: dots are not written yet, "
-        "grey letters are guesses, what has just changed is coloured.</p>"
+        "<h2>Samples side by side</h2><p class='soft'>All systems are shown on one timeline. Dots are positions "
+        "without a token, grey letters are predictions, and new tokens are coloured.</p>"
         + render_players(players, f'<div class="reading"><h3>real text</h3>{real}</div>')
     )
 
 
 def _render_costs(report: ComparisonReport) -> str:
-    remark = "Operations are those of matrix products. Memory is that of the whole process while it trained."
+    remark = "FLOPs count matrix products only. Memory is the peak of the whole process during training."
     return f"<h2>Costs</h2><p class='soft'>{remark}</p>{_render_table(tables.tabulate_costs(report))}"
 
 
@@ -187,7 +189,7 @@ def _render_provenance(report: ComparisonReport) -> str:
         **{key: _format_fact(value) for key, value in report.environment.items() if key != "command"},
     }
     listed = "".join(f"<dt>{escape(key)}</dt><dd><code>{escape(value)}</code></dd>" for key, value in facts.items())
-    return f"<h2>Where this comes from</h2><dl>{listed}</dl>{_render_table(tables.tabulate_seeds(report))}"
+    return f"<h2>Provenance</h2><dl>{listed}</dl>{_render_table(tables.tabulate_seeds(report))}"
 
 
 def _format_fact(value: object) -> str:
@@ -208,13 +210,13 @@ def render_markdown(report: ComparisonReport) -> str:
     parts = [
         f"# {report.title}",
         f"{report.data}: {report.sequences:,} held-out sequences of {report.length}, {report.draws} draws each; "
-        f"budget {report.budget or 'not the same for all'}; {report.created}.",
-        "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may lie on either side. "
+        f"budget {report.budget or 'not equal'}; {report.created}.",
+        "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may be above or below the likelihood. "
         "Differences are paired over sequences.",
         "## Likelihood", _render_markdown_table(tables.tabulate_likelihood(report)),
     ]  # fmt: skip
     if report.literature:
-        parts += ["## Published figures", _render_markdown_table(tables.tabulate_published(report))]
+        parts += ["## Published results", _render_markdown_table(tables.tabulate_published(report))]
     if any(entry.samplings for entry in report.entries):
         parts += ["## Samples", _render_markdown_table(tables.tabulate_samples(report))]
         parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.measures)]

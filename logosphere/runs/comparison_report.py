@@ -97,7 +97,8 @@ def _entry(one: LeaderboardRow, runs: Sequence[Run], portrait: SampleReport | No
         weights, step = file_sha256(trained.weights_file()), sum_records(trained.trainings).steps
         seeds.append(SeedResult(trained.config.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
-        name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.config.options),
+        name=one.name, system=card.name, title=card.title, kind=report.kind, path=report.path,
+        options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
         recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
         shares=[] if portrait is None else portrait.shares,
