@@ -117,6 +117,13 @@ def test_kinds_never_share_a_column() -> None:
     assert signs == [["= 1.5000 ± 0.0100"], ["≤ 1.7000 ± 0.0100"], ["~ 1.4000 ± 0.0100"]]
 
 
+def test_paths_have_a_column_where_there_are_any() -> None:
+    assert "path" not in [head for head, _ in tables.tabulate_likelihood(REPORT).heads]
+    first, *others = REPORT.entries
+    table = tables.tabulate_likelihood(replace(REPORT, entries=[replace(first, path="any-order"), *others]))
+    assert table.heads[1][0] == "path" and [row.cells[1] for row in table.rows] == ["any-order", "", ""]
+
+
 def test_every_published_figure_says_how_it_was_got() -> None:
     for paper in load_published_results("text8", "character"):
         assert (

@@ -106,10 +106,11 @@ class PinnedPositions:
 def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -> PinnedPositions | None:
     """Combine the prompt and the pinned tokens of a request; return None if there are none."""
     if request.n * model.length > MAX_TOKENS:
-        raise UserError(f"The studio writes at most {MAX_TOKENS} tokens at once; ask for fewer texts.")
+        count = request.n * model.length
+        raise UserError(f"The studio generates at most {MAX_TOKENS} tokens at once, not {count}; request fewer texts.")
     if request.n * model.length * request.steps > MAX_TOKEN_STEPS:
         limit = f"at most {MAX_TOKEN_STEPS} tokens over all steps"
-        raise UserError(f"The studio shows {limit}; ask for fewer texts or steps.")
+        raise UserError(f"The studio shows {limit}; request fewer texts or steps.")
     known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
     if request.prompt:
         given = encode_prompt(request.prompt, tokenizer, model.length)
@@ -117,7 +118,7 @@ def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -
     for pin in request.pins:
         ids = [pin.token] if pin.token is not None else tokenizer.encode(pin.text or "").tolist()
         if pin.at + len(ids) > model.length:
-            raise UserError(f"This model writes {model.length} tokens; a lock reaches beyond them.")
+            raise UserError(f"This model generates {model.length} tokens; a lock extends beyond them.")
         if max(ids, default=0) >= model.vocab_size:
             raise UserError(f"Tokens must be numbers from 0 to {model.vocab_size - 1}.")
         known[pin.at : pin.at + len(ids)] = True
@@ -125,7 +126,7 @@ def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -
     if not known.any():
         return None
     if known.all():
-        raise UserError("Every position is locked, so there is nothing to write; unlock some.")
+        raise UserError("Every position is locked, so there is nothing to generate; unlock some.")
     model.check_known(known)
     return PinnedPositions(known[None], tokens[None])
 
