@@ -150,8 +150,8 @@ class Bound:
     count: Int64[Tensor, " B"]
     """Positions that were counted."""
     kind: Kind
-    credit: Float[Tensor, " B"] | None = None
-    """log q(z | x) where the noise itself is learned."""
+    log_q: Float[Tensor, " B"] | None = None
+    """log q(z | x) where the forward process is learned."""
 
     @property
     def total(self) -> Float[Tensor, " B"]:

@@ -251,7 +251,7 @@ def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.Monke
     rows = torch.from_numpy(rows_of(0)) % 40
     for pieces in (list(range(40)), list(range(5, 45))):
         reader, plain = Frozen(Counting(), 40, 6, pieces), Frozen(Counting(), 40, 6, pieces)
-        reader.prepare(lambda: rows, "corpus")
+        reader.precompute(lambda: rows, "corpus")
         assert torch.allclose(reader._known(rows), plain._known(rows), rtol=1e-2, atol=1e-2)
 
 
@@ -260,7 +260,7 @@ def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_fi
     reader = Frozen(Counting(), 50, 6, None)
     reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
     first = reader.study(rows[:3])
-    reader.settle()
+    reader.update_statistics()
     every = reader(rows).flatten(0, 1)
     assert torch.equal(reader(rows[:3]), first), "a batch moves nothing"
     assert float(every.mean(0).abs().max()) < 1e-3 and torch.allclose(every.std(0), torch.ones(4), atol=5e-3)
@@ -279,11 +279,11 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
     small = {"width": 8, "depth": 1, "heads": 2, "autoencoder_depth": 1}
     model = ls.build("tencdm", vocab_size=50, length=6, encoder="minilm", **small)
     rows = torch.from_numpy(rows_of(0, 8))
-    model.process.prepare(lambda: rows, "corpus")
+    model.process.precompute(lambda: rows, "corpus")
     assert counting.rows == 8
     for _ in ls.fit(model, [rows] * 4, steps=4):
         pass
-    model.process.prepare(lambda: rows, "corpus")
+    model.process.precompute(lambda: rows, "corpus")
     assert counting.rows == 8
     assert torch.isfinite(model.nelbo(rows, torch.Generator()).total).all()
 

@@ -19,7 +19,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.simplex import linear_assignment
 from logosphere.noise import Drawn
-from logosphere.processes.geodesic import GeodesicPath
+from logosphere.processes.simplex.geodesic import GeodesicPath
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.walk import walk

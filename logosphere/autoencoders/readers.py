@@ -36,10 +36,14 @@ class Reader(nn.Module, ABC):
         """The same, while the autoencoder is being taught: what is seen may be noted until `settle`."""
         return self(tokens)
 
-    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (as below)
+    def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (as below)
         """Get ready to read these rows of a corpus many times."""
 
-    def settle(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
+    def accumulators(self) -> list[Tensor]:
+        """Sums of the observations of a training step."""
+        return []
+
+    def update_statistics(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
         """Take what was seen into account."""
 
 
@@ -94,7 +98,7 @@ class Frozen(Reader):
         """Tokens as the encoder's word pieces."""
         return self.pieces[tokens]
 
-    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+    def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         """Have the encoder read every row once, unless it has; from then on its states are looked up."""
         encoder, every = self.encoder, rows().numpy()
         spelling = hashlib.sha256(self.pieces.cpu().numpy().tobytes()).hexdigest()[:12]
@@ -124,5 +128,8 @@ class Frozen(Reader):
             states[~found] = self.encoder.states(self.spelt(tokens[~found]))
         return states
 
-    def settle(self) -> None:
-        self.standard.settle()
+    def accumulators(self) -> list[Tensor]:
+        return [self.standard.pending]
+
+    def update_statistics(self) -> None:
+        self.standard.update_statistics()

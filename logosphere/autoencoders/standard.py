@@ -41,7 +41,7 @@ class Standard(nn.Module):
         count = torch.full_like(self.mean, len(rows))
         self.pending += torch.stack([rows.sum(0), rows.square().sum(0), count])
 
-    def settle(self) -> None:
+    def update_statistics(self) -> None:
         """A running average; the first observations replace the even start at once."""
         count = self.pending[2]
         if not bool(count.any()):

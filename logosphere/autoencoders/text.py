@@ -126,7 +126,7 @@ class TextAutoencoder(Autoencoder):
 
     # ---- latents to tokens ----------------------------------------------------------------------------------------
 
-    def nats(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
+    def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         return self._cross_entropy(self.decoder(self.seen(z), tokens).logits, tokens)
 
     def decode(self, z: State) -> Tokens:
@@ -171,13 +171,17 @@ class TextAutoencoder(Autoencoder):
             extra = extra + teaching.match * self.length * (rebuilt - h.detach()).square().mean((1, 2))
         return Lesson(u, self._cross_entropy(logits, tokens), extra)
 
-    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
-        self.reader.prepare(rows, corpus)
+    def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
+        self.reader.precompute(rows, corpus)
 
-    def settle(self) -> None:
-        self.reader.settle()
+    def accumulators(self) -> list[Tensor]:
+        own = [self.standard.pending] if self.scale == "standard" else []
+        return self.reader.accumulators() + own
+
+    def update_statistics(self) -> None:
+        self.reader.update_statistics()
         if self.scale == "standard":
-            self.standard.settle()
+            self.standard.update_statistics()
 
     def _substituted(self, tokens: Tokens, noise: Noise) -> Tokens:
         if not self.teaching.substitution:

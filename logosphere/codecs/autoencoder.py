@@ -41,7 +41,7 @@ class Autoencoder(Codec, ABC):
         """Encode, disturb and decode a batch, with gradients; what it shows of the latents is noted until `settle`."""
 
     @abstractmethod
-    def nats(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
+    def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         """-log p(x_i | z), or -log p(x_i | z, x_<i) where the decoder writes from left to right; they sum up to x's."""
 
     @abstractmethod
@@ -49,11 +49,15 @@ class Autoencoder(Codec, ABC):
         """Latents as the decoder sees them, in training as in sampling."""
 
     @abstractmethod
-    def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
+    def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         """Get ready to read the rows of a corpus many times."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def accumulators(self) -> list[Tensor]:
+        """Sums of the observations of a training step."""
+
+    @abstractmethod
+    def update_statistics(self) -> None:
         """Take what lessons have shown into account."""
 
     def expand_to_states(self, field: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.noise import Noise
-from logosphere.processes.base import Process, bound
+from logosphere.processes.base import Process
+from logosphere.processes.bound import bound
+from logosphere.processes.capabilities import LearnedCodec
 from logosphere.shapes import Float
 from logosphere.types import Batch, Bound, Logits, Positions, State, Times
 
@@ -125,7 +127,7 @@ def bound_by_group(
     bounds = []
     for rows, on in ((~conditioned, False), (conditioned, True)):
         part = denoiser.select_rows(rows).with_self_conditioning(on)
-        with _without_gradient(process.held_parameters() if on else []):
+        with _without_gradient(process.held_parameters() if on and isinstance(process, LearnedCodec) else []):
             bounds.append(bound(process, part, batch.part(rows), w[rows], noise.select(rows)))
     order = torch.cat([(~conditioned).nonzero(), conditioned.nonzero()])[:, 0].argsort()
     first, second = bounds

@@ -20,6 +20,7 @@ from logosphere.model import Model
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.checkpoints import CheckpointManager
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, BEST, SHORT, Run
@@ -234,7 +235,7 @@ class _Session:
 
     def _validate(self) -> Validated:
         report = validate(self.config, self.trainer, self.corpus, self.group)
-        metrics = self.model.figures()  # by all processes: each may hold a shard of the weights only
+        metrics = self.model.metrics()  # by all processes: each may hold a shard of the weights only
         if self.group.is_main:
             self.run.log(_validation(self.trainer.step, report) | metrics)
         if report.bits < self.best:
@@ -282,9 +283,9 @@ def _save_best(run: Run, trainer: Trainer) -> None:
 def _precompute(model: Model, config: TrainConfig, corpus: Corpus) -> None:
     """Precompute what depends on examples alone: they come again in every epoch; crops of a running text do not."""
     examples = corpus.train
-    if isinstance(examples, Examples):
+    if isinstance(examples, Examples) and isinstance(model.process, AutoencoderStage):
         origin = f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
-        model.process.prepare(lambda: examples.padded_rows(config.length), origin)
+        model.process.precompute(lambda: examples.padded_rows(config.length), origin)
 
 
 def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup = SINGLE) -> Report:

@@ -69,7 +69,7 @@ def _on_the_way(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]
     process = model.process
     if not isinstance(process.codec, TokenCodec):
         free = process.codec.expand_to_states(torch.ones_like(batch.free))
-        z, t, _ = process.noised(process.codec.encode(batch.tokens), noise.quantiles(1, 1)[:, 0], free, noise)
+        z, t, _ = process.sample_zt(process.codec.encode(batch.tokens), noise.quantiles(1, 1)[:, 0], free, noise)
         return z, t
     blocks = model.length // model.block
     left = noise.quantiles(1, 1)[:, 0] * blocks  # how many blocks are still to be written

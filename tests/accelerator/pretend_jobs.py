@@ -112,7 +112,7 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
     check_close(bits, expected, "the bound", 10 * CLOSE)
     bound = model.nelbo(data[0].cuda(), rng(), draws=2)
     assert bound.total.is_cuda and bool(bound.total.isfinite().all()), f"the bound is {bound.total}"
-    model.figures()
+    model.metrics()
     with tempfile.TemporaryDirectory() as folder:
         model.save(folder)
         loaded = ls.load(folder).to("cuda")

@@ -13,7 +13,7 @@ from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.encoders import pretrained
 from logosphere.model import Model
 from logosphere.noise import Drawn
-from logosphere.processes.gaussian import FIRST
+from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -74,9 +74,9 @@ def test_states_of_tencdm_are_standardised_per_feature() -> None:
     """And not layer-normalised, as those of an encoder that learns."""
     codec = codec_of(built("tencdm").train())
     codec.reader.study(TOKENS)
-    codec.reader.settle()
+    codec.reader.update_statistics()
     taught(codec)
-    codec.settle()
+    codec.update_statistics()
     states = TinyEncoder(VOCABULARY).states(TOKENS).double().numpy()
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), standardised(states, (0, 1)), atol=1e-4)
 
@@ -87,9 +87,9 @@ def test_latents_of_cosmos_are_standardised_per_latent_and_feature_by_clean_text
     for preset in ("paper", "default"):
         codec = codec_of(built("cosmos", preset, encoder="tiny").train())
         codec.reader.study(TOKENS)
-        codec.reader.settle()
+        codec.reader.update_statistics()
         taught(codec)
-        codec.standard.settle()
+        codec.standard.update_statistics()
         raw = codec._centre(codec._compressed(codec.reader(TOKENS), None)).detach().double().numpy()
         found[preset] = np.abs(codec.encode(TOKENS).numpy() - standardised(raw, (0,))).max()
     assert found["paper"] < 1e-3 < 0.05 < found["default"]
@@ -98,7 +98,7 @@ def test_latents_of_cosmos_are_standardised_per_latent_and_feature_by_clean_text
 def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
     codec = codec_of(built("planner").train())
     taught(codec)
-    codec.settle()
+    codec.update_statistics()
     raw = codec._compressed(codec.reader(TOKENS), None).detach().double().numpy()
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), np.tanh(raw[..., : codec.features]), rtol=1e-5, atol=1e-6)
 
