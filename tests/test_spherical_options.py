@@ -270,7 +270,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
         joint[token] = sum(log_p[0, i, digit] for i, digit in enumerate(code)).exp()  # type: ignore[union-attr]
     assert float(valid.remaining(log_p)[0, 0].exp()) == pytest.approx(float(joint.sum()))
     p = joint / joint.sum()
-    digits = codec.written(torch.arange(vocab_size))
+    digits = codec.to_digits(torch.arange(vocab_size))
     truth = torch.stack([torch.zeros(base).double().index_add(0, digits[:, i], p) for i in range(m)])
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
     drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
@@ -291,7 +291,7 @@ class DigitOracle(Denoiser):
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         codec = self.model.process.codec
         said = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
-        digits = codec.written(torch.arange(self.language.vocab_size))
+        digits = codec.to_digits(torch.arange(self.language.vocab_size))
         by_token = sum(said[:, :, i][..., digits[:, i]] for i in range(codec.digits))
         posterior = self.language.posterior(by_token).double().exp()
         rows = [

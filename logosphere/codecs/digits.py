@@ -45,12 +45,12 @@ class DigitCodec(Codec):
     def num_classes(self) -> int:
         return self.base
 
-    def written(self, tokens: Int64[Tensor, "..."]) -> Int64[Tensor, "... m"]:
+    def to_digits(self, tokens: Int64[Tensor, "..."]) -> Int64[Tensor, "... m"]:
         """The digits of tokens."""
         return tokens[..., None] // self.powers % self.base
 
     def encode(self, tokens: Tokens) -> State:
-        return F.one_hot(self.written(tokens).flatten(1), self.base + 1).float()
+        return F.one_hot(self.to_digits(tokens).flatten(1), self.base + 1).float()
 
     def decode(self, z: State) -> Tokens:
         """The largest coordinate of each digit; where these are no token, the valid code with the largest sum."""

@@ -1,4 +1,4 @@
-"""Scorer language models (--judge): the bits per character of texts under a model of ours or a causal LM."""
+"""Scorer language models (option --judge): bits per character of texts under a Logosphere model or a causal LM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

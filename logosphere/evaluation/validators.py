@@ -193,7 +193,7 @@ class Sei:
     def __call__(self, bases: Int64[Tensor, "N L"]) -> Float[Tensor, " N"]:
         padding = WINDOW - bases.shape[1]
         if padding < 0:
-            raise UserError(f"Sei reads {WINDOW} bases, not {bases.shape[1]}.")
+            raise UserError(f"Sei accepts at most {WINDOW} bases, not {bases.shape[1]}.")
         one_hot = F.one_hot(bases, 4).float().transpose(1, 2)
         predicted = self.network(F.pad(one_hot, (padding // 2, padding - padding // 2), value=0.25))
         if predicted.ndim != 2 or predicted.shape[1] <= int(self.tracks.max()):

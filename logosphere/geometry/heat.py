@@ -79,25 +79,24 @@ def tabulate_heat_kernel(n: int, smallest: float, largest: float, times: int = 9
     x, first, second = _chebyshev(MAX_ANGLE**2)
     A = _mean_curvature(x.sqrt(), n)
     log_r = _remainders(n, largest, x, first, second, A)
-    wanted = torch.linspace(math.log(smallest), math.log(largest), times, dtype=torch.float64)
+    log_times = torch.linspace(math.log(smallest), math.log(largest), times, dtype=torch.float64)
     fine = torch.linspace(math.log(START_FRACTION * largest), math.log(largest), STEPS + 1, dtype=torch.float64)
     cosine = torch.linspace(-1, 1, cosines, dtype=torch.float64)
     theta = cosine.acos()
     basis = _barycentric(x, theta.clamp_max(MAX_ANGLE).square())
-    rest = _interpolate_rows(log_r, fine, wanted) @ basis.T + wanted.exp()[:, None] * _mean_curvature(
-        theta.clamp_max(MAX_ANGLE), n
-    )
+    curvature = _mean_curvature(theta.clamp_max(MAX_ANGLE), n)
+    rest = _interpolate_rows(log_r, fine, log_times) @ basis.T + log_times.exp()[:, None] * curvature
     bent = theta.clamp(1e-6, MAX_ANGLE)
-    table = -theta.square() / (2 * wanted.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
-    late = wanted.exp() >= LATE
+    table = -theta.square() / (2 * log_times.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
+    late = log_times.exp() >= LATE
     if n <= FEW_DIMENSIONS and bool(late.any()):
-        table[late] = _harmonics(n, cosine, wanted[late].exp())
+        table[late] = _harmonics(n, cosine, log_times[late].exp())
     if not bool(table.isfinite().all()):
         raise UserError(
             f"The heat kernel in {n + 1:,} dimensions cannot be computed at a time of {largest:g}; "
             "use a smaller total_noise, or the log bridge (system rdlm)."
         )
-    return HeatKernel(wanted, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
+    return HeatKernel(log_times, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
 
 
 def _harmonics(n: int, cosine: Float[Tensor, " G"], tau: Float[Tensor, " T"]) -> Float[Tensor, "T G"]:
@@ -172,9 +171,9 @@ def _barycentric(nodes: Tensor, at: Tensor) -> Tensor:
     return torch.where(met.any(1, keepdim=True), met.double(), matrix)
 
 
-def _interpolate_rows(values: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
+def _interpolate_rows(values: Tensor, given: Tensor, log_times: Tensor) -> Tensor:
     """Interpolate linearly between the rows of a table."""
-    place = (wanted - given[0]) / (given[1] - given[0])
+    place = (log_times - given[0]) / (given[1] - given[0])
     low = place.clamp(0, len(given) - 1.001).floor().long()
     fraction = (place - low).clamp(0, 1)[:, None]
     return values[low] * (1 - fraction) + values[low + 1] * fraction

@@ -32,7 +32,7 @@ def cross_attention_layers(network: NetworkConfig) -> tuple[nn.LayerNorm | None,
 def cross_attend(
     h: Tensor, norm: nn.LayerNorm | None, attention: CrossAttention | None, memory: ConditionTokens | None
 ) -> Tensor:
-    """Add what `attention` reads from the condition tokens, if there are any."""
+    """Add the output of cross-attention to the condition tokens, if there are any."""
     if norm is None or attention is None or memory is None:
         return h
     return h + attention(norm(h), memory.features, memory.valid)

@@ -21,7 +21,7 @@ class NoisyClassifier(nn.Module):
     """A small backbone over one vector per position, and a linear head over the features of all positions.
 
     It reads vectors (`classifier_input`) and not states, so that gradients with respect to them exist. The head has
-    separate weights for every position: attention knows relative positions only, and a mean would lose absolute ones.
+    separate weights for every position, because attention uses relative positions only.
     The time is an input where the states do not show by themselves how noisy they are.
     """
 
@@ -54,7 +54,7 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
     if isinstance(process.codec, TokenCodec):
         return F.one_hot(z, process.codec.states).float()
     if predict is None:
-        raise UserError("A classifier of continuous states reads what a network expects; build the model with one.")
+        raise UserError("A classifier of continuous states needs the predictions of a denoiser; build one.")
     out, path = predict(z, t, context=z), process.state_path
     return out.softmax(-1) if path is None else path.clean(out, z, t)
 

@@ -187,7 +187,7 @@ def check_guidable(denoiser: nn.Module) -> None:
     for module in denoiser.modules():
         if isinstance(module, Conditioner) and int(module.withheld) == 0:
             raise UserError(
-                "This model was never shown sequences without their condition, which guidance needs; "
+                "This model was never trained with dropped conditions, which guidance needs; "
                 "train it with withhold above 0, or use guidance=1."
             )
 

@@ -170,7 +170,7 @@ class UNetBackbone(nn.Module):
         memory: ConditionTokens | None = None,
     ) -> Float[Tensor, "B M D"]:
         if h.shape[1] != math.prod(self.extent) * self.channels:
-            raise UserError(f"A U-Net reads whole images, not {h.shape[1]} pixels of one; use a transformer for parts.")
+            raise UserError(f"A U-Net needs whole images, not {h.shape[1]} pixels of one; use a transformer for parts.")
         c = None if self.time is None or t is None else self.time(t)
         timed = h if self.own_time is None else h + self.own_time(c)
         image = _image(self.gather(timed.flatten(1).unflatten(1, (math.prod(self.extent), -1))), self.extent)

@@ -1,7 +1,7 @@
 """Guidance of predictions: classifier-free, and by gradients of any differentiable objective.
 
-An objective returns log c, how well each sequence has the wanted property, from token probabilities or from x̂. It is
-the argument `judge` of the wrappers.
+An objective returns log c of the desired property of each sequence, from token probabilities or from x̂. It is the
+argument `judge` of the wrappers.
 """
 
 from collections.abc import Callable

@@ -27,7 +27,7 @@ from logosphere.types import Logits, Parts, Positions, State, Times
 def check_transformer(network: NetworkConfig) -> None:
     """Raise UserError for convolutional backbones, which see both directions and so cannot generate blocks."""
     if network.body != "transformer":
-        raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
+        raise UserError(f"body={network.body} needs whole sequences; use body=transformer to generate block by block.")
 
 
 def build_backbone(

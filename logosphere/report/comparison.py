@@ -82,7 +82,7 @@ class SamplingResult:
     seconds: float
     """Wall-clock seconds for all samples."""
     cpu_seconds: float
-    figures: dict[str, Value]
+    metrics: dict[str, Value]
     """Sample metrics by name."""
 
 
@@ -90,20 +90,20 @@ class SamplingResult:
 class SampleReport:
     """The bound over time, the samples and an animation of one model."""
 
-    shares: list[TimeBin]
+    time_bins: list[TimeBin]
     samplings: list[SamplingResult]
     texts: list[str]
-    film: Animation
+    animation: Animation
 
 
 def parse_sample_report(content: dict[str, Any]) -> SampleReport:
     """Read a sample report from JSON content."""
     samplings = [
-        SamplingResult(**one | {"figures": {name: Value(**value) for name, value in one["figures"].items()}})
+        SamplingResult(**one | {"metrics": {name: Value(**value) for name, value in one["metrics"].items()}})
         for one in content["samplings"]
     ]
-    shares = [TimeBin(**share) for share in content["shares"]]
-    return SampleReport(shares, samplings, content["texts"], Animation(**content["film"]))
+    time_bins = [TimeBin(**time_bin) for time_bin in content["time_bins"]]
+    return SampleReport(time_bins, samplings, content["texts"], Animation(**content["animation"]))
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class Entry:
     prior: float
     seeds: list[SeedResult]
     curve: list[CurvePoint]
-    shares: list[TimeBin]
+    time_bins: list[TimeBin]
     """Bits per unit in equal bins of the quantile of time; their mean is the bound."""
     samplings: list[SamplingResult]
     texts: list[str]
-    film: Animation | None
+    animation: Animation | None
     costs: Costs
     path: str = ""
     """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
@@ -176,11 +176,11 @@ class ComparisonReport:
     """Budget of every training; empty if trainings differ in more than system, options, seed and learning rate."""
     entries: list[Entry]
     """Ranked: exact values and bounds first, then surrogates."""
-    measures: list[MetricInfo]
+    metrics: list[MetricInfo]
     real: dict[str, Value]
     """Sample metrics of held-out text."""
     real_texts: list[str]
     own_rates: bool = False
     """Whether systems were trained with different learning rates."""
-    literature: list[PublishedResult] = field(default_factory=list)
+    published: list[PublishedResult] = field(default_factory=list)
     environment: dict[str, object] = field(default_factory=dict)

@@ -21,22 +21,22 @@ WIDTH, HEIGHT, MARGIN = 11, 26, 16
 
 
 def render_animated_svg(animation: Animation, sample: int = 0) -> str:
-    """Render one sample as an SVG: a dot is replaced by the predicted symbol, which turns bright when it is written."""
-    written, symbols = _find_last_changes(animation.frames, animation.length, sample)
-    predicted = written
-    if animation.guesses:
+    """Render one sample as an SVG: a dot is replaced by the predicted symbol, which turns bright when it is sampled."""
+    sampled, symbols = _find_last_changes(animation.frames, animation.length, sample)
+    predicted = sampled
+    if animation.predictions:
         visible, _ = _find_last_changes(_combine_frames(animation), animation.length, sample)
-        predicted = [min(a, b) for a, b in zip(visible, written, strict=True)]
+        predicted = [min(a, b) for a, b in zip(visible, sampled, strict=True)]
     cells = lay_out([animation.symbols[symbol] if symbol >= 0 else " " for symbol in symbols])
     width = COLUMNS * WIDTH + 2 * MARGIN
     height = (cells[-1][1] + 1) * HEIGHT + 2 * MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         "<title>Text generated from noise</title>",
-        _render_style(sorted({*written, *predicted}), len(animation.frames)),
+        _render_style(sorted({*sampled, *predicted}), len(animation.frames)),
         f'<rect width="{width}" height="{height}" rx="8" fill="#10131a"/>',
     ]
-    for (column, row, text), predicted_at, written_at in zip(cells, predicted, written, strict=True):
+    for (column, row, text), predicted_at, written_at in zip(cells, predicted, sampled, strict=True):
         at = f'x="{MARGIN + column * WIDTH}" y="{MARGIN + (row + 0.72) * HEIGHT:.0f}"'
         lines.append(f'<text {at} class="d d{predicted_at}">·</text>')
         if text.strip():
@@ -54,16 +54,16 @@ def _find_last_changes(frames: list[list[list[int]]], length: int, sample: int) 
 
 
 def _combine_frames(animation: Animation) -> list[list[list[int]]]:
-    """Return the changes of what is visible: the written symbol, or the predicted one where none is written."""
+    """Return the changes of what is visible: the sampled symbol, or the predicted one where none is sampled."""
     frames = []
     rows = [([-1] * animation.length, [-1] * animation.length) for _ in animation.frames[0]]
     before = [[-1] * animation.length for _ in animation.frames[0]]
-    for frame, guesses in zip(animation.frames, animation.guesses, strict=True):
+    for frame, predictions in zip(animation.frames, animation.predictions, strict=True):
         changed = list[list[int]]()
-        for (written, guessed), old, new, guess in zip(rows, before, frame, guesses, strict=True):
-            apply_changes(written, new)
-            apply_changes(guessed, guess)
-            visible = [a if a >= 0 else b for a, b in zip(written, guessed, strict=True)]
+        for (sampled, predicted_symbols), old, new, prediction in zip(rows, before, frame, predictions, strict=True):
+            apply_changes(sampled, new)
+            apply_changes(predicted_symbols, prediction)
+            visible = [a if a >= 0 else b for a, b in zip(sampled, predicted_symbols, strict=True)]
             changed.append([x for i in range(animation.length) if visible[i] != old[i] for x in (i, visible[i])])
             old[:] = visible
         frames.append(changed)
@@ -97,7 +97,7 @@ def _render_style(numbers: list[int], frames: int) -> str:
     return "\n".join(lines) + "</style>"
 
 
-BACKGROUND, HIDDEN, WRITTEN, CHANGED = "#10131a", "#5b6475", "#e8ebf2", "#ffd166"
+BACKGROUND, HIDDEN, SAMPLED, CHANGED = "#10131a", "#5b6475", "#e8ebf2", "#ffd166"
 """The colours of the animated SVG."""
 SIZE, GIF_HOLD, MAX_FRAMES, SHADES = 18, 3.0, 96, 9
 FONTS = ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf")
@@ -111,15 +111,15 @@ def render_gif(animation: Animation, sample: int = 0) -> bytes:
     except ImportError:
         raise UserError("GIFs need the extra 'plot': pip install 'logosphere[plot]'") from None
     chosen = _choose_frames(len(animation.frames))
-    written, guessed = [-1] * animation.length, [-1] * animation.length
+    sampled, predicted_symbols = [-1] * animation.length, [-1] * animation.length
     changed, images, font = set[int](), list[Image.Image](), _load_font()
     last = len(animation.frames) - 1
     for number, frame in enumerate(animation.frames):
-        changed.update(apply_changes(written, frame[sample]))
-        if animation.guesses:
-            apply_changes(guessed, animation.guesses[number][sample])
+        changed.update(apply_changes(sampled, frame[sample]))
+        if animation.predictions:
+            apply_changes(predicted_symbols, animation.predictions[number][sample])
         if number in chosen:
-            images.append(_draw_frame(animation, written, guessed, changed if number < last else set(), font))
+            images.append(_draw_frame(animation, sampled, predicted_symbols, changed if number < last else set(), font))
             changed = set()
     pause = int(1000 * SECONDS / len(images))
     durations = [max(20, pause)] * (len(images) - 1) + [int(1000 * GIF_HOLD)]
@@ -137,20 +137,20 @@ def _choose_frames(count: int) -> set[int]:
 
 def _draw_frame(
     animation: Animation,
-    written: list[int],
-    guessed: list[int],
+    sampled: list[int],
+    predicted_symbols: list[int],
     changed: set[int],
     font: "ImageFont.ImageFont | ImageFont.FreeTypeFont",
 ) -> "Image.Image":
     from PIL import Image, ImageDraw
 
-    visible = [a if a >= 0 else b for a, b in zip(written, guessed, strict=True)]
+    visible = [a if a >= 0 else b for a, b in zip(sampled, predicted_symbols, strict=True)]
     cells = lay_out([animation.symbols[symbol] if symbol >= 0 else "·" for symbol in visible])
     rows = max(row for _, row, _ in cells) + 1
     image = Image.new("RGB", (COLUMNS * WIDTH + 2 * MARGIN, rows * HEIGHT + 2 * MARGIN), BACKGROUND)
     draw = ImageDraw.Draw(image)
     for position, (column, row, text) in enumerate(cells):
-        colour = HIDDEN if written[position] < 0 else CHANGED if position in changed else WRITTEN
+        colour = HIDDEN if sampled[position] < 0 else CHANGED if position in changed else SAMPLED
         for i, character in enumerate(text):
             draw.text((MARGIN + (column + i) * WIDTH, MARGIN + row * HEIGHT), character, fill=colour, font=font)
     return image.quantize(palette=_build_palette(), dither=Image.Dither.NONE)
@@ -165,7 +165,7 @@ def _build_palette() -> "Image.Image":
 
     background = ImageColor.getrgb(BACKGROUND)
     values = list[int]()
-    for colour in (HIDDEN, WRITTEN, CHANGED):
+    for colour in (HIDDEN, SAMPLED, CHANGED):
         for shade in range(SHADES + 1):
             blend = zip(background, ImageColor.getrgb(colour), strict=True)
             values += [a + (b - a) * shade // SHADES for a, b in blend]

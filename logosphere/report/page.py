@@ -20,20 +20,20 @@ class Animation:
     symbols: list[str]
     frames: list[list[list[int]]]
     """For each frame and sample, a flat list position, symbol, position, symbol …"""
-    sure: list[list[str]] = field(default_factory=list)
+    confidence: list[list[str]] = field(default_factory=list)
     """For each frame and sample, one digit per position: the network's confidence in tenths. Empty if unknown."""
-    guesses: list[list[list[int]]] = field(default_factory=list)
+    predictions: list[list[list[int]]] = field(default_factory=list)
     """As `frames`, the network's prediction at positions that are still hidden. Empty if unknown."""
 
 
 def build_animation(trajectory: Trajectory, symbol: Callable[[int], str], max_frames: int = 256) -> Animation:
-    """Build an animation of at most `max_frames` frames from a trajectory; `symbol` spells a token."""
+    """Build an animation of at most `max_frames` frames from a trajectory; `symbol` gives the text of a token."""
     moments = trajectory.moments
     if len(moments) > max_frames:
         moments = [moments[i * (len(moments) - 1) // (max_frames - 1)] for i in range(max_frames)]
-    guesses = [moment.guessed for moment in moments if moment.guessed is not None]
+    predictions = [moment.guessed for moment in moments if moment.guessed is not None]
     confidences = [moment.sure for moment in moments if moment.sure is not None]
-    shown = [moment.tokens for moment in moments] + guesses
+    shown = [moment.tokens for moment in moments] + predictions
     used = sorted({token for rows in shown for row in rows for token in row if token >= 0})
     index = {token: i for i, token in enumerate(used)} | {-1: -1}
     return Animation(
@@ -41,7 +41,7 @@ def build_animation(trajectory: Trajectory, symbol: Callable[[int], str], max_fr
         [symbol(token) for token in used],
         _find_changes([moment.tokens for moment in moments], index),
         confidences if len(confidences) == len(moments) else [],
-        _find_changes(guesses, index) if len(guesses) == len(moments) else [],
+        _find_changes(predictions, index) if len(predictions) == len(moments) else [],
     )
 
 
@@ -107,14 +107,14 @@ def render_players(players: Sequence[Player], extra: str = "") -> str:
     )
     return (
         f"{controls}<div class='readings'>{cards}{extra}</div>"
-        f'<script type="application/json" id="films">{content.replace("<", chr(92) + "u003c")}</script>'
+        f'<script type="application/json" id="animations">{content.replace("<", chr(92) + "u003c")}</script>'
         f"<script>{read_asset('player.js')}</script>"
     )
 
 
 def _render_card(number: int, player: Player) -> str:
     texts = "".join(f"<pre>{escape(text)}</pre>" for text in player.texts[: len(player.animation.frames[0])])
-    return f'<div class="reading" data-film="{number}"><h3>{player.swatch}{escape(player.name)}</h3>{texts}</div>'
+    return f'<div class="reading" data-animation="{number}"><h3>{player.swatch}{escape(player.name)}</h3>{texts}</div>'
 
 
 def render_player_page(title: str, about: str, players: Sequence[Player]) -> str:

@@ -102,7 +102,7 @@ def _render_likelihood(report: ComparisonReport) -> str:
             _render_figure("Surrogates", "not comparable with the others", surrogates),
         )
     )
-    if report.literature:
+    if report.published:
         parts.append(
             "<details><summary>Published results</summary><p class='soft'>They come from other networks, budgets and "
             f"protocols.</p>{_render_table(tables.tabulate_published(report))}</details>"
@@ -152,21 +152,23 @@ def _render_metrics(report: ComparisonReport) -> str:
     parts.append(_render_table(tables.tabulate_samples(report, every=False)))
     every = _render_table(tables.tabulate_samples(report))
     parts.append(f"<details><summary>All sampling settings</summary>{every}</details>")
-    terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in report.measures)
+    terms = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.definition)}</dd>" for m in report.metrics)
     return "".join(parts) + f"<details><summary>Definitions of the metrics</summary><dl>{terms}</dl></details>"
 
 
 def _choose_plotted(report: ComparisonReport) -> list[MetricInfo]:
     """Return the metrics to plot: those of scorer LMs, or without one MAUVE and the rate of known words."""
-    scorers = [m for m in report.measures if m.name.startswith("judge:")]
-    return scorers or [m for m in report.measures if m.name in ("frontier", "spelling")]
+    scorers = [m for m in report.metrics if m.name.startswith("judge:")]
+    return scorers or [m for m in report.metrics if m.name in ("frontier", "spelling")]
 
 
 def _render_samples(report: ComparisonReport) -> str:
-    animated = [(n, entry) for n, entry in enumerate(report.entries) if entry.film is not None]
+    animated = [(n, entry) for n, entry in enumerate(report.entries) if entry.animation is not None]
     if not animated:
         return ""
-    players = [Player(entry.name, entry.film, entry.texts, draw_swatch(n)) for n, entry in animated if entry.film]
+    players = [
+        Player(entry.name, entry.animation, entry.texts, draw_swatch(n)) for n, entry in animated if entry.animation
+    ]
     real = "".join(f"<pre>{escape(text)}</pre>" for text in report.real_texts[:2])
     return (
         "<h2>Samples side by side</h2><p class='soft'>All systems are shown on one timeline. Dots are positions "
@@ -215,11 +217,11 @@ def render_markdown(report: ComparisonReport) -> str:
         "Differences are paired over sequences.",
         "## Likelihood", _render_markdown_table(tables.tabulate_likelihood(report)),
     ]  # fmt: skip
-    if report.literature:
+    if report.published:
         parts += ["## Published results", _render_markdown_table(tables.tabulate_published(report))]
     if any(entry.samplings for entry in report.entries):
         parts += ["## Samples", _render_markdown_table(tables.tabulate_samples(report))]
-        parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.measures)]
+        parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.metrics)]
         parts += [f"**{entry.name}**\n\n{_indent(entry.texts[0])}" for entry in report.entries if entry.texts]
     parts += ["## Costs", _render_markdown_table(tables.tabulate_costs(report))]
     parts += ["## Trainings", _render_markdown_table(tables.tabulate_seeds(report))]

@@ -242,4 +242,4 @@ def _sample(
                 )
             )  # fmt: skip
 
-        return parse_sample_report(cached(run.results / "portrait.json", key, make))
+        return parse_sample_report(cached(run.results / "sample_report.json", key, make))

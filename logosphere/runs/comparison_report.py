@@ -60,10 +60,10 @@ def board(
         budget=shared_budget(recipes),
         own_rates=len({recipe.optim.lr for recipe in recipes}) > 1,
         entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
-        measures=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
+        metrics=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
-        literature=load_published_results(corpus.name, first.unit),
+        published=load_published_results(corpus.name, first.unit),
         environment=environment(),
     )
 
@@ -101,10 +101,10 @@ def _entry(one: LeaderboardRow, runs: Sequence[Run], portrait: SampleReport | No
         options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
         recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
-        shares=[] if portrait is None else portrait.shares,
+        time_bins=[] if portrait is None else portrait.time_bins,
         samplings=[] if portrait is None else portrait.samplings,
         texts=[] if portrait is None else portrait.texts,
-        film=None if portrait is None else portrait.film,
+        animation=None if portrait is None else portrait.animation,
         costs=_costs(run, report.seconds / len(seeds)),
     )  # fmt: skip
 
