@@ -98,7 +98,7 @@ def main() -> None:
     read.add_argument("--minutes", type=float, default=10.0, help="processor time of each training")
     read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
     read.add_argument(
-        "--neighbours", type=int, default=0, help="of the networks; the table in docs/results.md has none"
+        "--neighbours", type=int, default=0, help="of the networks; the table in docs/results/text.md has none"
     )
     read.add_argument("--out", type=Path, default=Path("runs/rows"))
     read.add_argument("--table", action="store_true", help="only print the rows that are there, as a table")
