@@ -88,6 +88,12 @@ def render_value(record: Record) -> str:
     return f"{sign}{render_number(record['value'])}{error}{unit}"
 
 
+def round_figures(record: Record, decimals: int) -> Record:
+    """Return a record whose value and error have this number of decimals."""
+    figures = {name: record[name] for name in ("value", "error") if record[name] is not None}
+    return record | {name: Decimal(figure).quantize(Decimal(10) ** -decimals) for name, figure in figures.items()}
+
+
 def render_group(records: list[Record]) -> str:
     """Return the values of one metric; several seeds share one sign and, where it is the same, one error."""
     if not records:
@@ -113,6 +119,8 @@ def render_cell(records: list[Record], column: dict[str, Any], marks: bool) -> s
     if "field" in column:
         return render_field(chosen, column["field"])
     metrics = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
+    if "decimals" in column:
+        chosen = [round_figures(record, column["decimals"]) for record in chosen]
     groups = [[record for record in chosen if record["metric"] == metric] for metric in metrics]
     cell = " / ".join(text for group in groups if (text := render_group(group)))
     unranked = marks and any(not record["ranked"] for group in groups for record in group)
