@@ -31,7 +31,8 @@ from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.vocabulary import part_of
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import StepTaken, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import StepTaken, run_training
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 from logosphere.types import SIGN, Batch, Kind

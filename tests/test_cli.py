@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import SMALL, read_json, train
 
 from logosphere.cli import main
-from logosphere.cli.arguments import parse_train
+from logosphere.cli.train_options import parse_train
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

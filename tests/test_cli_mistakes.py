@@ -212,7 +212,7 @@ def test_unexpected_failures_are_a_sentence_too(
     def broken(arguments: object, argv: list[str]) -> int:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("logosphere.cli.systems.run", broken)
+    monkeypatch.setattr("logosphere.cli.listings.systems", broken)
     assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])

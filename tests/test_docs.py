@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from logosphere.cli import COMMANDS, main, parse_arguments
-from logosphere.cli.arguments import parse_train_options, split_recipe
+from logosphere.cli.train_options import parse_train_options, split_recipe
 from logosphere.runs.recipes import recipe
 
 ROOT = Path(__file__).parent.parent

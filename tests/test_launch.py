@@ -11,8 +11,8 @@ import pytest
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.estimate import cost
-from logosphere.runs.loop import build_model
+from logosphere.runs.costs import cost
+from logosphere.runs.create import build_model
 from logosphere.runs.recipes import RECIPES, recipe
 from logosphere.systems import build
 

@@ -13,7 +13,8 @@ from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Saved, StepTaken, Validated, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged

@@ -39,6 +39,10 @@ class Reader(nn.Module, ABC):
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (as below)
         """Get ready to read these rows of a corpus many times."""
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums of what was observed since the last `settle`: none, by default."""
+        return []
+
     def settle(self) -> None:  # noqa: B027 (a reader that learns by gradients has nothing to settle)
         """Take what was seen into account."""
 
@@ -123,6 +127,9 @@ class Frozen(Reader):
         if not bool(found.all()):
             states[~found] = self.encoder.states(self.spelt(tokens[~found]))
         return states
+
+    def accumulators(self) -> list[Tensor]:
+        return self.standard.accumulators()
 
     def settle(self) -> None:
         self.standard.settle()

@@ -41,6 +41,10 @@ class Standard(nn.Module):
         count = torch.full_like(self.mean, len(rows))
         self.pending += torch.stack([rows.sum(0), rows.square().sum(0), count])
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums of what was observed since the last `settle`."""
+        return [self.pending]
+
     def settle(self) -> None:
         """A running average; the first observations replace the even start at once."""
         count = self.pending[2]

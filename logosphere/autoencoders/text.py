@@ -174,6 +174,9 @@ class TextAutoencoder(Autoencoder):
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
         self.reader.prepare(rows, corpus)
 
+    def accumulators(self) -> list[Tensor]:
+        return [*self.reader.accumulators(), *self.standard.accumulators()]
+
     def settle(self) -> None:
         self.reader.settle()
         if self.scale == "standard":

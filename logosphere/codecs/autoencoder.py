@@ -52,6 +52,10 @@ class Autoencoder(Codec, ABC):
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
         """Get ready to read the rows of a corpus many times."""
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums of what was observed since the last `settle`: none, by default."""
+        return []
+
     @abstractmethod
     def settle(self) -> None:
         """Take what lessons have shown into account."""

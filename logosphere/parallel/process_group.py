@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from logosphere.errors import UserError
-from logosphere.parallel.launch import Deserted
+from logosphere.parallel.launch import PeerLost
 
 T = TypeVar("T")
 TIMEOUT = timedelta(days=7)
@@ -125,7 +125,7 @@ def init_distributed() -> Iterator[ProcessGroup]:
             raise
         if rank == 0 and store.check([REASON]):
             raise UserError(store.get(REASON).decode()) from None
-        raise Deserted(
+        raise PeerLost(
             "Another process was killed or has failed. What was saved is whole; run this again, a training "
             "with --resume."
         ) from None

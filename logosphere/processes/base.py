@@ -143,6 +143,13 @@ class Process(nn.Module, ABC):
     def settle(self, done: float = 0.0) -> None:  # noqa: B027 (most processes learn nothing by themselves)
         """Called after every step of training, of which a share is done: take into account what was observed."""
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums over what this step has observed, which `settle` uses: none, by default.
+
+        Several processes that train together add them up before that, each tensor once.
+        """
+        return []
+
     def held_parameters(self) -> list[nn.Parameter]:
         """Parameters that sequences conditioned on an estimate of themselves do not train: none, by default."""
         return []

@@ -172,6 +172,10 @@ class Clock(nn.Module):
         values = torch.stack([nats.square(), nats, cross_entropy, torch.ones_like(nats)])
         self.pending.index_add_(1, self.bin_of[step], values)
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums of what was observed since the last `settle`."""
+        return [self.pending]
+
     def settle(self) -> None:
         """Take what was observed since the last time into account."""
         count = self.pending[3]

@@ -238,6 +238,9 @@ class Flow(Process):
     def settle(self, done: float = 0.0) -> None:
         self.clock.settle()
 
+    def accumulators(self) -> list[Tensor]:
+        return self.clock.accumulators()
+
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:

@@ -326,6 +326,9 @@ class Gaussian(Process):
     def settle(self, done: float = 0.0) -> None:
         self.clock.settle()
 
+    def accumulators(self) -> list[Tensor]:
+        return self.clock.accumulators()
+
     def figures(self) -> dict[str, float]:
         """How the embeddings are: they must neither collapse nor explode."""
         return {} if not isinstance(self.codec, Embeddings) else self.codec.figures(*self._first_levels())

@@ -313,5 +313,8 @@ class Interpolating(Process):
         if self.clock is not None:
             self.clock.settle()
 
+    def accumulators(self) -> list[Tensor]:
+        return [] if self.clock is None else self.clock.accumulators()
+
     def grid(self, steps: int) -> Float[Tensor, " n"]:
         return self._grid(steps)

@@ -126,6 +126,9 @@ class Latent(Process):
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
         self.codec.prepare(rows, corpus)
 
+    def accumulators(self) -> list[Tensor]:
+        return [self.pending, *self.codec.accumulators(), *self.path.accumulators()]
+
     def settle(self, done: float = 0.0) -> None:
         if self.studying:
             self.codec.settle()

@@ -329,6 +329,9 @@ class Spherical(Process):
     def settle(self, done: float = 0.0) -> None:
         self.clock.settle()
 
+    def accumulators(self) -> list[Tensor]:
+        return self.clock.accumulators()
+
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:

@@ -17,6 +17,14 @@ from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
 
+FORMER = {"withhold": "cond_dropout", "final": "min_lr_ratio", "spike": "grad_spike_factor"}
+"""Former names of settings, which recipes of older runs have."""
+
+
+def rename_former(content: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the current names."""
+    return {FORMER.get(name, name): value for name, value in content.items()}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -50,8 +58,8 @@ class TrainConfig:
     """Wall-clock minutes to train, instead of steps."""
     cpu_minutes: float | None = None
     """Minutes of processor time to train, instead of steps: fair on a shared machine."""
-    withhold: float = 0.1
-    """Share of training sequences whose label or source is withheld, which guidance needs."""
+    cond_dropout: float = 0.1
+    """Fraction of training sequences whose condition (label, source or signal) is dropped, which guidance needs."""
     ema: float = 0.999
     """Decay of the running average of the weights that is evaluated and sampled."""
     validations: int = 10
@@ -80,7 +88,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_finite("", vars(self))
-        check_training(self.ema, self.withhold, self.accumulate, self.precision)
+        check_training(self.ema, self.cond_dropout, self.accumulate, self.precision)
         if self.steps is None and self.minutes is None and self.cpu_minutes is None:
             raise UserError("Say how long to train: --steps N, --minutes M or --cpu-minutes M.")
         if self.steps is not None and self.steps < 1:
@@ -107,7 +115,8 @@ class TrainConfig:
         if not optimiser:
             return chosen
         ema = self.ema if preset.ema is None else preset.ema
-        return dataclasses.replace(chosen, optim=dataclasses.replace(self.optim, **preset.optim), ema=ema)
+        optim = dataclasses.replace(self.optim, **preset.optim)
+        return dataclasses.replace(chosen, optim=optim, ema=ema)
 
 
 class Plain(yaml.SafeLoader):
@@ -177,7 +186,7 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
         raise UserError(f"{place} must hold names and values.")
     known = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for name, value in content.items():
+    for name, value in rename_former(content).items():
         if name not in known:
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
         inner = None if default is None else getattr(default, name)

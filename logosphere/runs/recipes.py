@@ -46,7 +46,7 @@ def text8() -> TrainConfig:
     return TrainConfig(
         data="text8", length=256, batch=512, steps=1_000_000, validations=100, validation_sequences=1024,
         network=NetworkConfig(width=768, depth=12, heads=12, dropout=0.0),
-        optim=OptimizerConfig(lr=3e-4, warmup=2500, final=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
+        optim=OptimizerConfig(lr=3e-4, warmup=2500, min_lr_ratio=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def billion(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
         begun = small()
         return replace(
             begun, network=NetworkConfig(width=2048, depth=22, heads=16), precision="bfloat16", shard=True,
-            recompute=True, accumulate=8, optim=replace(begun.optim, lr=2e-4, spike=10.0),
+            recompute=True, accumulate=8, optim=replace(begun.optim, lr=2e-4, grad_spike_factor=10.0),
         )  # fmt: skip
 
     return largest

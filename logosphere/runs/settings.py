@@ -1,8 +1,10 @@
 """Settings of all verbs but train: plain dataclasses without torch, which the command line turns into options."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import tyro
 
@@ -129,6 +131,15 @@ class SampleMetrics:
     """Scorer models of samples: the folder of an ar run, 'train' (trains one on the validation split), smollm2,
     hf:NAME."""
 
+    def check(self) -> None:
+        """Raise for settings with which no samples can be measured."""
+        if self.samples and self.samples < 2:
+            raise UserError(f"--samples must be 0 (no samples) or at least 2, not {self.samples}.")
+        if not self.sampling_steps or min(self.sampling_steps) < 1:
+            raise UserError(f"--sampling-steps must be numbers of at least 1, not {self.sampling_steps}.")
+        if any(temperature <= 0 for temperature in self.temperatures):
+            raise UserError(f"--temperatures must be above 0, not {self.temperatures}.")
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -174,3 +185,34 @@ class AuxiliaryConfig:
     def check(self) -> None:
         if self.steps < 1 or self.batch < 1:
             raise UserError("The number of steps and the batch must be at least 1.")
+
+
+@runtime_checkable
+class Bar(Protocol):
+    """A progress bar."""
+
+    def update(self, done: float, text: str) -> None:
+        """Show the fraction done and a line of figures."""
+
+
+class _SilentBar:
+    def update(self, done: float, text: str) -> None:
+        pass
+
+
+@contextmanager
+def _silent_bar(title: str) -> Iterator[Bar]:
+    yield _SilentBar()
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where progress and remarks go: the terminal for commands, nowhere by default."""
+
+    bar: Callable[[str], AbstractContextManager[Bar]] = _silent_bar
+    """Opens a bar with a title."""
+    log: Callable[[str], None] = lambda message: None
+    """Takes a remark of one line."""
+
+
+SILENT = Display()

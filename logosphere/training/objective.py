@@ -1,12 +1,17 @@
 """The training objective in one process, in several that average gradients (DDP), or that shard all state (FSDP)."""
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.noise import Noise
 from logosphere.parallel.process_group import ProcessGroup
@@ -16,8 +21,8 @@ from logosphere.types import Batch, Bound
 class Objective(ABC):
     """The bound of a part of a batch. After the last part every process holds the mean gradient of all."""
 
-    @abstractmethod
-    def __call__(self, batch: Batch, noise: Noise) -> Bound: ...
+    bound: Callable[[Batch, Noise], Bound]
+    """`Model.bound`, wrapped where gradients are synchronised."""
 
     @abstractmethod
     def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
@@ -36,17 +41,17 @@ def objective(model: Model, group: ProcessGroup, *, sharded: bool) -> Objective:
     """The objective of a model in a process group; `sharded` replaces the parameters of the model by shards."""
     if group.size == 1 or not any(p.requires_grad for p in model.parameters()):
         return SingleProcess(model)
-    return FSDP(model, group) if sharded else DDP(model)
+    if not sharded:
+        return DDP(model)
+    fsdp: Objective = sharding().FSDP(model, group)
+    return fsdp
 
 
 class SingleProcess(Objective):
     """One process holds everything."""
 
     def __init__(self, model: Model):
-        self.model = model
-
-    def __call__(self, batch: Batch, noise: Noise) -> Bound:
-        return self.model.bound(batch, noise)
+        self.bound = model.bound
 
     def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
@@ -59,54 +64,12 @@ class DDP(Objective):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # a new name for an option, which older versions lack
             # Buffers need no synchronisation: all processes update their statistics by the same sums. Not every
-            # parameter is used in every step, for example when all conditions of a batch are withheld.
-            self.wrapped = DistributedDataParallel(_Call(model), broadcast_buffers=False, find_unused_parameters=True)
-
-    def __call__(self, batch: Batch, noise: Noise) -> Bound:
-        bound: Bound = self.wrapped(batch, noise)
-        return bound
+            # parameter is used in every step, for example when all conditions of a batch are dropped.
+            wrapped = DistributedDataParallel(_Call(model), broadcast_buffers=False, find_unused_parameters=True)
+        self.bound, self.wrapped = wrapped, wrapped
 
     def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self.wrapped.no_sync()
-
-
-class FSDP(Objective):
-    """Every process keeps a shard of the weights (FSDP2); those of a block are gathered while it computes."""
-
-    def __init__(self, model: Model, group: ProcessGroup):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # slow to load, and seldom used
-
-        mesh = init_device_mesh(model.device.type, (group.size,))  # torch itself would take a GPU wherever there is one
-        for module in reversed(list(model.modules())):  # from the inside out, as stages hold blocks
-            if isinstance(module, nn.ModuleList):
-                for block in module:
-                    fully_shard(block, mesh=mesh)
-        # Weights are never left whole: whoever changes shares (the optimiser, averages) changes all there is.
-        fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        for method in ("bound", "figures"):
-            register_fsdp_forward_method(model, method)
-        self.model = model
-
-    def __call__(self, batch: Batch, noise: Noise) -> Bound:
-        return self.model.bound(batch, noise)
-
-    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
-        from torch.distributed.fsdp import FSDPModule
-
-        assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_gradient_sync(last)
-        return nullcontext()
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def local_tensor(self, tensor: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _Call(nn.Module):
@@ -118,3 +81,19 @@ class _Call(nn.Module):
 
     def forward(self, batch: Batch, noise: Noise) -> Bound:
         return self.model.bound(batch, noise)
+
+
+def sharding() -> ModuleType:
+    """The module for sharded weights and checkpoints, which is slow to import and seldom used."""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        from logosphere.training import sharded
+    except ImportError:
+        raise UserError(_NO_SHARDS) from None
+    if "save_distributed" not in inspect.signature(HuggingFaceStorageWriter).parameters:
+        raise UserError(_NO_SHARDS)
+    return sharded
+
+
+_NO_SHARDS = f"torch {torch.__version__} cannot save shards as safetensors; install a newer one, or leave out --shard."
