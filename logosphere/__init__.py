@@ -26,7 +26,7 @@ _LAZY = {
     "SteeredState": "logosphere.networks.gradient_guidance:GradientGuidedState",
     "slide": "logosphere.sampling.sliding:slide",
     "of_length": "logosphere.sampling.lengths:of_length",
-    "fit": "logosphere.training.trainer:fit",
+    "fit": "logosphere.training.fit:fit",
     "OptimizerConfig": "logosphere.training.optimizer:OptimizerConfig",
     "Optim": "logosphere.training.optimizer:OptimizerConfig",  # its former name
     "Run": "logosphere.runs.run:Run",

@@ -15,7 +15,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean '{match[0]}'?" if match else f" Choose from: {', '.join(words)}."
 
 
-def plural(count: float, noun: str) -> str:
+def plural(count: int | float, noun: str) -> str:
     """'1 step', '2 steps', '1,000 steps', '0.5 minutes'."""
     number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
     return f"{number} {noun}" if count == 1 else f"{number} {noun}s"

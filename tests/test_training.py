@@ -13,8 +13,9 @@ from training_helpers import LANGUAGE, QUICK, batches
 import logosphere as ls
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.training.fit import fit
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.trainer import EMA, Diverged, Trainer, fit
+from logosphere.training.trainer import EMA, Diverged, Trainer, lr_at
 from logosphere.types import Batch
 
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
@@ -130,12 +131,12 @@ def test_a_fit_with_an_average_ends_with_the_average() -> None:
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
     optim = OptimizerConfig(lr=2.0, warmup=9, min_lr_ratio=0.1)
-    assert [optim.lr_at(step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
-    assert optim.lr_at(50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
-    assert optim.lr_at(99, 1.0) == optim.lr_at(99, 2.0) == pytest.approx(0.2)
-    falling = [optim.lr_at(10, done / 20) for done in range(21)]
+    assert [lr_at(optim, step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
+    assert lr_at(optim, 50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
+    assert lr_at(optim, 99, 1.0) == lr_at(optim, 99, 2.0) == pytest.approx(0.2)
+    falling = [lr_at(optim, 10, done / 20) for done in range(21)]
     assert falling == sorted(falling, reverse=True)
-    assert OptimizerConfig(lr=1.0, warmup=0, min_lr_ratio=1.0).lr_at(0, 0.7) == 1.0
+    assert lr_at(OptimizerConfig(lr=1.0, warmup=0, min_lr_ratio=1.0), 0, 0.7) == 1.0
 
 
 def test_progress_says_what_happened() -> None:
@@ -144,7 +145,7 @@ def test_progress_says_what_happened() -> None:
     assert [row.step for row in rows] == [1, 2, 3] and all(row.steps == 3 for row in rows)
     assert [row.tokens for row in rows] == [48, 96, 144]
     assert all(row.loss > row.nats > 0 and row.gradient > 0 for row in rows)  # the loss holds some cross-entropy
-    assert [row.lr for row in rows] == [QUICK.lr_at(step, step / 3) for step in range(3)]
+    assert [row.lr for row in rows] == [lr_at(QUICK, step, step / 3) for step in range(3)]
     assert rows[0].kind == "bound"
 
 

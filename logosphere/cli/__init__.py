@@ -14,7 +14,7 @@ from logosphere.errors import UserError, nearest
 from logosphere.parallel.launch import PeerLost, has_launcher, is_distributed, launch, must_launch, rank
 
 if TYPE_CHECKING:
-    from logosphere.cli.arguments import Arguments
+    from logosphere.cli.console import Arguments
 
 
 class UsageError(UserError):

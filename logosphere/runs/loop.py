@@ -31,8 +31,7 @@ from logosphere.training.checkpoint import (
     saved_already,
     use_deterministic,
 )
-from logosphere.training.objective import sharding
-from logosphere.training.trainer import Diverged, Progress, Trainer
+from logosphere.training.trainer import Diverged, Progress, Trainer, sharding
 from logosphere.types import Batch
 from logosphere.weights import write_tensors
 

@@ -8,6 +8,7 @@ the label of a position is [x̂ ≠ x]; and
 Classifier: loss = -log p(y | z_t), with z_t ~ q(z_t | x) at times from noise to data.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
 from logosphere.noise import Drawn, Noise
 from logosphere.shapes import Float, Int64
+from logosphere.training.fit import training_loop
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.trainer import adamw, decay_groups, optimizer_step, training_loop
+from logosphere.training.trainer import adamw, decay_groups, lr_at, optimizer_step
 from logosphere.types import Batch, Positions, State, Times, Tokens
 
 
@@ -58,8 +60,8 @@ class AuxiliaryTrainer:
         loss = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.optim.max_norm, foreach=True)
-        optimizer_step(self.optimizer, self.optim.lr_at(self.step, done))
+        nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
+        optimizer_step(self.optimizer, lr_at(self.optim, self.step, done))
         self.network.eval()
         self.step += 1
         return AuxiliaryStep(self.step, loss.item(), time.perf_counter() - started)

@@ -77,15 +77,3 @@ class OptimizerConfig:
             raise UserError(f"warmup must be at least 0, not {self.warmup}.")
         if not 0 <= self.min_lr_ratio <= 1:
             raise UserError(f"min_lr_ratio must be a fraction between 0 and 1, not {self.min_lr_ratio}.")
-
-    @property
-    def max_norm(self) -> float:
-        """The norm to which gradients are clipped; infinite without clipping."""
-        return math.inf if self.clip is None else self.clip
-
-    def lr_at(self, step: int, done: float) -> float:
-        """The learning rate of step `step` (from 0), after the fraction `done` of the training."""
-        rising = min(1.0, (step + 1) / (self.warmup + 1))
-        done = min(done, 1.0)
-        left = 1 - done if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * rising * (self.min_lr_ratio + (1 - self.min_lr_ratio) * left)

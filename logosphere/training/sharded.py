@@ -31,8 +31,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
-from logosphere.training.objective import Objective
-from logosphere.training.trainer import Trainer
+from logosphere.training.trainer import Objective, Trainer
 from logosphere.weights import AVERAGED, WEIGHTS, write_tensors
 
 SHARDS = "shards"

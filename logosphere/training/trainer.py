@@ -1,26 +1,27 @@
-"""The trainer: one optimiser step, the running average of the weights, and the loop that takes steps.
+"""The trainer: one optimiser step in one process, in several with the same weights (DDP), or with sharded ones (FSDP)."""
 
-The loop yields after every step; logging, validating, saving and stopping are done by the caller.
-"""
-
+import inspect
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Keyed
+from logosphere.noise import Keyed, Noise
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.training.objective import objective
 from logosphere.training.optimizer import OptimizerConfig, check_training
-from logosphere.types import Batch, Kind, Tokens
+from logosphere.types import Batch, Bound, Kind
 
 CONDITION_DROPOUT = 1 << 61
 """Changes the ids of samples where conditions are dropped, so that this noise is independent of all other."""
@@ -86,6 +87,14 @@ def adamw(groups: list[dict[str, Any]], optim: OptimizerConfig) -> torch.optim.A
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
 
+def lr_at(optim: OptimizerConfig, step: int, done: float) -> float:
+    """The learning rate of step `step` (from 0), after the fraction `done` of the training."""
+    rising = min(1.0, (step + 1) / (optim.warmup + 1))
+    done = min(done, 1.0)
+    left = 1 - done if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return optim.lr * rising * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * left)
+
+
 def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
     """One step at this learning rate, scaled as each parameter group says."""
     for group in optimizer.param_groups:
@@ -133,6 +142,87 @@ class EMA:
             return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
+class Objective(ABC):
+    """The bound of a part of a batch. After the last part every process holds the mean gradient of all."""
+
+    bound: Callable[[Batch, Noise], Bound]
+    """`Model.bound`, wrapped where gradients are synchronised."""
+
+    @abstractmethod
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one part: gradients are synchronised with the last part only."""
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """A parameter, or a value computed from parameters, gathered if it is sharded."""
+        return tensor
+
+    def local_tensor(self, tensor: Tensor) -> Tensor:
+        """The shard of a parameter that this process holds."""
+        return tensor
+
+
+def objective(model: Model, group: ProcessGroup, *, sharded: bool) -> Objective:
+    """The objective of a model in a process group; `sharded` replaces the parameters of the model by shards."""
+    if group.size == 1 or not any(p.requires_grad for p in model.parameters()):
+        return SingleProcess(model)
+    if not sharded:
+        return DDP(model)
+    fsdp: Objective = sharding().FSDP(model, group)
+    return fsdp
+
+
+class SingleProcess(Objective):
+    """One process holds everything."""
+
+    def __init__(self, model: Model):
+        self.bound = model.bound
+
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class DDP(Objective):
+    """Every process has all weights (DistributedDataParallel)."""
+
+    def __init__(self, model: Model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # a new name for an option, which older versions lack
+            # Buffers need no synchronisation: all processes update their statistics by the same sums. Not every
+            # parameter is used in every step, for example when all conditions of a batch are dropped.
+            wrapped = DistributedDataParallel(_Call(model), broadcast_buffers=False, find_unused_parameters=True)
+        self.bound, self.wrapped = wrapped, wrapped
+
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self.wrapped.no_sync()
+
+
+class _Call(nn.Module):
+    """The bound as a call, which is what torch can wrap."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, noise: Noise) -> Bound:
+        return self.model.bound(batch, noise)
+
+
+def sharding() -> ModuleType:
+    """The module for sharded weights and checkpoints, which is slow to import and seldom used."""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        from logosphere.training import sharded
+    except ImportError:
+        raise UserError(_NO_SHARDS) from None
+    if "save_distributed" not in inspect.signature(HuggingFaceStorageWriter).parameters:
+        raise UserError(_NO_SHARDS)
+    return sharded
+
+
+_NO_SHARDS = f"torch {torch.__version__} cannot save shards as safetensors; install a newer one, or leave out --shard."
+
+
 class Trainer:
     """A model in training: weights, EMA, optimiser and step count; everything a checkpoint holds."""
 
@@ -172,7 +262,7 @@ class Trainer:
         model.check_vocabulary(batch.tokens)
         batch = self._drop_conditions(batch).to(model.device)
         count = int(group.all_reduce(int(batch.free.sum()))[0])
-        lr = self.optim.lr_at(self.step, done)
+        lr = lr_at(self.optim, self.step, done)
         model.process.advance(done)
         self.optimizer.zero_grad(set_to_none=True)
         loss = nats = 0.0
@@ -188,7 +278,7 @@ class Trainer:
                 (mean * group.size).backward()  # processes average their gradients, and the sum is wanted
             loss, nats = loss + mean.item(), nats + bound.total.sum().item() / count
         loss, nats = group.all_reduce(loss, nats)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.max_norm, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
         gradient = self.objective.full_tensor(norm).item()
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise Diverged(
@@ -246,56 +336,6 @@ class Trainer:
             torch.manual_seed((self.seed + 1) * 1_000_003 + self.step)
             with torch.autocast(device.type, self.precision) if half else nullcontext():
                 yield
-
-
-S = TypeVar("S", covariant=True)
-
-
-@runtime_checkable
-class TakesSteps(Protocol[S]):
-    """Anything that the loop can train: the trainer of a model, or that of an auxiliary network."""
-
-    step: int
-
-    def train_step(self, batch: Batch, done: float) -> S: ...
-
-
-def training_loop(trainer: TakesSteps[S], batches: Iterable[Batch | Tokens], steps: int) -> Iterator[S]:
-    """Train for `steps` steps with one batch each, and yield after every one."""
-    first = 0
-    for given in islice(batches, steps):
-        batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given
-        first += len(batch)
-        yield trainer.train_step(batch, trainer.step / steps)
-    if trainer.step < steps:
-        raise UserError(f"The data ended after {trainer.step} of {steps} batches.")
-
-
-def fit(
-    model: Model,
-    batches: Iterable[Batch | Tokens],
-    *,
-    steps: int,
-    optim: OptimizerConfig | None = None,
-    ema: float | None = None,
-    seed: int = 0,
-    accumulate: int = 1,
-    precision: str = "float32",
-    cond_dropout: float = 0.1,
-    withhold: float | None = None,
-) -> Iterator[Progress]:
-    """Train for `steps` steps, one batch each, and yield after every one.
-
-    The condition of a fraction `cond_dropout` of the sequences is dropped, which guidance needs; `withhold` is its
-    former name. With `ema` the model holds its averaged weights once all steps are done.
-    """
-    trainer = Trainer(
-        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision, steps=steps,
-        cond_dropout=cond_dropout if withhold is None else withhold,
-    )  # fmt: skip
-    yield from training_loop(trainer, batches, steps)
-    if trainer.ema is not None:
-        trainer.ema.swap()
 
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:
