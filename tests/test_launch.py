@@ -128,7 +128,7 @@ def test_a_batch_script_saves_comes_back_and_resumes() -> None:
         (["slurm", "--nodes", "0", "--", "demo", "--out", "x"], "at least 1 node"),
         (["slurm", "--hours", "0", "--", "demo", "--out", "x"], "above 0 hours"),
         (["slurm", "--file", ".", "--", "demo", "--out", "x"], "exists already"),
-        (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "no name of a partition"),
+        (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "must not contain spaces"),
     ],
 )
 def test_mistakes_are_found_before_the_queue(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
-from logosphere.parallel.launch import PeerLost, _seen_through, launcher_died, must_launch
+from logosphere.parallel.launch import PeerLost, _wait, launcher_died, must_launch
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
@@ -161,9 +161,9 @@ def test_a_process_that_is_killed_is_told_of() -> None:
     group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
     group[1].kill()
     with pytest.raises(PeerLost, match="Process 2 of 2 was killed by SIGKILL"):
-        _seen_through(group, [])
+        _wait(group, [])
     group[0].terminate()
-    assert _seen_through(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
+    assert _wait(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
 def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The trainer: one optimiser step in one process, in several with the same weights (DDP), or with sharded ones (FSDP)."""
+"""The trainer: one optimiser step, in one process, in several with equal weights (DDP), or with sharded ones (FSDP)."""
 
 import inspect
 import math
