@@ -144,7 +144,7 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
         ({"task": "varied", "system": "tencdm"}, "cuts sequences"),
         ({"options": ("block",)}, "name=value"),
         ({"device": "abacus"}, "cannot be used"),
-        ({"device": "mps"}, "64 bits"),
+        ({"device": "mps"}, "64-bit"),
     ],
 )
 def test_a_recipe_that_cannot_work_leaves_no_folder(change: dict, says: str, corpus: Corpus, tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ SAVED_AS = (".html", ".svg", ".gif", ".json")
 
 @dataclass(frozen=True)
 class Sample(Arguments):
-    """Generate text with a trained model; without RUN, with the one trained last, or else with the bundled one."""
+    """Generate text with a trained model; without RUN, with the last one, or else with the bundled checkpoint."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of the run, or box:NAME for a model that came with the package."""
+    """Folder of the run, or pretrained:NAME for a bundled checkpoint."""
     config: Annotated[SampleConfig, Flat] = field(default_factory=SampleConfig)
     save: Path | None = None
     """Also save how the text is denoised: a page that plays it (.html), a drawing (.svg), a .gif, or numbers
@@ -90,7 +90,7 @@ class Compare(Arguments):
     """Rank models on the same sequences, with paired differences. --systems trains them first, all alike.
 
     A system may have options: mdlm:preset=paper, mdlm:schedule=cosine, rdlm:optim.lr=1e-3. Run the same command again
-    to go on with a comparison that was stopped; what is finished is not done again.
+    to continue a comparison that was stopped; finished trainings are kept.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -105,7 +105,7 @@ class Compare(Arguments):
     out: Path = Path("runs/compare")
     """Folder for their runs."""
     report: Path | None = None
-    """Write a page with everything (out.html), and the same as Markdown and JSON beside it."""
+    """Write a report (out.html), and the same as Markdown and JSON in its folder."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     samples: Annotated[SampleMetrics, Flat] = field(default_factory=SampleMetrics)
     json: bool = False
@@ -120,7 +120,7 @@ class Compare(Arguments):
                 "Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2"
             )
         if self.report is not None and self.report.suffix not in (".html", ".htm"):
-            raise UserError(f"The report is a page; give it a name that ends in .html, not '{self.report}'.")
+            raise UserError(f"The name of --report must end in .html, not be '{self.report}'.")
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Studio(Arguments):
     """Open models in the browser: watch them sample, pin and edit tokens, compare two on the same seed."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME; without any, all of runs/ and the bundled models."""
+    """Folders of runs, or pretrained:NAME; without any, all of runs/ and the bundled checkpoints."""
     report: tuple[str, ...] = ()
-    """Comparison reports to open beside them; without any, those of `logosphere compare` here and in runs/."""
+    """Comparison reports to open as well; without any, those of `logosphere compare` here and in runs/."""
     port: int = 0
     """Port on this machine; 0 takes a free one."""
     open: bool = False
@@ -161,7 +161,7 @@ class Plot(Arguments):
 
 @dataclass(frozen=True)
 class TrainRemasker(Arguments):
-    """Train the remasker of a g-star run: which of its tokens are wrong; the model itself stays as it is."""
+    """Train the remasker of a g-star run: it predicts which tokens are wrong; the model itself is frozen."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
@@ -175,7 +175,7 @@ class TrainRemasker(Arguments):
 
 @dataclass(frozen=True)
 class TrainClassifier(Arguments):
-    """Train a classifier of noisy texts, to guide a trained model by; the model itself stays as it is.
+    """Train a classifier of noisy texts, for guidance of a trained model, which is frozen.
 
     Then: logosphere sample RUN --classifier FOLDER --label NAME --strength 5
     """
@@ -202,10 +202,10 @@ class TrainClassifier(Arguments):
 
 @dataclass(frozen=True)
 class Bench(Arguments):
-    """Speed and memory of training and sampling, beside the bare network. Seconds are processor seconds."""
+    """Speed and memory of training and sampling, compared with the bare network. Seconds are processor seconds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME."""
+    """Folders of runs, or pretrained:NAME."""
     systems: str = ""
     """Systems to build afresh, separated by commas; 'all' for all."""
     vocabulary: int = 27
@@ -286,7 +286,7 @@ class Data(Arguments):
 
     def check(self) -> None:
         if self.action == "get" and not self.name:
-            raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
+            raise UserError("The name of a corpus is missing, for example: logosphere data get text8")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         print(f"{report.name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
         print(f"  {terms}; {report.tokens:,} tokens counted")
-    # Printed before it is saved: a folder that cannot be written must not cost the figure.
+    # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
     return 0
 
@@ -53,7 +53,7 @@ def compare(arguments: Compare, argv: list[str]) -> int:
     if comparison.files:
         page, *others = comparison.files
         size = page.stat().st_size / 1e6
-        log(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in others)} beside it")
+        log(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in others)} in the same folder")
     if arguments.json:
         print_json({"rows": [_row(row) for row in comparison.rows]})
         return 0

@@ -52,7 +52,9 @@ def launch(arguments: Launch, argv: list[str]) -> int:
     # Usage errors are reported now and not when the job starts.
     out = parse_train(training).out if training else None
     if out is None:
-        raise UserError("Say what to train and where, for example: logosphere launch slurm -- text8 --out runs/text8")
+        raise UserError(
+            "A recipe and --out are missing, for example: logosphere launch slurm -- text8 --out runs/text8"
+        )
     if arguments.file.exists():
         raise UserError(f"{arguments.file} exists already; choose another --file.")
     kept = _without(training, "--out")

@@ -12,17 +12,17 @@ from logosphere.systems import system
 
 @dataclass(frozen=True)
 class Train(Arguments):
-    """What to train, where to keep it, and how to go about it."""
+    """What to train, and where to save it."""
 
     config: Annotated[TrainConfig, Flat] = field(default_factory=TrainConfig)
     out: Path | None = None
     """Folder of the run; default: runs/SYSTEM-DATA."""
     resume: bool = False
-    """Go on with the run in --out, or with the one trained last."""
+    """Continue the run in --out, or the one trained last."""
     nproc: int = 1
     """Processes on this machine that share the work; under torchrun it need not be given."""
     dry_run: bool = False
-    """Only say what the training would cost: parameters, FLOPs, memory, time."""
+    """Only print what the training would cost: parameters, FLOPs, memory, time."""
     tensorboard: bool = False
     """Also write metrics for tensorboard (extra 'track')."""
     json: bool = False

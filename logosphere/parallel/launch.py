@@ -225,8 +225,8 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 # Shortly before the limit: the processes save and end, and the job goes back into the queue.
-asked=0
-trap 'asked=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+stopping=0
+trap 'stopping=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 
 srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {processes} \\
     --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:29500" \\
@@ -234,7 +234,7 @@ srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {pr
 job=$!
 wait "$job"; code=$?
 # A trapped signal ends the first wait; the second one waits for the processes.
-if [ "$asked" = 1 ]; then
+if [ "$stopping" = 1 ]; then
     wait "$job"
     scontrol requeue "$SLURM_JOB_ID"
     exit 0

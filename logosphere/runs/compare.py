@@ -52,7 +52,7 @@ class CompareConfig:
     out: Path = Path("runs/compare")
     """Folder for their runs."""
     report: Path | None = None
-    """The page to write; Markdown and JSON are written beside it."""
+    """The page to write; Markdown and JSON are written to the same folder."""
     measure: EvaluateConfig = EvaluateConfig()
     samples: SampleMetrics = field(default_factory=SampleMetrics)
 
@@ -197,7 +197,9 @@ def open_saved(path: Path) -> Run:
     except UserError:
         raise UserError(f"{folder} is still being trained; wait for it or stop it before comparing.") from None
     if not (folder / WEIGHTS).exists():
-        raise UserError(f"Nothing has been saved in {folder} yet; go on with: logosphere train --out {folder} --resume")
+        raise UserError(
+            f"Nothing has been saved in {folder} yet; continue with: logosphere train --out {folder} --resume"
+        )
     return run
 
 
@@ -249,7 +251,7 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     if config.report is None:
         return Comparison(rows, [])
     if config.samples.samples:
-        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.judge] + chosen
+        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
     report = make_report(rows, groups, corpus, chosen, config.samples, config.measure, display)
     return Comparison(rows, write_comparison_report(report, config.report))
 
@@ -260,7 +262,7 @@ def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Ru
     specs = parse_systems(config.systems)
     corpus = open_with_display(common.data, common.tokenizer, display)
     planned = plan_runs(specs, common, config.budget, config.seeds, corpus, config.out)
-    if "train" in config.samples.judge and config.report is not None:
+    if "train" in config.samples.scorer and config.report is not None:
         scorer = _plan_scorer(common, config.budget, corpus, config.out / SCORER)
         if _train(scorer, _scorer_corpus(corpus), display) is None:
             return None
@@ -295,7 +297,7 @@ def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
 def _plan_scorer(common: TrainConfig, budget: Budget, corpus: Corpus, folder: Path) -> PlannedRun:
     """An autoregressive scorer model with the network and the budget of the systems."""
     config = replace(common, system="ar", options=(), task="unconditional", begin=None)
-    return PlannedRun("judge", apply_budget(budget, config, corpus), folder)
+    return PlannedRun("scorer", apply_budget(budget, config, corpus), folder)
 
 
 def _scorer_corpus(corpus: Corpus) -> Corpus:
@@ -312,7 +314,7 @@ def load_scorer(name: str, own: Path) -> Scorer:
         return load_hub_scorer(name.removeprefix("hf:"))
     folder = own if name == "train" else Path(name)
     if name == "train" and not folder.exists():
-        raise UserError("--judge train needs systems to train: add --systems, or give the folder of a scorer model.")
+        raise UserError("--scorer train needs systems to train: add --systems, or give the folder of a scorer model.")
     run = open_saved(folder)
     label = "ar" if name == "train" else folder.name
     trained_on = str(run.content["corpus"]["name"])

@@ -97,7 +97,7 @@ def make_report(
 
 
 def shared_budget(recipes: Sequence[TrainConfig]) -> str:
-    """The budget that all trainings share; empty if they differ in more than they may."""
+    """The budget of all trainings; empty if they differ in more than system, options, seed, learning rate and steps."""
     first = recipes[0]
     for other in recipes[1:]:
         optim = replace(other.optim, lr=first.optim.lr)
@@ -175,7 +175,7 @@ def _costs(run: Run, evaluation: float) -> Costs:
 
 
 def make_reference(corpus: Corpus, split: str, length: int, count: int) -> Reference:
-    """Held-out text as a row beside the samples, and the training text they are compared with."""
+    """Held-out text to measure like samples, and the training text that samples are compared with."""
     real = next(iter(eval_batches(corpus.split(split), length, count, count))).tokens
     return Reference(
         corpus.tokenizer, take_first_tokens(corpus.train, TRAIN_TOKENS), Texts.from_tokens(real, corpus.tokenizer)

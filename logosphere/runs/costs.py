@@ -1,11 +1,15 @@
-"""What a training will cost, before it is begun: parameters, arithmetic, memory, time.
+"""Costs: an estimate before a training (parameters, FLOPs, memory, time), and the measured speed of a system.
 
 FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
 2020), and the same for scores and mixing of attention. Memory is 20 bytes a parameter (weights, gradients, two moments
-and the average; shared out with --shard), ACTIVATIONS numbers for each token, block and feature, and the logits.
+and the average; divided by the processes with --shard), ACTIVATIONS numbers for each token, block and feature, and the
+logits.
 
-P counts parameters that take part in products of matrices, so not the table of embeddings. The model is an estimate: it
-knows nothing of kernels, networks or input, which are summed up in the share of the peak that is reached.
+P counts parameters that take part in matrix products, so not the embedding table. The estimate does not model kernels,
+communication or input; all three are contained in the fraction of the peak that is reached.
+
+The measured speed is compared with that of the bare network: an embedding, the same blocks, a head and a cross-entropy
+at every position. The ratio is the cost of the diffusion process.
 """
 
 import re
@@ -36,24 +40,24 @@ from logosphere.types import Batch
 
 STATE_BYTES = 20
 ACTIVATIONS = 19
-"""Numbers that are kept for the backward pass, per token, block and feature (benchmarks/scaling.py counts them)."""
+"""Numbers kept for the backward pass, per token, block and feature (counted by benchmarks/scaling.py)."""
 LOGITS = 5
 """Copies of the logits, in float32."""
 REACHED = 0.4
-"""Share of a GPU's peak that trainings of this kind reach."""
+"""Fraction of a GPU's peak that such trainings reach."""
 GPUS = {"A100": 312e12, "H100": 989e12}
 """Peak in bfloat16, dense."""
 CPU_REACHED = 0.65
-"""Share of its speed in products of matrices that a processor reaches (benchmarks/scaling.py)."""
+"""Fraction of its speed in matrix products that a processor reaches (benchmarks/scaling.py)."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The bill."""
+    """The estimated cost of a training."""
 
     parameters: int
     flops_per_token: int
-    """Of training."""
+    """FLOPs of training."""
     tokens_per_step: int
     steps: int | None
     state_bytes: float
@@ -120,7 +124,7 @@ def _vocabulary(config: TrainConfig, display: Display) -> tuple[int, dict[str, i
 
 
 def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
-    """All parameters, and those of the table of embeddings; from networks of one and two blocks, soon built."""
+    """All parameters, and those of the embedding table, extrapolated from networks of one and two blocks."""
     counts = []
     for depth in (1, 2):
         size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
@@ -134,7 +138,7 @@ def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, i
 
 
 def machine_speed(size: int = 512, seconds: float = 0.2) -> float:
-    """FLOPs per second of processor time in products of matrices, measured for a moment."""
+    """FLOPs per second of processor time in matrix products, measured for `seconds`."""
     a = torch.ones(size, size)
     done, begun = 0, time.process_time()
     while (passed := time.process_time() - begun) < seconds or not done:
@@ -147,7 +151,7 @@ WARM_UP = 2
 
 
 class Bare(nn.Module):
-    """A transformer and nothing else; `block` is the number of positions that are written at once."""
+    """A bare transformer; `block` is the number of positions that are sampled at once."""
 
     def __init__(self, network: NetworkConfig, vocab_size: int, length: int, block: int):
         super().__init__()
@@ -162,7 +166,7 @@ class Bare(nn.Module):
 
 @dataclass(frozen=True)
 class Bench:
-    """What a system costs; seconds are processor seconds, medians over rounds."""
+    """The measured cost of a system; seconds are processor seconds, medians over rounds."""
 
     name: str
     parameters: int
@@ -181,7 +185,7 @@ class Bench:
 
 
 def bench(name: str, model: Model, network: NetworkConfig, *, batch: int, steps: int, rounds: int) -> Bench:
-    """Train and sample a model for a few rounds, each beside the bare network so that both meet the same machine."""
+    """Train and sample a model for a few rounds, each followed by the bare network, so that load affects both alike."""
     device, length = model.device, model.length
     tokens = torch.randint(model.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
     bare = Bare(network, model.vocab_size, length, model.block).to(device)

@@ -1,4 +1,4 @@
-"""Evaluation as one function: the likelihood of a run on a split of its text or of another, with its standard error."""
+"""Evaluation and export: the likelihood of a run with its standard error, and a small folder for a package."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from logosphere.data.datasets.examples import Examples, sequential_batches
 from logosphere.data.splits import check_length, count_scored_tokens, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
-from logosphere.errors import UserError
+from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.loading import load
 from logosphere.model import Model
@@ -96,9 +96,9 @@ def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path
 
 
 def units_per_token(unit: str, corpus: Corpus, split: str, length: int) -> float:
-    """Characters or bytes for each token that counts; of separate texts, those that the model can hold whole.
+    """Characters or bytes per scored token; of separate texts, those that fit into the model.
 
-    A tokenizer that is not lossless, such as WordPiece, does not preserve their lengths either: then of all texts.
+    A tokenizer that is not lossless, such as WordPiece, does not preserve their lengths; then all texts count.
     """
     part, tokenizer = corpus.split(split), corpus.tokenizer
     if unit in ("token", tokenizer.unit):
@@ -133,13 +133,13 @@ class RecordSample:
 
 
 def to_half(model: Model) -> dict[str, Tensor]:
-    """The state of a model with its parameters in half precision; tables and clocks stay as they are."""
+    """The state of a model with its parameters in half precision; buffers keep their precision."""
     learned = {name for name, _ in model.named_parameters()}
     state = {}
     for name, tensor in model.state_dict().items():
         half = name in learned and tensor.is_floating_point()
         if half and float(tensor.abs().max()) > torch.finfo(torch.float16).max:
-            raise UserError(f"The weights {name} are too large for half precision; the model cannot be packed.")
+            raise UserError(f"The weights {name} are too large for half precision; the model cannot be exported.")
         state[name] = tensor.half() if half else tensor
     return state
 
@@ -159,7 +159,7 @@ def export_run(
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a place where something is."""
+    """Raise if the folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; choose another --out or remove it.")
 
@@ -172,7 +172,7 @@ def write_export(
     write_tensors(folder / WEIGHTS, to_half(run.model(weights)))
     if (size := (folder / WEIGHTS).stat().st_size) > LARGEST:
         shutil.rmtree(folder)
-        limit = f"but a box holds {LARGEST / 1e6:.0f} MB"
+        limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
         raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
     content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
     write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings]})
@@ -184,14 +184,14 @@ def write_export(
 
 
 def decode_sequences(rows: Tokens, tokenizer: Tokenizer) -> str:
-    """Sequences as the text of a record: one a line where texts end by themselves, else one after another."""
+    """Sequences as the text of a record: one a line for separate texts, else concatenated."""
     if isinstance(tokenizer, WithEOS):
         return "\n".join(tokenizer.decode(row) for row in rows.numpy())
     return tokenizer.decode(rows.flatten().numpy())
 
 
 def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None = None) -> Batch:
-    """The sequences of a record, at most `limit` of them; of a running text, what is left over is dropped."""
+    """The sequences of a record, at most `limit` of them; of a running text, the remainder is dropped."""
     if isinstance(tokenizer, WithEOS):
         lines = [tokenizer.encode(line) for line in text.split("\n")][:limit]
         return next(sequential_batches(Examples(lines, eos=tokenizer.eos), length, len(lines)))
@@ -204,7 +204,7 @@ def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None
 
 
 def make_record(folder: Path, text: str) -> RecordSample:
-    """Measure a box on a text; the same weights and text always give the same number."""
+    """Measure an export on a text; the same weights and text always give the same number."""
     model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
     batch = sequences_of(text, tokenizer, model.length)
     report = evaluate(model, [batch], draws=DRAWS, rng=0, unit=tokenizer.unit)
@@ -220,16 +220,16 @@ def read_record(folder: Path) -> RecordSample:
 
 
 def _began(run: Run) -> list[str]:
-    """Where the last training began, if not with random weights."""
+    """The parent of the last training, if it did not begin with random weights."""
     if "begun" not in run.content:
         return []
     begun, before = run.content["begun"], sum_records(run.trainings[:-1])
-    seen = f"{before.tokens:,} tokens of {before.data}" if before.data else "nobody knows what"
+    seen = f"{before.tokens:,} tokens of {before.data}" if before.data else "unknown data"
     return [f"{begun['with']} (weights {begun['weights_sha256'][:12]}), which had seen {seen}"]
 
 
 def card(run: Run, report: Report, samples: list[str], size: int) -> str:
-    """The model card: what it is, what it has seen, what it cost, how good it is, and how it writes."""
+    """The model card: system, training data, cost, likelihood and samples."""
     config, about = run.config, system(run.config.system)
     trainings, corpus = run.trainings, run.content["corpus"]
     whole, over = sum_records(trainings), f", over {len(trainings)} trainings" if len(trainings) > 1 else ""
@@ -239,15 +239,15 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
         ("network", f"{config.network.depth} blocks of width {config.network.width}, {config.network.heads} heads"),
         ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
         ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),
-        ("tokens seen", f"{whole.tokens:,}, in {whole.steps:,} steps{over}"),
+        ("tokens seen", f"{whole.tokens:,}, in {plural(whole.steps, 'step')}{over}"),
         ("cost", f"{whole.cpu_seconds / 3600:.2f} CPU hours{over}"),
-        *[("began with", told) for told in _began(run)],
+        *[("began with", parent) for parent in _began(run)],
         (
             "likelihood",
             f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "
             f"{report.data}, {report.sample_size}",
         ),
-        ("meant for", "trying, testing and comparing; too small to be relied on for anything it says"),
+        ("meant for", "trying, testing and comparing; too small to rely on what it generates"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
     texts = "\n\n".join("\n".join(f"    {line}" for line in text.splitlines() or [""]) for text in samples)

@@ -87,7 +87,7 @@ def sudoku() -> TrainConfig:
 
 
 def e2e() -> TrainConfig:
-    """Descriptions of restaurants from their meaning, in 512 pieces of words."""
+    """Descriptions of restaurants from their meaning, with a BPE vocabulary of 512."""
     return TrainConfig(
         system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
         network=NetworkConfig(width=192, depth=4, heads=6, source_length=128),
@@ -149,7 +149,7 @@ def medium(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
 
 
 def billion(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
-    """The same recipe at 22 × 2048, some 1.1B parameters, in shares and without keeping activations."""
+    """The same recipe at 22 × 2048, some 1.1B parameters, sharded and with activation checkpointing."""
 
     def largest() -> TrainConfig:
         begun = small()

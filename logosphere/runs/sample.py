@@ -1,4 +1,4 @@
-"""Sampling as one function: texts of a run, from a prompt, around gaps, for a condition or a length."""
+"""Sampling: texts of a run, from a prompt, around gaps, for a condition or a length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class Samples:
     """Network evaluations per text."""
     seconds: float
     trajectory: Trajectory | None
-    """The record of the sampling, if it was asked for."""
+    """The record of the sampling, if requested."""
 
 
 def sample_run(
@@ -93,16 +93,16 @@ def _choose(
         return chosen, replace(config, temperature=1.0)
     best = sampling_defaults(chosen.path.name)
     name = best.sampler if config.sampler == "auto" else config.sampler
-    way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
+    way = f"at a temperature of {best.temperature}" + (f" with the sampler '{name}'" if name != "auto" else "")
     notify(
-        f"There is no run here, so the small model that comes along ({PREFIX}{chosen.path.name}) writes, {way}; "
-        "--temperature 1 is what it has learnt."
+        f"There is no run here, so the bundled checkpoint {PREFIX}{chosen.path.name} generates, {way}; "
+        "--temperature 1 samples from the model itself."
     )
     return chosen, replace(config, temperature=best.temperature, sampler=name)
 
 
 def _known_text(run: Run, model: Model, config: SampleConfig) -> Prompt | None:
-    """The prompt or the text around gaps, in tokens."""
+    """The tokens of the prompt or of the text around gaps."""
     given: Prompt | None = None
     if config.prompt:
         given = encode_prompt(config.prompt, run.tokenizer, model.length)
