@@ -121,15 +121,18 @@ def _explain(problem: BaseException, command: str) -> int:
         case UserError():
             return _complain(str(problem), MISUSED if isinstance(problem, UsageError) else FAILED)
         case KeyboardInterrupt():
-            again = {"train": f" Continue with: {problem}", "compare": " The same command continues."}
-            known = command != "train" or str(problem)  # a second Ctrl-C in a run carries the command that resumes it
-            return _complain(f"Stopped.{again.get(command, '') if known else ''}", INTERRUPTED)
+            again = " The same command continues." if command == "compare" else ""
+            if command == "train" and str(problem):  # interrupted in a run, whose resume command the exception holds
+                again = f" Continue with: {problem}"
+            return _complain(f"Stopped.{again}", INTERRUPTED)
         case BrokenPipeError():
             sys.stderr.close()  # nobody reads the output any more
             return FAILED
         case OSError(errno=errno.ENOSPC):
             return _complain(
-                "The disk is full. Earlier checkpoints are complete; free some space and run this again.", FAILED
+                "The disk is full. Earlier checkpoints are complete; free some space and run this again, a training "
+                "with --resume.",
+                FAILED,
             )
         case OSError(errno=errno.EROFS | errno.EACCES | errno.EPERM):
             place = f"{_place(problem) or 'A file'} cannot be used ({problem.strerror})"
