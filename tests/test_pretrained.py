@@ -128,7 +128,7 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
     assert main(["sample", "-n", "1", "--steps", "4"]) == 0
     way = pretrained.sampling_defaults("stories")
     told = " ".join(capsys.readouterr().err.split())
-    assert f"at a temperature of {way.temperature} by the sampler '{way.sampler}'" in told
+    assert f"at a temperature of {way.temperature} with the sampler '{way.sampler}'" in told
 
 
 @pytest.mark.slow

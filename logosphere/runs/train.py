@@ -263,7 +263,7 @@ def train_classifier_of(
     if not isinstance(examples, Examples) or examples.labels is None:
         raise UserError(f"{corpus.name} has no labels; use data with labels: --data labelled:FILE, or --data digits.")
     if corpus.tokenizer.fingerprint != run.tokenizer.fingerprint:
-        raise UserError(f"{corpus.name} has another tokenizer than the run in {run.path}.")
+        raise UserError(f"{corpus.name} has other tokens than the run in {run.path}; use data with its tokenizer.")
     torch.manual_seed(config.seed)
     names = corpus.labels or tuple(map(str, range(examples.label_count)))
     labeller = Labeller.fresh(model, names, network)
