@@ -28,7 +28,7 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     else:
         print(f"{report.name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
-        print(f"  {terms}; {report.tokens:,} tokens counted")
+        print(f"  {terms}; {plural(report.tokens, 'token')} counted")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
     return 0

@@ -45,7 +45,7 @@ def sample(arguments: Sample, argv: list[str]) -> int:
 def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     sampled, config = samples.run, arguments.config
     if arguments.save is not None and samples.trajectory is not None:
-        about = f"{sampled.config.system}: {config.steps} steps, seed {config.seed}"
+        about = f"{sampled.config.system}: {plural(config.steps, 'step')}, seed {config.seed}"
         save_trajectory(arguments.save, samples.trajectory, sampled.tokenizer, samples.texts, about)
         log(f"Saved as {arguments.save}")
     if arguments.image is not None:

@@ -2,6 +2,7 @@
 
 from html import escape
 
+from logosphere.errors import plural
 from logosphere.report import figures, tables
 from logosphere.report.comparison import ComparisonReport, MetricInfo
 from logosphere.report.page import Player, render_page, render_players
@@ -32,8 +33,9 @@ def _render_header(report: ComparisonReport) -> str:
     return (
         f'<header><button class="theme" id="theme" type="button">Light / dark</button><h1>{escape(report.title)}</h1>'
         f'<p class="lead">{escape(summary)}.</p>'
-        f"<p>{escape(report.data)}: {report.sequences:,} held-out sequences of {report.length} tokens, {report.draws} "
-        f"draws of time each. {escape(_describe_budget(report))} Made {escape(report.created)}.</p>"
+        f"<p>{escape(report.data)}: {plural(report.sequences, 'held-out sequence')} of {report.length} tokens, "
+        f"{plural(report.draws, 'draw')} of time each. {escape(_describe_budget(report))} "
+        f"Made {escape(report.created)}.</p>"
         f"<ul class='legend'>{legend}</ul></header>"
     )
 

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from logosphere.atomic import plain, write_json, write_whole
+from logosphere.errors import plural
 from logosphere.report import tables
 from logosphere.report.comparison import ComparisonReport
 from logosphere.report.html import render_html
@@ -23,7 +24,8 @@ def render_markdown(report: ComparisonReport) -> str:
     """Render the tables, one text of each system, and the provenance as Markdown."""
     parts = [
         f"# {report.title}",
-        f"{report.data}: {report.sequences:,} held-out sequences of {report.length}, {report.draws} draws each; "
+        f"{report.data}: {plural(report.sequences, 'held-out sequence')} of {report.length}, "
+        f"{plural(report.draws, 'draw')} each; "
         f"budget {report.budget or 'not the same for all'}; {report.created}.",
         "Kinds: = exact, ≤ a proven upper bound, ~ a surrogate that may lie on either side. "
         "Differences are paired over sequences.",
