@@ -23,7 +23,7 @@ from logosphere.cli import main
 from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.runs.loop import _for_blocks, _recompute_activations
+from logosphere.runs.create import stacks_of_blocks
 from logosphere.sampling.samplers import MAKERS
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint, use_deterministic
 from logosphere.training.trainer import Trainer
@@ -139,7 +139,8 @@ def settings(system: str, preset: str) -> Report:
         fitted(model, **change)
         assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
     plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
-    _for_blocks(recomputing, _recompute_activations)
+    for blocks in stacks_of_blocks(recomputing):
+        blocks.recompute = True
     check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
     return {}
 
