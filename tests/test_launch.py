@@ -122,8 +122,8 @@ def test_a_batch_script_saves_comes_back_and_resumes() -> None:
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["slurm"], "Say what to train"),
-        (["slurm", "--", "text8"], "Say what to train"),
+        (["slurm"], "A recipe and --out are missing"),
+        (["slurm", "--", "text8"], "A recipe and --out are missing"),
         (["slurm", "--", "text9", "--out", "x"], "Did you mean 'text8'"),
         (["slurm", "--nodes", "0", "--", "demo", "--out", "x"], "at least 1 node"),
         (["slurm", "--hours", "0", "--", "demo", "--out", "x"], "above 0 hours"),

@@ -123,7 +123,10 @@ def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tm
         create_run(recipe, corpus, tmp_path / "child")
     weights.write_bytes(whole)
     content = json.loads((parent.path / "recipe.json").read_text())
-    for broken, told in (({"begun": {"trainings": [{"data": 3}]}}, "what the model has seen"), ({"model": 3}, "which")):
+    for broken, told in (
+        ({"begun": {"trainings": [{"data": 3}]}}, "no valid record of the trainings"),
+        ({"model": 3}, "which"),
+    ):
         (parent.path / "recipe.json").write_text(json.dumps(content | broken))
         with pytest.raises(UserError, match=told):
             create_run(recipe, corpus, tmp_path / "child")
