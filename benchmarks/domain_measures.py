@@ -51,7 +51,7 @@ class Domain(ABC):
     ) -> tuple[Tensor, Figures]:
         """Samples for the conditions of the test split, and what each costs in evaluations."""
         n = self.samples if n is None else min(n, self.samples)
-        asked = self.asked.part(slice(n))
+        asked = self.asked.select(slice(n))
         given = {} if known is None else {"known": known[:n], "tokens": asked.tokens}
         rng = torch.Generator().manual_seed(0)
         chosen = None if sampler is None else ls.sampler(sampler, model)

@@ -51,7 +51,7 @@ class Bench:
                                    Texts.from_tokens(both.tokens[::2], corpus.tokenizer))  # fmt: skip
         self.given = Batch.of(
             both.tokens[1::2],
-            condition=None if both.condition is None else both.condition.each(lambda field: field[1::2]),
+            condition=None if both.condition is None else both.condition.map(lambda field: field[1::2]),
         )
 
     def figures(self, model: ls.Model, pretrained: bool) -> dict[str, Any]:

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
+from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.noise import Drawn, Noise, as_generator
 from logosphere.presets import DEFAULT, preset_label
 from logosphere.processes.base import Process, bound
 from logosphere.processes.mixtures import averaged, leave_one_out, mixed
-from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Times, Tokens
-from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
+from logosphere.rng import GeneratorNoise, Noise, as_generator
+from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Model(nn.Module):
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
         if self.process.learns_noise and self.training and draws == 1:
-            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if (
             self.training
@@ -83,14 +82,14 @@ class Model(nn.Module):
             and isinstance(predict, Denoiser)
             and (every := predict.self_conditioning_period())
         ):
-            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return bound_by_group(self.process, predict, batch, w, noise, every)
         if self.process.branches > 1 and draws > 1:
             return self._mixed(batch, noise, draws, predict)
         return averaged(self._draws(batch, noise, draws, predict))
 
     def _draws(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
-        w = noise.quantiles(draws, self.length // self.block)
+        w = noise.low_discrepancy_times(draws, self.length // self.block)
         return [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
 
     def _mixed(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> Bound:
@@ -123,7 +122,7 @@ class Model(nn.Module):
         self._check_tokens(tokens)
         if known is not None:
             self.check_known(known)
-        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
+        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
         with torch.no_grad():
             return self.bound(Batch.of(tokens, known, condition=condition), noise, draws, denoiser)
 
@@ -131,7 +130,7 @@ class Model(nn.Module):
         """A draw of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
         t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
-        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
+        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
         return self.process.corrupt(u, self.process.codec.spread(t), noise)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from logosphere.autoencoders.perceiver import OwnPart, Perceiver
 from logosphere.autoencoders.standard import Standard
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.networks.config import NetworkConfig
-from logosphere.noise import Drawn, Keyed
+from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.types import Batch
 
 SIZE = NetworkConfig(width=16, depth=1, heads=2)
@@ -38,7 +38,7 @@ TOKENS = skewed_chain(5, 8).sample(6, generator(2))
 
 def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
     batch = Batch.of(tokens)
-    return made.lesson(batch, Keyed(seed, 0, batch.ids, batch.place, batch.total), lambda u: u)
+    return made.lesson(batch, CounterNoise(seed, 0, batch.ids, batch.global_index, batch.total), lambda u: u)
 
 
 # ---- decoders -------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> No
 
 def test_substitution_hides_tokens_from_the_reader_and_not_from_the_decoder() -> None:
     made = codec("planner", substitution=0.5)
-    seen = made._substituted(TOKENS.repeat(200, 1), Drawn(generator(8), 1200))
+    seen = made._substituted(TOKENS.repeat(200, 1), GeneratorNoise(generator(8), 1200))
     share = float((seen != TOKENS.repeat(200, 1)).float().mean())
     assert share == pytest.approx(0.5 * 4 / 5, abs=0.02)
     assert int(seen.max()) <= 4 and taught(made).nats.shape == TOKENS.shape

@@ -11,12 +11,12 @@ from toy_models import EQUAL_BOUNDS, System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language
-from logosphere.noise import Drawn
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating
 from logosphere.processes.mixing import Hybrid, Masking, Uniform
 from logosphere.processes.weighting import clipped, dynamic
-from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
+from logosphere.rng import GeneratorNoise
+from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
 
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
@@ -134,14 +134,16 @@ def test_a_random_share_of_zero_is_masked_diffusion() -> None:
     for process in (hybrid, masked):
         assert not process.law.spreads and not process.needs_time
     x, t = torch.randint(V, (500, 3), generator=generator(1)), torch.rand(500, 3, generator=generator(2))
-    z = [process.corrupt(x, t, Drawn(generator(3), 500)) for process in (hybrid, masked)]
+    z = [process.corrupt(x, t, GeneratorNoise(generator(3), 500)) for process in (hybrid, masked)]
     assert torch.equal(*z)
     where = z[0] == V
     out = torch.randn(int(where.sum()), V, generator=generator(4))
     torch.testing.assert_close(
         *[process.nats(out, x[where], z[0][where], t[where]) for process in (hybrid, masked)], rtol=1e-6, atol=1e-9
     )
-    stepped = [p.step(out, z[0][where], t[where], t[where] / 2, Drawn(generator(5), 500)) for p in (hybrid, masked)]
+    stepped = [
+        p.step(out, z[0][where], t[where], t[where] / 2, GeneratorNoise(generator(5), 500)) for p in (hybrid, masked)
+    ]
     assert torch.equal(*stepped)
 
 
@@ -201,7 +203,9 @@ def test_clipping_is_for_training_only() -> None:
     assert torch.equal(bound_excess(plain, language, n=50, draws=2), bound_excess(tight, language, n=50, draws=2))
     tight.train()
     x = language.sample(200, generator(1))
-    z, t, _ = tight.process.noised(x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), Drawn(generator(2), 200))
+    z, t, _ = tight.process.noised(
+        x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), GeneratorNoise(generator(2), 200)
+    )
     assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
 
 
@@ -231,7 +235,7 @@ def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
     """Also where times are extreme: every weight, finite, and not zero everywhere."""
     language = sticky_chain(3, 4)
     model = random_network(name, language, seed=1)
-    loss = model.train().bound(some(language), Drawn(generator(1), 64)).loss.sum()
+    loss = model.train().bound(some(language), GeneratorNoise(generator(1), 64)).loss.sum()
     loss.backward()
     for weight in model.parameters():
         assert weight.grad is not None and bool(weight.grad.isfinite().all())

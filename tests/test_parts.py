@@ -6,8 +6,8 @@ from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
-from logosphere.noise import Keyed
 from logosphere.processes import base
+from logosphere.rng import CounterNoise
 from logosphere.types import Batch
 
 NAMES = ["mdlm", "md4", "genmd4", "bd3lm", "sedd-absorb", "sedd-uniform", "udlm", "gidd", "d3pm-uniform", "ar"]
@@ -23,7 +23,7 @@ def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -
     for largest in (15, 1 << 24):
         monkeypatch.setattr(base, "LARGEST", largest)
         model.zero_grad()
-        bound = model.bound(batch, Keyed(1, 2, batch.ids, batch.place, batch.total))
+        bound = model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total))
         bound.loss.sum().backward()
         results.append([bound.total.detach(), bound.loss.detach(), *[weight.grad for weight in model.parameters()]])
     for parts, whole in zip(*results, strict=True):
@@ -44,7 +44,7 @@ def live_peak(model: ls.Model, batch: Batch) -> int:
             return out
 
     with Watch():
-        model.bound(batch, Keyed(1, 2, batch.ids, batch.place, batch.total)).loss.sum().backward()
+        model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total)).loss.sum().backward()
     return largest
 
 

@@ -13,13 +13,13 @@ from training_helpers import LANGUAGE, QUICK, batches
 from logosphere.data.batches import Crops
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
+from logosphere.io import read_tensors
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged, Trainer
 from logosphere.types import Batch
-from logosphere.weights import read_tensors
 
 
 def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path) -> None:

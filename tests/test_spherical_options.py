@@ -19,10 +19,10 @@ from logosphere.errors import UserError
 from logosphere.geometry.bridges import LogBridge, simulate
 from logosphere.geometry.normal import matching_rho, mean_cosine, moment_matched
 from logosphere.networks.base import Denoiser
-from logosphere.noise import Drawn
 from logosphere.processes.clock import paper_law, paper_time, window_law
 from logosphere.processes.moves import MOVES
 from logosphere.processes.splitting import ValidCodes
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
@@ -264,7 +264,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
     digits = codec.written(torch.arange(vocab_size))
     truth = torch.stack([torch.zeros(base).double().index_add(0, digits[:, i], p) for i in range(m)])
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
-    drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
+    drawn = valid.draw(log_p.expand(20_000, -1, -1), GeneratorNoise(generator(2), 20_000))
     numbers = (drawn * codec.powers).sum(1)
     assert chi_square_p_value(torch.bincount(numbers, minlength=vocab_size), p * 20_000) > MIN_P_VALUE
 

@@ -31,10 +31,10 @@ from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
+from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
 from logosphere.runs.loop import create_run, run_training
 from logosphere.runs.run import Run
-from logosphere.weights import read_tensors
 
 
 def targets(place: Path) -> list[Target]:

@@ -13,8 +13,7 @@ from logosphere.networks.attention import KVCache
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
-from logosphere.shapes import Float
-from logosphere.types import State, Tokens
+from logosphere.types import Float, State, Tokens
 
 
 class Decoded(NamedTuple):

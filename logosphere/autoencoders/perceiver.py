@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Bool, Float
+from logosphere.types import Bool, Float
 
 
 class OwnPart(nn.Module):

@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.autoencoders.standard import Standard
-from logosphere.cache import cache_folder
 from logosphere.codecs.tokens import embedding
 from logosphere.encoders.pretrained import Encoder
 from logosphere.encoders.states import States, cached_states
 from logosphere.errors import UserError
+from logosphere.io import cache_folder
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Float
-from logosphere.types import Tokens
+from logosphere.types import Float, Tokens
 
 
 class Reader(nn.Module, ABC):

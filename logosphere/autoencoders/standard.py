@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 MEMORY = 0.98
 """Decay of what was seen, per training step."""

@@ -21,9 +21,8 @@ from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.codecs.base import HIDDEN
 from logosphere.codecs.vertices import Coordinates
 from logosphere.errors import UserError
-from logosphere.noise import Noise
-from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, State, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Bool, Float, State, Tokens
 
 Scale = Literal["sphere", "standard", "none"]
 """Latents of length √d (LD4LG), with mean 0 and variance 1 over the training data (TEncDM, COSMOS), or as the encoder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.parallel.launch import Deserted, launched, observed, rank
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     if name != words[0]:
         print(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.", file=sys.stderr)
     if name not in COMMANDS:
-        return _complain(f"There is no command '{name}'.{nearest(name, COMMANDS)}", MISUSED)
+        return _complain(f"There is no command '{name}'.{suggest(name, COMMANDS)}", MISUSED)
     try:
         return _run(name, words[1:])
     except BaseException as problem:

@@ -1,9 +1,9 @@
 """logosphere launch"""
 
-from logosphere.atomic import write_whole
 from logosphere.cli.arguments import Launch, parse_train
 from logosphere.cli.console import log
 from logosphere.errors import UserError
+from logosphere.io import write_atomic
 from logosphere.parallel.slurm import batch_script
 
 
@@ -16,7 +16,7 @@ def run(arguments: Launch, argv: list[str]) -> int:
     if arguments.file.exists():
         raise UserError(f"{arguments.file} exists already; choose another --file.")
     kept = _without(training, "--out")
-    write_whole(arguments.file, batch_script(arguments.job, str(out), kept).encode())
+    write_atomic(arguments.file, batch_script(arguments.job, str(out), kept).encode())
     log(f"Wrote {arguments.file}. Next: sbatch {arguments.file}")
     return 0
 

@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from logosphere.atomic import write_whole
 from logosphere.cli.console import messages
 from logosphere.data.prompting import Prompt
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import write_atomic
 from logosphere.report.animated_svg import render_animated_svg
 from logosphere.report.animation import build_animation
 from logosphere.report.gif import render_gif
@@ -45,7 +45,7 @@ def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, te
             record = {"about": about, "texts": texts, **trajectory.as_dict()}
             content = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_atomic(path, content)
 
 
 class LiveView:

@@ -2,9 +2,9 @@
 
 from logosphere.cli.arguments import TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
+from logosphere.io import REMASKER
 from logosphere.runs.auxiliary import train_remasker_of
 from logosphere.runs.run import Run
-from logosphere.weights import REMASKER
 
 
 def run(arguments: TrainRemasker, argv: list[str]) -> int:

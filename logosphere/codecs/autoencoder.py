@@ -7,9 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.noise import Noise
-from logosphere.shapes import Float
-from logosphere.types import Batch, State, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, State, Tokens
 
 
 class Lesson(NamedTuple):

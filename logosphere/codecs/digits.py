@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.codecs.vertices import CLEAR, Coordinates
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
-from logosphere.types import State, Tokens
+from logosphere.types import Float, Int64, State, Tokens
 
 
 def digits_needed(vocab_size: int, base: int) -> int:

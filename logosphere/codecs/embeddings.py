@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
-from logosphere.types import State, Tokens
+from logosphere.types import Float, Int64, State, Tokens
 
 CLEAR = 0.25
 """A state spells a token once it lies three quarters of the way to it from any other; half of this is the middle."""

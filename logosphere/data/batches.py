@@ -22,9 +22,8 @@ from logosphere.data.datasets.examples import (
 from logosphere.data.splits import AnyArray, Split, TokenRow, check_length, count_sequences, require_indexable
 from logosphere.data.streaming import StreamBatches, StreamedSplit
 from logosphere.errors import UserError
-from logosphere.noise import Keyed, scrambled
-from logosphere.shapes import Int64
-from logosphere.types import Batch, Tokens
+from logosphere.rng import CounterNoise, hash64
+from logosphere.types import Batch, Int64, Tokens
 
 ROUNDS = 6
 """Rounds of the Feistel network of a permutation."""
@@ -82,7 +81,7 @@ class Crops(BatchSampler):
     """Random positions, with replacement."""
 
     def starts(self, ids: Int64[Tensor, " b"], place: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
+        u = CounterNoise(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)
         return (u[:, 0] * (len(self.tokens) - self.length + 1)).long()
 
 
@@ -127,7 +126,7 @@ class Permutation:
         mask = (1 << half) - 1
         left, right = values >> half, values & mask
         for turn in range(ROUNDS):
-            left, right = right, left ^ (scrambled(right, self.key * ROUNDS + turn) & mask)
+            left, right = right, left ^ (hash64(right, self.key * ROUNDS + turn) & mask)
         return left << half | right
 
 

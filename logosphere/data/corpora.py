@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from logosphere.atomic import write_whole
-from logosphere.cache import cache_folder
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets.loading import is_dataset, open_dataset
 from logosphere.data.datasets.named import RECORD_DATASETS, open_records_as_text
@@ -20,6 +18,7 @@ from logosphere.data.token_cache import DamagedCache, build_token_cache, open_to
 from logosphere.data.tokenizer_registry import choose_tokenizer, tokenizer_from_description
 from logosphere.data.tokenizers import Tokenizer, merge_alphabet
 from logosphere.errors import UserError
+from logosphere.io import cache_folder, write_atomic
 
 HELD_OUT = 5
 """Per cent of the text for each split that a source lacks."""
@@ -134,7 +133,7 @@ def _load_stats(source: Source, cache: Path, report: ReportProgress) -> _TextSta
         return _TextStats(known["sha256"], known["alphabet"], known["characters"])
     except (OSError, ValueError, TypeError, KeyError):
         stats = _compute_stats(source, report)
-        write_whole(path, json.dumps(asdict(stats)).encode())
+        write_atomic(path, json.dumps(asdict(stats)).encode())
         return stats
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from logosphere.data.descriptions import CORPORA, DATASETS
 from logosphere.data.readers import READERS, check_cell, check_column, import_optional, join_documents, read_files
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 
 ReportProgress = Callable[[str, int, int], None]
 """Called with the name of a stage, how much of it is done, and the total (0 while unknown)."""
@@ -56,7 +56,7 @@ def _readable_files(folder: Path) -> list[Path]:
 def _suggest(source: str, path: Path) -> str:
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     similar = get_close_matches(path.name, siblings, n=3, cutoff=0.5)
-    return nearest(source, [*CORPORA, *DATASETS, *(str(path.with_name(name)) for name in similar)])
+    return suggest(source, [*CORPORA, *DATASETS, *(str(path.with_name(name)) for name in similar)])
 
 
 def file_stamp(paths: Iterable[Path]) -> str:

@@ -76,7 +76,7 @@ class Stream:
 
     def _batch(self, tokens: TokenIds) -> Batch:
         windows = torch.from_numpy(tokens.copy()).view(self.batch, self.length)
-        return Batch.of(windows, first=self.samples - self.batch).part(self.rows)
+        return Batch.of(windows, first=self.samples - self.batch).select(self.rows)
 
     def state(self) -> dict[str, Any]:
         """The position after the batch returned last, as JSON."""
@@ -118,7 +118,7 @@ class StreamBatches:
             raise UserError(f"The stream {self.split.name} stands before step {self.stream.step}, not before {step}.")
         batch = next(self._batches)
         self._last = batch.tokens.flatten().tolist()
-        return batch.part(rows)
+        return batch.select(rows)
 
     def _endless(self) -> Iterator[Batch]:
         empty_passes = 0

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from logosphere.errors import UserError, nearest
-from logosphere.noise import Keyed
+from logosphere.errors import UserError, suggest
+from logosphere.rng import CounterNoise
 from logosphere.types import Batch
 
 
@@ -38,7 +38,7 @@ class Continuation(Task):
 
     def apply(self, batch: Batch, seed: int) -> Batch:
         B, L = batch.tokens.shape
-        u = Keyed(seed, 1, batch.ids, batch.place, batch.total).uniform(B, 2)
+        u = CounterNoise(seed, 1, batch.ids, batch.global_index, batch.total).uniform(B, 2)
         ends = torch.where(u[:, :1] < self.fraction, (u[:, 1:] * L).long(), 0)
         return replace(batch, known=torch.arange(L) < ends)
 
@@ -51,7 +51,7 @@ class Infilling(Task):
 
     def apply(self, batch: Batch, seed: int) -> Batch:
         B, L = batch.tokens.shape
-        u = Keyed(seed, 1, batch.ids, batch.place, batch.total).uniform(B, 3)
+        u = CounterNoise(seed, 1, batch.ids, batch.global_index, batch.total).uniform(B, 3)
         ends = (u[:, 1:] * (L + 1)).long().sort(1).values
         inside = (torch.arange(L) >= ends[:, :1]) & (torch.arange(L) < ends[:, 1:])
         chosen = (u[:, :1] < self.fraction) & inside.any(1, keepdim=True)
@@ -69,12 +69,12 @@ class RandomLength(Task):
     fraction: float = 0.01
 
     def apply(self, batch: Batch, seed: int) -> Batch:
-        first = (batch.ids - batch.place)[:1]  # the same for all parts of a batch
-        chance, position = Keyed(seed, 2, first, torch.zeros_like(first), 1).uniform(1, 2)[0].tolist()
+        first = (batch.ids - batch.global_index)[:1]  # the same for all parts of a batch
+        chance, position = CounterNoise(seed, 2, first, torch.zeros_like(first), 1).uniform(1, 2)[0].tolist()
         end = 1 + int(position * batch.tokens.shape[1]) if chance < self.fraction else batch.tokens.shape[1]
         if end == batch.tokens.shape[1]:
             return batch
-        condition, units = batch.condition, batch.units
+        condition, count = batch.condition, batch.token_count
         if condition is not None and condition.signal is not None:
             condition = replace(condition, signal=condition.signal[:, :end])
         return replace(
@@ -83,7 +83,7 @@ class RandomLength(Task):
             known=batch.known[:, :end],
             valid=batch.valid[:, :end],
             condition=condition,
-            units=None if units is None else units.clamp_max(end),
+            token_count=None if count is None else count.clamp_max(end),
         )
 
 
@@ -98,5 +98,5 @@ TASKS: dict[str, Task] = {
 def find_task(name: str) -> Task:
     """The task of this name."""
     if name not in TASKS:
-        raise UserError(f"There is no task '{name}'.{nearest(name, TASKS)}")
+        raise UserError(f"There is no task '{name}'.{suggest(name, TASKS)}")
     return TASKS[name]

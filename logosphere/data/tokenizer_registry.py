@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from logosphere.atomic import write_whole
 from logosphere.data.subword_tokenizer import SubwordTokenizer
 from logosphere.data.tokenizers import (
     TEXT8_ALPHABET,
@@ -18,7 +17,8 @@ from logosphere.data.tokenizers import (
     WithEOS,
     text8_tokenizer,
 )
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
+from logosphere.io import write_atomic
 
 FORMAT = "logosphere-tokenizer"
 VERSION = 1
@@ -72,7 +72,7 @@ def _named(name: str, alphabet: str) -> TokenizerChoice:
     path = Path(name).expanduser()
     if path.is_file():
         return _existing(SubwordTokenizer.from_file(path))
-    raise UserError(f"There is no tokenizer or tokenizer file '{name}'.{nearest(name, TOKENIZERS)}")
+    raise UserError(f"There is no tokenizer or tokenizer file '{name}'.{suggest(name, TOKENIZERS)}")
 
 
 def _default_name(alphabet: str) -> str:
@@ -109,7 +109,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     content = {"format": FORMAT, "version": VERSION, **tokenizer.describe()}
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
+from logosphere.types import Float, Int64
 
 
 class BertLayer(nn.Module):

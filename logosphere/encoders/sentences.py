@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from logosphere.encoders.pretrained import Encoder
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 Spell = Callable[[str], list[int]]
 """A text as the encoder's own word pieces."""

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from logosphere.atomic import sync, write_json
 from logosphere.encoders.pretrained import Encoder
 from logosphere.errors import UserError
-from logosphere.shapes import Bool, Float, Int64
+from logosphere.io import sync, write_json
+from logosphere.types import Bool, Float, Int64
 
 FORMAT, VERSION = "logosphere-states", 1
 ROWS_AT_ONCE = 64

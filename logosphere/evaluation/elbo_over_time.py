@@ -9,7 +9,7 @@ from torch import Tensor
 
 from logosphere.evaluation.likelihood import ratio_with_error
 from logosphere.model import Model
-from logosphere.noise import Keyed, Noise
+from logosphere.rng import CounterNoise, Noise
 from logosphere.types import Batch
 
 
@@ -22,8 +22,8 @@ class TimeRestrictedNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return self.inner.uniform(*shape)
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
-        return self.low + (self.high - self.low) * self.inner.quantiles(draws, clocks)
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        return self.low + (self.high - self.low) * self.inner.low_discrepancy_times(draws, blocks)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def elbo_over_time(
             totals, counts = [], []
             for batch in batches():
                 batch = batch.to(model.device)
-                noise = TimeRestrictedNoise(Keyed(seed, number, batch.ids, batch.place, batch.total), *quantiles)
+                noise = TimeRestrictedNoise(
+                    CounterNoise(seed, number, batch.ids, batch.global_index, batch.total), *quantiles
+                )
                 with torch.no_grad():
                     bound = model.bound(batch, noise)
                 totals.append(bound.total.double().cpu())
@@ -78,7 +80,7 @@ def elbo_over_time(
 def has_decreasing_times(model: Model, batch: Batch) -> bool:
     """Whether times decrease as the quantile w grows; a process may order its quantiles either way."""
     process, batch = model.process, batch.to(model.device)
-    noise, free = Keyed(0, 0, batch.ids, batch.place, batch.total), process.codec.spread(batch.free)
+    noise, free = CounterNoise(0, 0, batch.ids, batch.global_index, batch.total), process.codec.spread(batch.free)
 
     def time(quantile: float) -> float:
         w = torch.full((len(batch), model.length // model.block), quantile, dtype=torch.float64, device=model.device)

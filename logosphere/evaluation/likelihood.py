@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from logosphere.model import Model
-from logosphere.noise import Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Kind, Predict
+from logosphere.rng import CounterNoise
+from logosphere.types import Batch, Float, Int64, Kind, Predict
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ def estimate_bounds(
             model.check_known(batch.known)
             rows = len(batch)
             sharing = group if rows >= group.size else SINGLE  # every process needs at least one row
-            part = batch.part(sharing.local_slice(rows)).to(model.device)
-            noise = Keyed(seed, 0, part.ids, part.place, part.total)
+            part = batch.select(sharing.local_slice(rows)).to(model.device)
+            noise = CounterNoise(seed, 0, part.ids, part.global_index, part.total)
             with torch.no_grad():
                 bound = model.bound(part, noise, draws, predict)
             yield Estimate(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
+from logosphere.types import Float, Int64
 
 
 def assigned(cost: Float[Tensor, "n m"]) -> Int64[Tensor, " n"]:

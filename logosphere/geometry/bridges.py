@@ -18,7 +18,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.geometry.heat import HeatKernel, heat_kernel
 from logosphere.geometry.sphere import angle_over_sine
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 LATEST = 0.98
 """No bridge is followed further than this: the vertex is long certain, and the pull grows like 1/(1 - s)."""

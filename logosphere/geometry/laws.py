@@ -12,10 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from logosphere.atomic import write_whole
-from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import LATEST, Bridge, Law, simulate
-from logosphere.shapes import Float
+from logosphere.io import cache_folder, write_atomic
+from logosphere.types import Float
 
 VERSION = 5
 """Raise it when the same settings would give another table."""
@@ -89,7 +88,7 @@ def _kept(bridge: Bridge, d: int, settings: str, make: Callable[[], list[Law]]) 
         "b": torch.stack([law.b for law in laws]),
     }
     try:
-        write_whole(path, save(tables, {"settings": settings}))
+        write_atomic(path, save(tables, {"settings": settings}))
     except OSError:
         pass  # a cache that cannot be written costs a second next time, and nothing else
     return laws

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry.bridges import Law, chi_square_quantiles
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 TERMS = 40
 """Of the series of ₁F₁, whose terms fall fast for ρ√n ≤ π/2."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import sphere
-from logosphere.noise import Noise, running_sum
-from logosphere.shapes import Float
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float
 
 Shares = Float[Tensor, "... K"]
 TINY = 1e-12

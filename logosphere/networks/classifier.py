@@ -15,8 +15,7 @@ from logosphere.networks.heads import LinearHead
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.latent import Latent
-from logosphere.shapes import Float
-from logosphere.types import Predict, State, Times
+from logosphere.types import Float, Predict, State, Times
 
 
 class NoisyClassifier(nn.Module):

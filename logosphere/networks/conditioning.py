@@ -17,8 +17,7 @@ from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
-from logosphere.shapes import Bool, Float
-from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
+from logosphere.types import NO_TOKEN, Bool, Condition, Float, LogitChunks, Logits, Positions, State, Times
 
 SOURCE_DEPTH = 2
 """Blocks of the network that encodes source texts."""
@@ -118,9 +117,9 @@ class ConditionalNetwork(Denoiser, ABC):
         h = self.features(z, t, context, memory)
         return self.head(h if where is None else h[where])
 
-    def predict_parts(
+    def predict_chunks(
         self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
-    ) -> Parts:
+    ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
         h = self.features(z, t, context, memory)[where]
         return lambda rows: self.head(h[rows])
@@ -128,8 +127,8 @@ class ConditionalNetwork(Denoiser, ABC):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.predict(z, t, context, where, self._empty_tokens(len(z)))
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        return self.predict_parts(z, t, context, where, self._empty_tokens(len(z)))
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        return self.predict_chunks(z, t, context, where, self._empty_tokens(len(z)))
 
     def _empty_tokens(self, batch: int) -> ConditionTokens | None:
         return None if self.conditioner is None else self.conditioner.empty_tokens(batch)
@@ -161,15 +160,15 @@ class WithCondition(Denoiser):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.network.predict(z, t, context, where, self._encode())
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        return self.network.predict_parts(z, t, context, where, self._encode())
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        return self.network.predict_chunks(z, t, context, where, self._encode())
 
     def begin_sampling(self) -> Denoiser:
         with torch.no_grad():  # the condition is encoded once for a whole run
             return self.network.open_session(self._encode())
 
     def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
-        return WithCondition(self.network, self.condition.each(lambda field: field[kept]))
+        return WithCondition(self.network, self.condition.map(lambda field: field[kept]))
 
 
 class WithConditionTokens(Denoiser):

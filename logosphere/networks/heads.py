@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.heads import Score
 from logosphere.processes.mixing import Mixing
-from logosphere.shapes import Float
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
 
 class LinearHead(nn.Linear):
@@ -70,8 +69,8 @@ class ScoreHead(Wrapper):
             z, t = z[where], t[where]
         return self.head.rated(self.law, out, z, t)
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner, z, t = self.inner.parts(z, t, context, where), z[where], t[where]
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner, z, t = self.inner.logit_chunks(z, t, context, where), z[where], t[where]
         return lambda rows: self.head.rated(self.law, inner(rows), z[rows], t[rows])
 
     def rewrap(self, inner: Denoiser) -> Denoiser:

@@ -10,8 +10,7 @@ from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
-from logosphere.shapes import Float
-from logosphere.types import State
+from logosphere.types import Float, State
 
 
 class Remasker(nn.Module):

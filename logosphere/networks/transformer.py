@@ -22,8 +22,7 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone
 from logosphere.networks.heads import LinearHead
 from logosphere.networks.unet import UNetBackbone
-from logosphere.shapes import Float
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
 
 def check_transformer(network: NetworkConfig) -> None:
@@ -96,9 +95,9 @@ class DigitTransformer(ConditionalNetwork):
         out = self.head(self.features(z, t, context, memory)).unflatten(2, (self.digits, self.base)).flatten(1, 2)
         return out if where is None else out[where]
 
-    def predict_parts(
+    def predict_chunks(
         self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
-    ) -> Parts:
+    ) -> LogitChunks:
         out = self.predict(z, t, context, where, memory)
         return lambda rows: out[rows]
 

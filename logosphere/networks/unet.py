@@ -24,7 +24,7 @@ from logosphere.networks.backbone import (
     run_checkpointed,
 )
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 Image = Float[Tensor, "B D H W"]
 TimeFeatures = Float[Tensor, "B C #H #W"]

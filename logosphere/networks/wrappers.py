@@ -8,9 +8,9 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.noise import running_sum
 from logosphere.processes.base import CERTAIN, Process
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.rng import running_sum
+from logosphere.types import LogitChunks, Logits, Positions, State, Times
 
 
 class PosteriorHead(Wrapper):
@@ -27,8 +27,8 @@ class PosteriorHead(Wrapper):
         out = self.inner(z, t, context, where)
         return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner, process = self.inner.parts(z, t, context, where), self._process[0]
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner, process = self.inner.logit_chunks(z, t, context, where), self._process[0]
         z, t = z[where], t[where]
         return lambda rows: process.inform(inner(rows), z[rows], t[rows])
 
@@ -46,8 +46,8 @@ class CarryOver(Wrapper):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self._carry_over(self.inner(z, t, context, where), z if where is None else z[where])
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner, z = self.inner.parts(z, t, context, where), z[where]
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner, z = self.inner.logit_chunks(z, t, context, where), z[where]
         return lambda rows: self._carry_over(inner(rows), z[rows])
 
     def _carry_over(self, out: Logits, z: State) -> Logits:

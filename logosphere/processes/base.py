@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
-from logosphere.noise import Noise
-from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Kind, Logits, Positions, Predict, PredictInParts, State, Times, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Bound, ChunkedPredict, Float, Kind, Logits, Positions, Predict, State, Times, Tokens
 
 CERTAIN = 1e4
 """A log-likelihood ratio that leaves no doubt, yet is finite, so that no inf - inf can arise."""
@@ -203,9 +202,9 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         diffusion=diffusion,
         prior=(process.prior_nats(u) * free).sum(1),
         loss=loss,
-        count=batch.counted,
+        count=batch.scored_tokens,
         kind=process.kind,
-        credit=process.credit(u, z, t, free),
+        log_q=process.credit(u, z, t, free),
     )
 
 
@@ -236,9 +235,9 @@ def _costs(
     count, size = len(times), max(1, LARGEST // process.codec.choices)
     if not process.diffusing:  # while a codec is being taught, nothing is wanted
         return costs(torch.zeros(0, process.codec.choices, device=z.device), slice(None))
-    if count <= size or not process.by_rows or not isinstance(predict, PredictInParts):
+    if count <= size or not process.by_rows or not isinstance(predict, ChunkedPredict):
         return costs(predict(z, t, context=u, where=where), slice(None))
-    answer = predict.parts(z, t, context=u, where=where)
+    answer = predict.logit_chunks(z, t, context=u, where=where)
     found = []
     for start in range(0, count, size):
         rows = slice(start, start + size)

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
 from logosphere.geometry.assignment import assigned
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical, running_sum
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "bound", "diffusion", "squared-error"]
 """`diffusion` is the bound without its reconstruction term."""

@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
 from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian_grid import Spacing, spaced_times
 from logosphere.processes.gaussian_moves import Move, ancestral
 from logosphere.processes.noisy_start import NoisyStart
 from logosphere.processes.predictions import CleanState, Prediction
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Batch, Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
 
@@ -321,7 +320,7 @@ class Gaussian(Process):
             doubt = F.cross_entropy(read.flatten(0, 1), batch.tokens.flatten(), reduction="none").view_as(t)
             terms = terms + self.anchor * (doubt * free).sum(1)
         common = nats / (batch.free.sum(1).clamp_min(1) * math.log(self.codec.vocab_size))
-        return terms + self.schedule.calm(self._own(t.amax(1)), common)
+        return terms + self.schedule.variance_loss(self._own(t.amax(1)), common)
 
     def settle(self, done: float = 0.0) -> None:
         self.clock.settle()

@@ -16,15 +16,14 @@ from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Encoded, Noised, Process, uniform_grid
 from logosphere.processes.clock import Clock
 from logosphere.processes.heads import Head, Posterior, Score, cross_entropy
 from logosphere.processes.masks import masks_by_count, masks_within
 from logosphere.processes.mixing import Mixing
 from logosphere.processes.times import LOW_VARIANCE, TimeSampler
-from logosphere.shapes import Float
-from logosphere.types import Batch, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Logits, Positions, State, Times
 
 Weighting = Callable[[Mixing, State, State, Tensor], Tensor]
 """Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
@@ -155,7 +154,7 @@ class Interpolating(Process):
         elif self.cut_ends:
             t, weight = self.times.at(w), torch.full_like(w, self.times.high - self.times.low)
         else:
-            t, weight = self.schedule.drawn(w)
+            t, weight = self.schedule.times_at(w)
         block, times = u.shape[1] // w.shape[1], t
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
@@ -306,7 +305,7 @@ class Interpolating(Process):
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
         z = z.clone()
-        z[revealed] = categorical(out[revealed], noise.at(revealed).uniform(int(revealed.sum())))
+        z[revealed] = categorical(out[revealed], noise.for_positions(revealed).uniform(int(revealed.sum())))
         return z
 
     def settle(self, done: float = 0.0) -> None:

@@ -21,11 +21,10 @@ from torch import Tensor
 
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Encoded, Noised, Process
 from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times, Tokens
 
 Weighting = Literal["uniform", "p2"]
 """The squared error of what the network predicts, alike at all times, or α² |u - x̂|²: the error of the noise with the

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise
 from logosphere.processes.flow import Path, Share, coupled, surer
 from logosphere.processes.geodesic import END, FORBIDDEN
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 
 class LinearPath(Path):

@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float
-from logosphere.types import Bound
+from logosphere.types import Bound, Float
 
 
 def averaged(parts: list[Bound]) -> Bound:
@@ -25,9 +24,9 @@ def leave_one_out(first: Bound, second: Bound) -> Bound:
     it is and takes out most of its variance (Kool et al. 2019, RLOO): ½ (f₁ - f₂) (∇log q₁ - ∇log q₂).
     """
     mean = averaged([first, second])
-    if first.credit is None or second.credit is None:
+    if first.log_q is None or second.log_q is None:
         return mean
-    better = (first.loss - second.loss).detach() * (first.credit - second.credit) / 2
+    better = (first.loss - second.loss).detach() * (first.log_q - second.log_q) / 2
     return replace(mean, loss=mean.loss + better - better.detach())  # a gradient, not a value
 
 

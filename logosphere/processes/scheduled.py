@@ -19,14 +19,13 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.clock import PAPER_FLOOR, Clock, even_law
 from logosphere.processes.rates import noise_left, noise_rate
 from logosphere.processes.spherical import Loss, Spherical, Start
 from logosphere.processes.splitting import SplitSpherical
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Logits, Positions, State, Times
 
 EARLIEST, LAST_DRAWN = 1e-4, 1e-6
 """The least t = 1 - τ in values, and in training with a window."""

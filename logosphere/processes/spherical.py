@@ -25,7 +25,6 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, HeatBridge, Law
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import CERTAIN, Noised, Process
 from logosphere.processes.clock import Clock, locate, paper_time, place
 from logosphere.processes.moves import MOVES, Move
@@ -33,8 +32,8 @@ from logosphere.processes.rates import noise_left
 from logosphere.processes.stagger import Stagger
 from logosphere.processes.tangents import normal_log_p, tangent_moments
 from logosphere.processes.turns import Turns
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical, running_sum
+from logosphere.types import Float, Int64, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
 SETTING_OUT = 1 - 1e-6

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import CERTAIN, Encoded, Noised, Process
 from logosphere.processes.times import LOW_VARIANCE, TimeSampler
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times
 
 
 class Statewise(Process):

@@ -14,8 +14,7 @@ from logosphere.autoencoders.readers import Frozen, Learned, Reader
 from logosphere.autoencoders.text import Scale, Teaching, TextAutoencoder
 from logosphere.codecs.vertices import Coordinates
 from logosphere.encoders.pretrained import encoder as encoder_by_name
-from logosphere.errors import UserError, nearest
-from logosphere.logsnr.schedules import schedule as schedule_by_name
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
@@ -25,6 +24,7 @@ from logosphere.processes.clock import Clock
 from logosphere.processes.gaussian import Gaussian
 from logosphere.processes.latent import Latent, Weighting
 from logosphere.processes.predictions import STATES
+from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
 
 INTERVALS = 128
 """The clock measures nats in intervals of so much of the path."""
@@ -69,10 +69,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.predicts not in STATES:
-            raise UserError(f"'{self.predicts}' is not a choice for predicts.{nearest(self.predicts, STATES)}")
+            raise UserError(f"'{self.predicts}' is not a choice for predicts.{suggest(self.predicts, STATES)}")
         for option, value, choices in (("scale", self.scale, SCALES), ("weighting", self.weighting, WEIGHTINGS)):
             if value not in choices:
-                raise UserError(f"'{value}' is not a choice for {option}.{nearest(value, choices)}")
+                raise UserError(f"'{value}' is not a choice for {option}.{suggest(value, choices)}")
         if self.compression < 1:
             raise UserError(f"compression is a number of tokens to a latent, at least 1, not {self.compression}.")
         if self.tan <= 0:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from logosphere.atomic import plain, write_json, write_whole
+from logosphere.io import json_safe, write_atomic, write_json
 from logosphere.report import tables
 from logosphere.report.comparison import ComparisonReport
 from logosphere.report.html import render_html
@@ -13,9 +13,9 @@ from logosphere.report.tables import Table
 def write_comparison_report(report: ComparisonReport, page: Path) -> list[Path]:
     """Write out.html, out.md and out.json; return the paths written."""
     written = [page, page.with_suffix(".md"), page.with_suffix(".json")]
-    write_whole(written[0], render_html(report).encode())
-    write_whole(written[1], render_markdown(report).encode())
-    write_json(written[2], plain(asdict(report)))
+    write_atomic(written[0], render_html(report).encode())
+    write_atomic(written[1], render_markdown(report).encode())
+    write_json(written[2], json_safe(asdict(report)))
     return written
 
 

@@ -12,6 +12,7 @@ from logosphere.data.corpus import Corpus
 from logosphere.data.datasets.examples import Examples
 from logosphere.data.splits import Split
 from logosphere.errors import UserError
+from logosphere.io import REMASKER, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import find_device
@@ -24,7 +25,6 @@ from logosphere.training.classifier import measure_classifier, train_classifier
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.remasker import RemaskerStep, train_remasker
 from logosphere.types import Batch
-from logosphere.weights import REMASKER, write_tensors
 
 MEASURED = 512
 """Validation sequences that a classifier is measured on."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from logosphere.atomic import cached, file_sha256, write_json
 from logosphere.data.corpus import Corpus
 from logosphere.data.splits import split_off
 from logosphere.errors import UserError
@@ -15,6 +14,7 @@ from logosphere.evaluation.report import Report
 from logosphere.evaluation.samples.registry import find_metrics, scorer_metric
 from logosphere.evaluation.samples.texts import Metric, Reference
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
+from logosphere.io import cached, file_sha256, write_json
 from logosphere.report.comparison import SampleReport, Value, parse_sample_report
 from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, board

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from logosphere.atomic import file_sha256
 from logosphere.data.corpus import Corpus
 from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
 from logosphere.evaluation.samples.texts import Metric, Reference
-from logosphere.loading import rebuild
+from logosphere.io import file_sha256
+from logosphere.pretrained import build_from_recipe
 from logosphere.report.comparison import (
     ComparisonReport,
     Costs,
@@ -127,7 +127,7 @@ def _curve(run: Run) -> list[CurvePoint]:
 
 def _costs(run: Run, evaluation: float) -> Costs:
     recipe, last, seen = run.config, _last(run), sum_records(run.trainings)
-    model = rebuild(run.path)
+    model = build_from_recipe(run.path)
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from logosphere.data.tokenizers import IntegerTokenizer, TokenIds
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.runs.run import Run
 from logosphere.runs.settings import ClassifierGuidance
@@ -64,7 +64,7 @@ def _label_index(label: str, run: Run) -> int:
     if not names:
         raise UserError(f"The model in {run.path} was trained without labels; leave out --label.")
     if label not in names:
-        raise UserError(f"There is no label '{label}'.{nearest(label, names)}")
+        raise UserError(f"There is no label '{label}'.{suggest(label, names)}")
     return names.index(label)
 
 

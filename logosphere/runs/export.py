@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logosphere.atomic import write_json, write_whole
 from logosphere.data.batches import eval_batches
 from logosphere.data.datasets.examples import Examples, sequential_batches
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
-from logosphere.loading import load
+from logosphere.io import RECIPE, WEIGHTS, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
-from logosphere.pretrained import CARD, RECORD
+from logosphere.pretrained import CARD, RECORD, load
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.progress import SILENT, Display
 from logosphere.runs.run import Run
@@ -29,7 +28,6 @@ from logosphere.runs.training_record import sum_records
 from logosphere.sampling.generate import generate
 from logosphere.systems import system
 from logosphere.types import SIGN, Batch, Tokens
-from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 LARGEST = 12_000_000
 """Bytes of weights that a package may carry for one model."""
@@ -95,7 +93,7 @@ def write_export(
     shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
     record = make_record(folder, text)
     write_json(folder / RECORD, vars(record))
-    write_whole(folder / CARD, card(run, report, samples, size).encode())
+    write_atomic(folder / CARD, card(run, report, samples, size).encode())
     return record
 
 

@@ -16,6 +16,7 @@ from logosphere.data.streaming import StreamBatches
 from logosphere.data.tasks import find_task
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
+from logosphere.io import load_strict, read_tensors, write_tensors
 from logosphere.model import Model
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone
@@ -30,7 +31,6 @@ from logosphere.training.checkpoint import checkpoint_of, latest
 from logosphere.training.debug import dump_batch, use_deterministic
 from logosphere.training.trainer import Diverged, Progress, Trainer, training_loop
 from logosphere.types import Batch
-from logosphere.weights import fill, read_tensors, write_tensors
 
 SAVE_SECONDS = 300.0
 """A checkpoint is saved at least this often."""
@@ -143,7 +143,7 @@ def initial_model(run: Run, corpus: Corpus) -> Model:
     """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
     model = build_model(run.config, corpus)
     if run.config.begin is not None and latest(run.state) is None:
-        fill(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
+        load_strict(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
     return model
 
 

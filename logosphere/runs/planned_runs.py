@@ -8,6 +8,7 @@ from pathlib import Path
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops
+from logosphere.io import RECIPE, WEIGHTS
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.pretrained import resolve_folder
@@ -17,7 +18,6 @@ from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget
 from logosphere.systems import system
 from logosphere.training.checkpoint import latest
-from logosphere.weights import RECIPE, WEIGHTS
 
 
 @dataclass(frozen=True)

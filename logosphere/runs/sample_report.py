@@ -127,7 +127,7 @@ def measure(texts: Texts, against: Reference, chosen: Sequence[Metric]) -> dict[
 
 
 def _slice(condition: Condition | None, first: int, n: int) -> Condition | None:
-    return None if condition is None else condition.each(lambda field: field[first : first + n])
+    return None if condition is None else condition.map(lambda field: field[first : first + n])
 
 
 def record_animation(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Animation:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from logosphere.atomic import write_whole
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
 from logosphere.data.hub_stream import is_stream
@@ -14,6 +13,7 @@ from logosphere.data.splits import describe_size
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
+from logosphere.io import write_atomic
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.presets import DEFAULT
@@ -165,5 +165,5 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
     outcome.report.save(run.path / "eval" / "valid.json")
     drawn = generate(run.model(), n=SAMPLES, steps=min(SAMPLING_STEPS, run.config.length))
     texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
-    write_whole(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
+    write_atomic(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     return run

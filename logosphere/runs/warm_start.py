@@ -7,11 +7,11 @@ from typing import Any
 
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import load_strict, read_tensors
 from logosphere.model import Model, Spec
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import Run
 from logosphere.runs.training_record import ParentCheckpoint
-from logosphere.weights import fill, read_tensors
 
 FREE = {"dropout"}
 """Options that may differ from the parent: they have no weights and do not change the model."""
@@ -24,7 +24,7 @@ def load_parent(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[
     assert model.spec is not None
     if differences := _differences(parent, model.spec, tokenizer, labels):
         raise UserError(f"A training cannot begin with {name}, which differs from it in {'; '.join(differences)}.")
-    fill(model, read_tensors(weights), weights)
+    load_strict(model, read_tensors(weights), weights)
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     return ParentCheckpoint(name, weights, digest, parent.trainings)
 

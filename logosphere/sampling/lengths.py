@@ -15,8 +15,7 @@ from logosphere.model import Model
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.heads import Score
 from logosphere.processes.interpolating import Interpolating
-from logosphere.shapes import Bool, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Bool, Int64, Logits, Positions, State, Times
 
 NEVER = -1e4
 """A logit that is never drawn, and of which differences can be taken."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from logosphere.model import Model
-from logosphere.shapes import Float
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Optimizer, decay_groups, take_steps
-from logosphere.types import Batch, Tokens
+from logosphere.types import Batch, Float, Tokens
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
+from logosphere.io import load_strict, read_tensors, sync, write_json, write_tensors
 from logosphere.training.trainer import Trainer
-from logosphere.weights import fill, read_tensors, write_tensors
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -106,9 +105,9 @@ def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
     model, averaged = trainer.model, trainer.averaged
     if averaged is not None:
         # The averaged weights pass through the model, whose names they carry; the live ones follow.
-        fill(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
+        load_strict(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
         averaged.shadow = [p.detach().clone() for p in averaged.live]
-    fill(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
+    load_strict(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
     _restore_moments(trainer, read_tensors(path / "optimizer.safetensors"), path)
     return rest
 

@@ -10,11 +10,10 @@ from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.classifier import NoisyClassifier, classifier_input
-from logosphere.noise import Drawn, Noise
-from logosphere.shapes import Float, Int64
+from logosphere.rng import GeneratorNoise, Noise
 from logosphere.training.auxiliary import AuxiliaryStep, train_auxiliary
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.types import Batch, State, Times
+from logosphere.types import Batch, Float, Int64, State, Times
 
 
 def train_classifier(
@@ -30,7 +29,7 @@ def train_classifier(
     rng = torch.Generator(model.device).manual_seed(seed)
 
     def loss(batch: Batch) -> Float[Tensor, ""]:
-        return F.nll_loss(_asked(classifier, model, batch, Drawn(rng, len(batch))), _labels(batch))
+        return F.nll_loss(_asked(classifier, model, batch, GeneratorNoise(rng, len(batch))), _labels(batch))
 
     yield from train_auxiliary(
         classifier,
@@ -50,7 +49,7 @@ def measure_classifier(
     rng, nats, right, count = torch.Generator(model.device).manual_seed(seed), 0.0, 0, 0
     for given in batches:
         batch = given.to(model.device)
-        told, labels = _asked(classifier, model, batch, Drawn(rng, len(batch))), _labels(batch)
+        told, labels = _asked(classifier, model, batch, GeneratorNoise(rng, len(batch))), _labels(batch)
         nats += float(F.nll_loss(told, labels, reduction="sum"))
         right += int((told.argmax(-1) == labels).sum())
         count += len(batch)
@@ -69,10 +68,12 @@ def _on_the_way(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]
     process = model.process
     if not isinstance(process.codec, TokenCodec):
         free = process.codec.spread(torch.ones_like(batch.free))
-        z, t, _ = process.noised(process.codec.encode(batch.tokens), noise.quantiles(1, 1)[:, 0], free, noise)
+        z, t, _ = process.noised(
+            process.codec.encode(batch.tokens), noise.low_discrepancy_times(1, 1)[:, 0], free, noise
+        )
         return z, t
     blocks = model.length // model.block
-    left = noise.quantiles(1, 1)[:, 0] * blocks  # how many blocks are still to be written
+    left = noise.low_discrepancy_times(1, 1)[:, 0] * blocks  # how many blocks are still to be written
     place = torch.arange(blocks, device=left.device).repeat_interleave(model.block)
     t = (left - (blocks - 1 - place)).clamp(0, 1).float()
     return process.corrupt(batch.tokens, t, noise), t

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from logosphere.io import write_tensors
 from logosphere.types import Batch
-from logosphere.weights import write_tensors
 
 
 @contextmanager
@@ -34,4 +34,4 @@ def dump_batch(path: Path, batch: Batch) -> None:
     if batch.condition is not None:
         named = {"labels": batch.condition.labels, "source": batch.condition.source, "signal": batch.condition.signal}
         tensors |= {name: tensor for name, tensor in named.items() if tensor is not None}
-    write_tensors(path, tensors | {"place": batch.place})
+    write_tensors(path, tensors | {"place": batch.global_index})

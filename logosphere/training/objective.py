@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from logosphere.model import Model
-from logosphere.noise import Noise
 from logosphere.parallel.process_group import ProcessGroup
+from logosphere.rng import Noise
 from logosphere.types import Batch, Bound
 
 

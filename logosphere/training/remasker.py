@@ -18,11 +18,10 @@ from logosphere.networks.backbone import Backbone
 from logosphere.networks.remasker import Remasker
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
-from logosphere.noise import Drawn
-from logosphere.shapes import Float
+from logosphere.rng import GeneratorNoise
 from logosphere.training.auxiliary import train_auxiliary
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.types import Batch, Positions, Tokens
+from logosphere.types import Batch, Float, Positions, Tokens
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ def train_remasker(
 @torch.no_grad()
 def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     """Sequences with a random share of their tokens hidden and written anew, all at once."""
-    noise = Drawn(rng, len(batch))
-    t = noise.quantiles(1, 1)[:, 0].float().expand(batch.tokens.shape)
+    noise = GeneratorNoise(rng, len(batch))
+    t = noise.low_discrepancy_times(1, 1)[:, 0].float().expand(batch.tokens.shape)
     t = torch.where(batch.free, t, 0.0)
     z = model.process.corrupt(batch.tokens, t, noise)
     where: Positions = model.process.wanted(z, batch.free)

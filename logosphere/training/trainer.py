@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.rng import CounterNoise
 from logosphere.training.ema import EMA
 from logosphere.training.objective import objective
 from logosphere.training.optimizer import OptimizerConfig, check_training
@@ -196,10 +196,12 @@ class Trainer:
         cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
         parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
         for rows in parts:
-            part = batch.part(rows)
+            part = batch.select(rows)
             with self.objective.no_sync(last=rows is parts[-1]):
                 with self._seeded(), self._autocast():
-                    bound = self.objective(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
+                    bound = self.objective(
+                        part, CounterNoise(self.seed, self.step, part.ids, part.global_index, part.total)
+                    )
                 mean = bound.loss.sum() / count
                 (mean * self.group.size).backward()  # processes average their gradients, and the sum is wanted
             loss, nats = loss + mean.item(), nats + bound.total.sum().item() / count
@@ -210,8 +212,10 @@ class Trainer:
         """The batch, with the condition of a random fraction of its sequences dropped."""
         if batch.condition is None or self.withhold == 0:
             return batch
-        u = Keyed(self.seed, self.step, batch.ids ^ CONDITION_DROPOUT, batch.place, batch.total).uniform(len(batch), 1)
-        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.withhold))
+        u = CounterNoise(self.seed, self.step, batch.ids ^ CONDITION_DROPOUT, batch.global_index, batch.total).uniform(
+            len(batch), 1
+        )
+        return replace(batch, condition=batch.condition.drop(u[:, 0] < self.withhold))
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:

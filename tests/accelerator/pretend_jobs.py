@@ -211,7 +211,7 @@ def guide(system: str, preset: str) -> Report:
     given = batches(2, labelled=True)
     list(ls.fit(model, given, steps=2, withhold=0.5))
     condition = Condition.of(labels=torch.arange(B) % LABELS)
-    model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.each(lambda field: field.cuda()))
+    model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.map(lambda field: field.cuda()))
     for what, options in (
         ("condition", {"condition": condition}),
         ("guidance", {"condition": condition, "guidance": 2.0}),

@@ -12,8 +12,8 @@ import logosphere as ls
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.encoders import pretrained
 from logosphere.model import Model
-from logosphere.noise import Drawn
 from logosphere.processes.gaussian import FIRST
+from logosphere.rng import GeneratorNoise
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -42,7 +42,7 @@ def codec_of(model: Model) -> TextAutoencoder:
 
 def taught(codec: TextAutoencoder, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """-log p and what is added to it, for latents that are read without noise."""
-    _, nats, extra = codec.lesson(Batch.of(TOKENS), Drawn(generator(seed), ROWS), lambda u: u)
+    _, nats, extra = codec.lesson(Batch.of(TOKENS), GeneratorNoise(generator(seed), ROWS), lambda u: u)
     return nats, extra
 
 
@@ -125,8 +125,8 @@ def test_what_cosmos_hides_from_its_compressor() -> None:
     """In half of the texts 0.3 of the states; in the others 0.7 h + √(1 - 0.7²) ε."""
     codec = codec_of(built("cosmos"))
     h = torch.randn(400, LENGTH, 8, generator=generator(1))
-    seen, shown = codec._smoothed(h, Drawn(generator(2), 400))
-    draws = Drawn(generator(2), 400)
+    seen, shown = codec._smoothed(h, GeneratorNoise(generator(2), 400))
+    draws = GeneratorNoise(generator(2), 400)
     first, kept = draws.uniform(400) < 0.5, draws.uniform(400, LENGTH) >= 0.3
     noise = draws.normal(*h.shape).double()
     kept[:, 0] = True
@@ -145,7 +145,7 @@ def test_cosmos_sets_latent_features_to_zero_and_adds_both_losses() -> None:
         nats, extra = taught(codec)
         h = codec.reader(TOKENS)
         raw = codec._centre(codec._compressed(h, None)).double().numpy()
-        mask = (Drawn(generator(3), ROWS).uniform(*raw.shape) >= 0.4).numpy()
+        mask = (GeneratorNoise(generator(3), ROWS).uniform(*raw.shape) >= 0.4).numpy()
         mean = codec.standard.mean.numpy()
         z = torch.from_numpy((raw * mask - mean) / math.sqrt(0.5)).float()
         logits, rebuilt = codec.decoder(z, TOKENS)
@@ -166,10 +166,10 @@ def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch:
         return u
 
     monkeypatch.setattr(model.process.path, "corrupt", corrupt)
-    model.process._blurred(torch.zeros(200, LENGTH, 8), Drawn(generator(4), 200))
+    model.process._blurred(torch.zeros(200, LENGTH, 8), GeneratorNoise(generator(4), 200))
     begins = 2 / math.pi * math.atan(math.exp(-8.5179 / 2) / 9)
     found = begins + (1 - begins) * (seen[0] - FIRST) / (1 - FIRST)
-    expected = 0.001 + 0.149 * Drawn(generator(4), 200).uniform(200, 1)[:, 0].numpy()
+    expected = 0.001 + 0.149 * GeneratorNoise(generator(4), 200).uniform(200, 1)[:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from logosphere.data.tokenizers import TokenIds
 from logosphere.errors import UserError
-from logosphere.noise import Keyed
+from logosphere.rng import CounterNoise
 from logosphere.types import NO_TOKEN, Batch, Condition, Tokens
 
 IntArray = npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ class ExampleSampler:
     def at(self, step: int, rows: slice = ALL_ROWS) -> Batch:
         """The batch of a step, or some of its rows."""
         place, ids = number_rows(step, self.batch, rows)
-        u = Keyed(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)[:, 0]
+        u = CounterNoise(self.seed, 0, ids, place, self.batch).uniform(len(ids), 1)[:, 0]
         indices = (u * len(self.fitting)).long().numpy()
         return self.fitting.make_batch(indices, ids, place, self.batch, self.length)
 

@@ -5,8 +5,7 @@ from torch import Tensor
 
 from logosphere.evaluation.samples.ngrams import extract_ngrams
 from logosphere.evaluation.samples.texts import Metric, MetricValue, Reference, Texts
-from logosphere.shapes import Float
-from logosphere.types import Tokens
+from logosphere.types import Float, Tokens
 
 REPETITION_ORDER = 8
 """Length of the n-grams whose repetition within one sample is counted."""

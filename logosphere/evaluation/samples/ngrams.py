@@ -7,7 +7,7 @@ from torch import Tensor
 
 from logosphere.data.tokenizers import WithEOS
 from logosphere.evaluation.samples.texts import Metric, MetricValue, Reference, Texts
-from logosphere.shapes import Bool, Int64
+from logosphere.types import Bool, Int64
 
 ORDER = 3
 SMOOTHING = 0.01

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.evaluation.samples import diversity, memorisation, ngram_mauve, ngrams
 from logosphere.evaluation.samples.texts import Metric, MetricValue, Reference, Texts
 from logosphere.evaluation.scorers import Scorer
@@ -20,7 +20,7 @@ def find_metrics(names: Sequence[str] = ()) -> list[Metric]:
     known = {metric.name for metric in METRICS}
     for name in names:
         if name not in known:
-            raise UserError(f"There is no metric '{name}'.{nearest(name, known)}")
+            raise UserError(f"There is no metric '{name}'.{suggest(name, known)}")
     return [metric for metric in METRICS if not names or metric.name in names or metric.name == "entropy"]
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from logosphere.data.tokenizers import TokenIds, Tokenizer, WithEOS
 from logosphere.evaluation.samples.suffix_array import SuffixArray
-from logosphere.shapes import Float
-from logosphere.types import Tokens
+from logosphere.types import Float, Tokens
 
 TRAIN_TOKENS = 1_000_000
 """Number of tokens, from the beginning of the training text, that samples are compared with."""
