@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 import logosphere as ls
+from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpus import Corpus
 from logosphere.data.splits import split_off, take_first_tokens
-from logosphere.encoders.pretrained import MiniLM, minilm_folder
-from logosphere.encoders.sentences import embeddings, word_pieces
 from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.evaluation.samples.ngram_mauve import encoder_mauve
 from logosphere.evaluation.samples.registry import find_metrics, measure_samples, scorer_metric
@@ -100,8 +99,8 @@ class Bench:
 
     @cached_property
     def _by_minilm(self) -> Metric:
-        spell = word_pieces(str(minilm_folder() / "tokenizer.json"))
-        return encoder_mauve("minilm", partial(embeddings, MiniLM(6), spell))
+        spell = load_word_pieces(str(minilm_folder() / "tokenizer.json"))
+        return encoder_mauve("minilm", partial(embed_texts, MiniLM(6), spell))
 
     def _slots(self, texts: Texts, how: str) -> dict[str, float]:
         if self.given.condition is None or self.given.condition.source is None:

@@ -19,7 +19,7 @@ LAYERS = [
     ["codecs"],
     ["processes"],
     ["networks"],
-    ["encoders", "autoencoders"],
+    ["autoencoders"],
     ["model"],
     ["sampling"],
     ["data", "training", "evaluation", "report"],

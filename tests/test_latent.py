@@ -12,7 +12,7 @@ from toy_languages import enumerate_sequences, generator, random_joint, skewed_c
 from toy_models import SMALL, random_network
 
 import logosphere as ls
-from logosphere.codecs.autoencoder import Autoencoder, Lesson
+from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
 from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
@@ -57,21 +57,21 @@ class Named(Autoencoder):
     def encode(self, tokens: Tensor) -> Tensor:
         return self.points[self.language.index(tokens)]
 
-    def nats(self, z: Tensor, tokens: Tensor) -> Tensor:
+    def token_nll(self, z: Tensor, tokens: Tensor) -> Tensor:
         alpha, sigma = (level.expand(len(z), 1, 1) for level in self.levels)
         own = -self.posterior(z, alpha, sigma).gather(1, self.language.index(tokens)[:, None])
         return torch.cat([own, torch.zeros(len(z), self.length - 1)], 1).float()
 
-    def seen(self, z: Tensor) -> Tensor:
+    def normalise(self, z: Tensor) -> Tensor:
         return z
 
-    def lesson(self, batch: Batch, noise, disturb) -> Lesson:
+    def autoencoder_loss(self, batch: Batch, noise, corrupt) -> AutoencoderLoss:
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def update_statistics(self) -> None:
         raise NotImplementedError
 
-    decode = read = stem = prepare = settle
+    decode = read = stem = precompute = update_statistics
 
 
 class PosteriorMean(Denoiser):

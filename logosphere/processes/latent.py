@@ -78,14 +78,14 @@ class Latent(Process):
         return self.path.codec
 
     @property
-    def studying(self) -> bool:
-        """Is the autoencoder being taught?"""
+    def training_autoencoder(self) -> bool:
+        """Whether the autoencoder is being trained."""
         return self.training and (self.joint or bool(self.done < self.stage_one))
 
     @property
     def diffusing(self) -> bool:
         """Is the path being learnt, or measured? Not while the autoencoder is taught by itself."""
-        return not self.training or self.joint or not self.studying
+        return not self.training or self.joint or not self.training_autoencoder
 
     # ---- tokens and latents ---------------------------------------------------------------------------------------
 
@@ -95,8 +95,8 @@ class Latent(Process):
         The second stage does not read: it would learn nothing from it. Its figure is the last price that was measured.
         """
         tokens, free = batch.tokens, batch.free
-        if self.studying:
-            u, nats, extra = self.codec.lesson(batch, noise, lambda u: self._blurred(u, noise))
+        if self.training_autoencoder:
+            u, nats, extra = self.codec.autoencoder_loss(batch, noise, lambda u: self._blurred(u, noise))
             nats = (nats * free).sum(1)
             self.pending += torch.stack([nats.detach().sum(), free.sum()])
             return Encoded(self._shared(u), nats, nats + extra)
@@ -105,7 +105,7 @@ class Latent(Process):
         if self.training:
             return Encoded(u, (self.price[0] * free.sum(1)).float(), nothing)
         z = self.path.corrupt(u, torch.full(u.shape[:2], FIRST, device=u.device), noise)
-        return Encoded(u, (self.codec.nats(z, tokens) * free).sum(1), nothing)
+        return Encoded(u, (self.codec.token_nll(z, tokens) * free).sum(1), nothing)
 
     def _blurred(self, u: State, noise: Noise) -> State:
         t = FIRST + (self.reach - FIRST) * noise.uniform(len(u), 1).float()
@@ -120,14 +120,14 @@ class Latent(Process):
 
     def estimate(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """The clean latents that an answer stands for, as the decoder would see them: for self-conditioning."""
-        return self.codec.seen(self.path.clean(out, z, t))
+        return self.codec.normalise(self.path.clean(out, z, t))
 
     def prepare(self, rows: Callable[[], Tokens], corpus: str) -> None:
-        self.codec.prepare(rows, corpus)
+        self.codec.precompute(rows, corpus)
 
     def settle(self, done: float = 0.0) -> None:
-        if self.studying:
-            self.codec.settle()
+        if self.training_autoencoder:
+            self.codec.update_statistics()
         if bool(self.pending[1] > 0):
             weight = (1 - MEMORY) / (1 - MEMORY ** (self.price[1] + 1))
             self.price[0] += weight * (self.pending[0] / self.pending[1] - self.price[0])

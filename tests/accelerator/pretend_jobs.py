@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import logosphere as ls
+from logosphere.autoencoders import pretrained
 from logosphere.cli import main
-from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.loop import _for_blocks, _recompute_activations
@@ -60,7 +60,10 @@ def small_encoder() -> Path:
     }  # fmt: skip
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
-        tensors = {bert._published(name): tensor.clone() for name, tensor in bert.Bert(config).state_dict().items()}
+        tensors = {
+            pretrained._published_name(name): tensor.clone()
+            for name, tensor in pretrained.Bert(config).state_dict().items()
+        }
     save_file(tensors, place / "model.safetensors")
     return place
 
