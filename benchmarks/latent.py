@@ -26,8 +26,7 @@ from latent_figures import Bench
 
 import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, minilm_folder, reduce_vocabulary
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
+from logosphere.data.corpus import Corpus, Examples
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import StepTaken, create_run, run_training

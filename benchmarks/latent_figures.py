@@ -21,8 +21,7 @@ import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import split_off, take_first_tokens
+from logosphere.data.corpus import Corpus, split_off, take_first_tokens
 from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.evaluation.samples.ngram_mauve import encoder_mauve
 from logosphere.evaluation.samples.registry import find_metrics, measure_samples, scorer_metric

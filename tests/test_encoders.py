@@ -298,7 +298,7 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
 
 def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
-    from logosphere.data.subword_tokenizer import SubwordTokenizer
+    from logosphere.data.tokenizer_registry import SubwordTokenizer
 
     texts = ["the cat sat on the mat", "a cat and a hat", "the hat of the cat"] * 5
     whole = SubwordTokenizer.train_wordpiece([*texts, "something else altogether, unlike the rest of it"] * 3, 200)
@@ -316,7 +316,7 @@ def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path
 
 def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
-    from logosphere.data.subword_tokenizer import SubwordTokenizer
+    from logosphere.data.tokenizer_registry import SubwordTokenizer
 
     path = tmp_path / "tokenizer.json"
     path.write_text(SubwordTokenizer.train_bpe(["some text"], 260).describe()["json"])

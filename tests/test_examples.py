@@ -15,15 +15,13 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.batches import ExampleSampler, eval_batches, sequential_batches, train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.datasets.archives import read_members, read_npz
-from logosphere.data.datasets.examples import Examples, ExampleSampler, sequential_batches
-from logosphere.data.datasets.images import CIFAR10_RECORD_BYTES, parse_cifar10
-from logosphere.data.datasets.loading import INTEGER_DATASETS, SYNTHETIC
-from logosphere.data.datasets.named import RECORD_DATASETS, normalise_bases, parse_fasta
-from logosphere.data.descriptions import DATASETS
-from logosphere.data.splits import count_scored_tokens, count_tokens, take_first_tokens
+from logosphere.data.corpus import Examples, count_scored_tokens, count_tokens, take_first_tokens
+from logosphere.data.datasets import INTEGER_DATASETS, SYNTHETIC
+from logosphere.data.download import read_members, read_npz
+from logosphere.data.published import CIFAR10_RECORD_BYTES, RECORD_DATASETS, normalise_bases, parse_cifar10, parse_fasta
+from logosphere.data.sources import DATASETS
 from logosphere.data.tokenizer_registry import tokenizer_from_description
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, WithEOS
 from logosphere.evaluation.samples.registry import find_metrics, measure_samples

@@ -8,8 +8,7 @@ import torch
 from statistical_checks import MIN_P_VALUE, chi_square_p_value
 
 import logosphere as ls
-from logosphere.data.batches import Crops, windows
-from logosphere.data.tasks import Continuation, Infilling, RandomLength, Unconditional, find_task
+from logosphere.data.batches import Continuation, Crops, Infilling, RandomLength, Unconditional, find_task, windows
 from logosphere.errors import UserError
 from logosphere.types import Batch, Condition
 

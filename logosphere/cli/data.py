@@ -2,7 +2,7 @@
 
 from logosphere.cli.arguments import Data
 from logosphere.cli.console import DISPLAY, print_json
-from logosphere.data.descriptions import CORPORA, DATASETS
+from logosphere.data.sources import CORPORA, DATASETS
 
 
 def run(arguments: Data, argv: list[str]) -> int:
@@ -13,7 +13,7 @@ def run(arguments: Data, argv: list[str]) -> int:
         else:
             print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
-    from logosphere.data.splits import count_tokens  # these load torch, which a list does not need
+    from logosphere.data.corpus import count_tokens  # these load torch, which a list does not need
     from logosphere.runs.train import open_with_display
 
     corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from logosphere.cli.console import DISPLAY, print_json
-from logosphere.data.datasets.loading import is_dataset
+from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.runs.config import TrainConfig

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from logosphere.cli.console import messages
-from logosphere.data.prompting import Prompt
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Prompt, Tokenizer
 from logosphere.errors import UserError
 from logosphere.io import write_atomic
 from logosphere.report.animated_svg import render_animated_svg

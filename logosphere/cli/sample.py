@@ -5,7 +5,7 @@ from pathlib import Path
 from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
-from logosphere.data.prompting import Prompt
+from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError
 from logosphere.evaluation.images import encode_png, make_image_grid
 from logosphere.io import write_atomic

@@ -9,10 +9,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.loading import is_dataset, open_dataset
-from logosphere.data.datasets.named import RECORD_DATASETS, open_records_as_text
-from logosphere.data.hub_stream import is_stream, open_stream
+from logosphere.data.datasets import is_dataset, open_dataset
+from logosphere.data.published import RECORD_DATASETS, open_records_as_text
 from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, open_hub, open_path
+from logosphere.data.streaming import is_stream, open_stream
 from logosphere.data.text8 import LETTERS_PREFIX, filter_source, is_letters, open_pydoc, open_text8
 from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, read_meta
 from logosphere.data.tokenizer_registry import choose_tokenizer, tokenizer_from_description

@@ -1,7 +1,7 @@
 """The activity of designed promoters, predicted by any model of activity: the measure of promoter design.
 
 A model of activity is a function from bases, the integers 0 … 3 of A, C, G, T, to one activity per sequence. The
-synthetic promoters of data/datasets/synthetic_promoters.py have an exact one. Papers use Sei for real promoters; its
+synthetic promoters of data/promoters.py have an exact one. Papers use Sei for real promoters; its
 network and weights are not part of this package: load them yourself and pass the network to `Sei`.
 """
 

@@ -8,9 +8,7 @@ from typing import TypeVar
 import torch
 
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.data.splits import Split
+from logosphere.data.corpus import Corpus, Examples, Split
 from logosphere.errors import UserError
 from logosphere.io import REMASKER, write_tensors
 from logosphere.model import Model

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import split_off
+from logosphere.data.corpus import Corpus, split_off
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports

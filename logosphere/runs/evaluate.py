@@ -4,9 +4,7 @@ import hashlib
 from pathlib import Path
 
 from logosphere.data.batches import eval_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.data.splits import check_length, count_scored_tokens, count_sequences
+from logosphere.data.corpus import Corpus, Examples, check_length, count_scored_tokens, count_sequences
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device

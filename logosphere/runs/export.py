@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logosphere.data.batches import eval_batches
-from logosphere.data.datasets.examples import Examples, sequential_batches
+from logosphere.data.batches import eval_batches, sequential_batches
+from logosphere.data.corpus import Examples
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import torch
 
-from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.data.splits import check_length
+from logosphere.data.batches import eval_batches, find_task, train_batches
+from logosphere.data.corpus import Corpus, Examples, check_length
 from logosphere.data.streaming import StreamBatches
-from logosphere.data.tasks import find_task
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.io import load_strict, read_tensors, write_tensors

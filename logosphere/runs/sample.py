@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
-from logosphere.data.tokenizers import WithEOS
+from logosphere.data.tokenizers import Prompt, WithEOS, encode_infill, encode_prompt
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from logosphere.data.batches import eval_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import take_first_tokens
+from logosphere.data.corpus import Corpus, take_first_tokens
 from logosphere.errors import UserError
 from logosphere.evaluation.elbo_over_time import elbo_over_time
 from logosphere.evaluation.samples.registry import measure_samples

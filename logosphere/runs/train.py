@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from logosphere.data.corpora import open_corpus
-from logosphere.data.corpus import Corpus
-from logosphere.data.hub_stream import is_stream
-from logosphere.data.splits import describe_size
+from logosphere.data.corpus import Corpus, describe_size
+from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report

@@ -1,6 +1,6 @@
 """Texts of a wanted length, by models whose texts end: the end is known from there on and kept away before.
 
-Short sequences are filled up with an end token, which is learnt like any other (data/datasets/examples.py). So a
+Short sequences are filled up with an end token, which is learnt like any other (data/corpus.py). So a
 length is a matter of known positions: p(text | x_i = end for i ≥ n), with x_i ≠ end for i < n. Each position is drawn
 given that it is not the end itself, which is exact where lengths and words are independent, and close to it elsewhere.
 """
