@@ -1,4 +1,4 @@
-"""Model: a process and the denoiser that has learnt to run it backwards."""
+"""Model: a forward process and the denoiser that reverses it."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,23 +20,23 @@ from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Pr
 
 @dataclass(frozen=True)
 class Spec:
-    """All that is needed to build a model again, but for its weights."""
+    """Everything that is needed to build a model again, except its weights."""
 
     system: str
     vocab_size: int
     length: int
     options: dict[str, Any] = field(default_factory=dict)
-    """All options that differ from the defaults, those of the preset among them."""
+    """All options that differ from the defaults, including those of the preset."""
     preset: str = DEFAULT
 
     @property
     def preset_label(self) -> str:
-        """The preset, and the options that were set in place of its own: "paper with loss=cross-entropy"."""
+        """The preset and the options that replace its own: "paper with loss=cross-entropy"."""
         return preset_label(self.system, self.preset, self.options)
 
 
 class Model(nn.Module):
-    """What is trained, evaluated and sampled; which process it has is nobody else's business."""
+    """The unit of training, evaluation and sampling, none of which depends on the type of its process."""
 
     def __init__(
         self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None
@@ -46,33 +46,36 @@ class Model(nn.Module):
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
-        self.remasker: nn.Module | None = None  # tells which tokens are wrong, for samplers that ask (G-Star)
-        self.sampler = "ancestral"  # the name of the sampler that belongs to the system
-        self.anchor: Tensor
-        self.register_buffer("anchor", torch.empty(0), persistent=False)  # knows the device of models without weights
+        self.remasker: nn.Module | None = None  # predicts which tokens are wrong (G-Star)
+        self.sampler = "ancestral"  # the default sampler of the system
+        self.device_anchor: Tensor  # has the device of the model, which may have no weights
+        self.register_buffer("device_anchor", torch.empty(0), persistent=False)
 
     @property
     def device(self) -> torch.device:
-        return self.anchor.device
+        return self.device_anchor.device
 
     def save(self, path: str | Path) -> None:
         """Write recipe.json (how to build the model) and model.safetensors (its weights) into a folder."""
         if self.spec is None:
-            raise UserError("Only models made by build(…) know how to be built again; this one cannot be saved.")
+            raise UserError("Only models made by build(…) can be saved; this one has no specification.")
         write_tensors(Path(path) / WEIGHTS, self.state_dict())
         write_recipe(Path(path) / RECIPE, {"model": asdict(self.spec)})
 
     def bound(self, batch: Batch, noise: Noise, draws: int = 1, predict: Predict | None = None) -> Bound:
-        """The mean of `draws` draws of the bound, their times spread evenly over each sequence and the batch."""
+        """The mean of `draws` estimates of the bound, with times stratified over the draws and the batch."""
         predict = self.denoiser if predict is None else predict
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
         if batch.tokens.shape[1] != self.length and self.block != self.length:
-            raise UserError("A model that writes block by block is trained on whole sequences; use another task.")
+            raise UserError(
+                f"A model that generates block by block needs sequences of its length {self.length}, "
+                f"not {batch.tokens.shape[1]}; use another task."
+            )
         if batch.condition is not None:
-            predict = told(predict, batch.condition)
+            predict = with_condition(predict, batch.condition)
         if self.process.kind == "exact":
-            draws = 1  # nothing is drawn
+            draws = 1  # nothing is random
         if self.process.learns_noise and self.training and draws == 1:
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
@@ -93,20 +96,20 @@ class Model(nn.Module):
         return [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
 
     def _mixed(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> Bound:
-        """The bound of a mixture of processes, each with its own `draws`, in two lots."""
-        lots: list[list[list[Bound]]] = []
+        """The bound of a mixture of processes, each with its own `draws`, in two halves."""
+        halves: list[list[list[Bound]]] = []
         try:
             for part in (draws // 2, draws - draws // 2):
-                lots.append([])
+                halves.append([])
                 for branch in range(self.process.branches):
                     self.process.branch = branch
-                    lots[-1].append(self._draws(batch, noise, part, predict))
+                    halves[-1].append(self._draws(batch, noise, part, predict))
         finally:
             self.process.branch = None
-        return mixed(*lots)
+        return mixed(*halves)
 
-    def figures(self) -> dict[str, float]:
-        """What to log of the parts that learn by themselves."""
+    def metrics(self) -> dict[str, float]:
+        """Quantities of the process to log, such as learned schedules."""
         return self.process.figures()
 
     def nelbo(
@@ -127,7 +130,7 @@ class Model(nn.Module):
             return self.bound(Batch.of(tokens, known, condition=condition), noise, draws, denoiser)
 
     def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."] | float, rng: torch.Generator | int) -> State:
-        """A draw of the states at times t, [B, L] or anything that expands to it."""
+        """A sample of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
         t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
         noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
@@ -143,8 +146,8 @@ class Model(nn.Module):
     ) -> Float[Tensor, "B L V"]:
         """log p(x_i = k | z_t) of every position and token, normalised, for states z [B, L] or [B, L, d].
 
-        Discrete states are token numbers, and a mask is `vocab_size`. Blocks see clean states of earlier blocks, which
-        z must then hold. Models whose states are not those of single tokens have no such posterior.
+        Discrete states are token ids, and the mask is `vocab_size`. With blocks, z must hold clean states of earlier
+        blocks. Models whose states do not belong to single tokens have no such posterior.
         """
         predict = self.denoiser if denoiser is None else denoiser
         if predict is None:
@@ -152,16 +155,15 @@ class Model(nn.Module):
         codec = self.process.codec
         if not codec.local or codec.choices != self.vocab_size or z.shape[1] != self.length:
             raise UserError(
-                f"There is a posterior of each token only where every token has a state of its own; this model of "
-                f"{self.vocab_size} tokens and length {self.length} has states of another kind, or z (of shape "
-                f"{list(z.shape)}) has another length."
+                f"A posterior of each token needs one state for each token; this model of {self.vocab_size} tokens and "
+                f"length {self.length} has other states, or z (of shape {list(z.shape)}) has another length."
             )
-        predict = predict if condition is None else told(predict, condition)
+        predict = predict if condition is None else with_condition(predict, condition)
         t = _expand_times(t, z[..., 0] if z.dim() == 3 else z)
         return self.process.log_posterior(predict(z, t, context=z), z, t)
 
-    def sees(self, known: Bool[Tensor, "... L"]) -> bool:
-        """Can every free position look at every known one? A model of blocks does not see later blocks."""
+    def can_see(self, known: Bool[Tensor, "... L"]) -> bool:
+        """Whether every free position is conditioned on every known one; blocks are not conditioned on later blocks."""
         known = torch.atleast_2d(known)
         blocks = torch.arange(known.shape[1], device=known.device) // self.block
         first_free = torch.where(known, self.length, blocks).amin(1)
@@ -169,23 +171,24 @@ class Model(nn.Module):
         return self.process.codec.local and bool((last_known <= first_free).all())
 
     def check_known(self, known: Bool[Tensor, "... L"]) -> None:
+        """Raise UserError unless these positions can be held fixed."""
         if not bool(known.any()):
             return
         if not self.process.codec.local:
             raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
-        if not self.sees(known):
+        if not self.can_see(known):
             raise UserError(
-                "This model writes from left to right and cannot see known tokens on its right; "
+                "This model generates from left to right and cannot see known tokens on its right; "
                 "give only a prompt at the start, or use a diffusion model such as mdlm for infilling."
             )
 
     def _check_tokens(self, tokens: Tokens) -> None:
         if tokens.shape[1] != self.length:
-            raise UserError(f"This model reads sequences of {self.length} tokens, not {tokens.shape[1]}.")
+            raise UserError(f"This model has sequences of {self.length} tokens, not {tokens.shape[1]}.")
         self.check_vocabulary(tokens)
 
     def check_vocabulary(self, tokens: Tokens) -> None:
-        """Refuse tokens that are none, the mask among them."""
+        """Raise UserError for ids outside the vocabulary, including the mask."""
         if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
             raise UserError(
                 f"Tokens must be numbers from 0 to {self.vocab_size - 1}; masks belong to noise, not to data."
@@ -200,6 +203,6 @@ def _expand_times(t: Float[Tensor, "..."] | float, like: Tensor) -> Times:
     return t
 
 
-def told(predict: Predict, condition: Condition) -> Predict:
-    """A denoiser that knows a condition; functions that are no denoisers are taken to know it already."""
+def with_condition(predict: Predict, condition: Condition) -> Predict:
+    """A denoiser with a condition; other functions are used as they are."""
     return predict.with_condition(condition) if isinstance(predict, Denoiser) else predict

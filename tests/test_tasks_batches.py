@@ -149,5 +149,5 @@ def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> N
     assert len({batch.tokens.shape[1] for batch in batches}) > 1
     size = {"vocab_size": 5, "length": 8, "width": 16, "depth": 1, "heads": 2}
     assert len(list(ls.fit(ls.build("llada", **size), batches, steps=4))) == 4
-    with pytest.raises(UserError, match="whole sequences"):
+    with pytest.raises(UserError, match="block by block"):
         list(ls.fit(ls.build("bd3lm", **size, block=4), batches, steps=4))

@@ -2,7 +2,7 @@
 
 The published sets (Avdeyev et al. 2023, DDSM) hold 1,024 bases around each transcription start: one-hot ACGT and the
 signal of transcription, [N, 1024, 4 + C], with the chromosome of each. Chromosome 10 is for validation, 8 and 9 for the
-test. In the synthetic language motifs stand at fixed positions, each with a probability that depends on the signal, so
+test. In the synthetic language motifs have fixed positions, each with a probability that depends on the signal, so
 that samples have an exact score.
 """
 

@@ -132,7 +132,7 @@ def normalise_bases(sequence: str) -> str:
 
 
 def load_sudoku(cache: Path, report: ReportProgress) -> dict[str, Examples]:
-    """Sudokus, solved: 81 digits (0 stands for 1), with the clues as a source (0 for an open cell)."""
+    """Sudokus, solved: 81 digits (0 is the digit 1), with the clues as a source (0 for an open cell)."""
     rows = read_member(PUZZLES.find(cache, report), "sudoku17_solved.csv").decode().split()
     both = np.array([[int(c) for c in row.replace(",", "")] for row in rows], dtype=np.int64).reshape(len(rows), 2 * 81)
     clues, solved = both[:, :81], both[:, 81:] - 1

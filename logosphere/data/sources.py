@@ -235,7 +235,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         yield from join_documents(documents())
     except (arrow_error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a sound Parquet file ({error}); write or fetch it again.") from error
+        raise UserError(f"{path} is not a valid Parquet file ({error}); write or fetch it again.") from error
 
 
 def check_column(names: Iterable[str], location: str) -> None:

@@ -114,7 +114,9 @@ class StreamBatches:
     def at(self, step: int, rows: slice = ALL_ROWS) -> Batch:
         """The batch of a step, or some of its rows."""
         if step * self.stream.batch != self.stream.samples:
-            raise UserError(f"The stream {self.split.name} stands before step {self.stream.step}, not before {step}.")
+            raise UserError(
+                f"The next batch of the stream {self.split.name} is of step {self.stream.step}, not {step}."
+            )
         batch = next(self._batches)
         self._last = batch.tokens.flatten().tolist()
         return batch.select(rows)
@@ -140,7 +142,7 @@ class StreamBatches:
     def seek(self, position: dict[str, Any] | None) -> None:
         """Continue from a saved position."""
         if position is None:
-            raise UserError(f"The checkpoint does not say where the stream {self.split.name} stood; start a new run.")
+            raise UserError(f"The checkpoint has no position of the stream {self.split.name}; start a new run.")
         self.stream.restore(position)
 
 
@@ -206,7 +208,7 @@ class _CheckedTable:
                 return
             except Exception as error:  # as above
                 reason = (str(error) or type(error).__name__).partition("\n")[0]
-                raise UserError(f"{self.source} broke off ({reason}); go on with --resume.") from error
+                raise UserError(f"{self.source} broke off ({reason}); continue with --resume.") from error
             yield row
 
     def state_dict(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _named(name: str, alphabet: str) -> TokenizerChoice:
     kind, _, size = name.partition(":")
     if kind in _TRAINERS:
         if not re.fullmatch(r"[0-9]{1,9}", size):
-            raise UserError(f"The tokenizer '{name}' lacks a size; write {kind}:8000, say.")
+            raise UserError(f"The tokenizer '{name}' lacks a size; for example {kind}:8000.")
         return TokenizerChoice(f"{kind}:{int(size)}", lambda texts: _TRAINERS[kind](texts, int(size)))
     path = Path(name).expanduser()
     if path.is_file():

@@ -73,7 +73,7 @@ class CharacterTokenizer(Tokenizer):
         self.name = name
         self.size = len(alphabet)
         self._points = _code_points(alphabet)
-        # One entry beyond the largest code point stands for every character outside the alphabet.
+        # One entry beyond the largest code point is for every character outside the alphabet.
         self._ids = np.full(int(self._points.max()) + 2, -1, dtype=np.int64)
         self._ids[self._points] = np.arange(self.size)
 
@@ -115,7 +115,7 @@ class ByteTokenizer(Tokenizer):
 
 @final
 class IntegerTokenizer(Tokenizer):
-    """Integers 0 … size - 1 that are no text, such as the brightness of a pixel; written with spaces between.
+    """Integers 0 … size - 1 that are no text, such as the brightness of a pixel; as text they are separated by spaces.
 
     Up to size 10 the digits may be given without spaces, as sudokus are.
     """
@@ -129,7 +129,7 @@ class IntegerTokenizer(Tokenizer):
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         words = text.split() if self.size > 10 else list("".join(text.split()))
         if not all(word.isdecimal() and int(word) < self.size for word in words):
-            raise UserError(f"This data is written as numbers from 0 to {self.size - 1} with spaces between.")
+            raise UserError(f"This data must be numbers from 0 to {self.size - 1} separated by spaces.")
         return np.array([int(word) for word in words], dtype=np.int64)
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
@@ -200,7 +200,7 @@ def encode_prompt(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
     """A text at the start of the sequence; all positions after it are open."""
     tokens = tokenizer.encode(text).tolist()
     if len(tokens) >= length:
-        raise UserError(f"The prompt has {len(tokens)} tokens, but this model writes {length} in all; shorten it.")
+        raise UserError(f"The prompt has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
     return _pad(tokens, [True] * len(tokens), length)
 
 
@@ -214,9 +214,9 @@ def encode_infill(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
         tokens += encoded
         known += [gap is None] * len(encoded)
     if len(tokens) > length:
-        raise UserError(f"The text has {len(tokens)} tokens, but this model writes {length}; shorten it.")
+        raise UserError(f"The text has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
     if len(tokens) == length and all(known):
-        raise UserError("The text leaves nothing to write; shorten it or open a gap like [....].")
+        raise UserError("The text leaves no position open; shorten it or open a gap like [....].")
     return _pad(tokens, known, length)
 
 

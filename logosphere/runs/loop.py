@@ -232,7 +232,7 @@ class _Session:
 
     def _validate(self) -> Validated:
         report = validate(self.config, self.trainer, self.corpus, self.group)
-        metrics = self.model.figures()  # by all processes: each may hold a shard of the weights only
+        metrics = self.model.metrics()  # by all processes: each may hold a shard of the weights only
         if self.group.is_main:
             self.run.log(_validation(self.trainer.step, report) | metrics)
         if report.bits < self.best:

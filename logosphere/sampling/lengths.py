@@ -70,7 +70,7 @@ def of_length(
     if bool((known & ~behind & (tokens == end)).any()):
         raise UserError(f"A known end stands before the wanted length of {length} tokens; ask for a shorter text.")
     process = model.process
-    if length < model.length and not model.sees(known | behind):
+    if length < model.length and not model.can_see(known | behind):
         reason = "writes from left to right" if process.codec.local else "has states of whole sequences"
         raise UserError(f"This model {reason} and cannot be told where a text is to end; leave out the length.")
     if isinstance(process, Interpolating) and isinstance(process.head, Score) and process.law.spreads:

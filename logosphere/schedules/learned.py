@@ -70,7 +70,7 @@ class Monotone(LogSNR):
 
 
 class LearnedTanh(Monotone):
-    """m(t) ∝ t + Σ_j s_j tanh k_j (t - c_j) with s_j, k_j > 0: begins almost straight."""
+    """m(t) ∝ t + Σ_j s_j tanh k_j (t - c_j) with s_j, k_j > 0; almost linear at initialisation."""
 
     def __init__(self, highest: float, lowest: float):
         super().__init__(highest, lowest)

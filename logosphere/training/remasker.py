@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.model import Model, told
+from logosphere.model import Model, with_condition
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.remasker import Remasker
 from logosphere.networks.transformer import FullTransformer
@@ -73,7 +73,7 @@ def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     z = model.process.corrupt(batch.tokens, t, noise)
     where: Positions = model.process.wanted(z, batch.free)
     assert model.denoiser is not None
-    predict = model.denoiser if batch.condition is None else told(model.denoiser, batch.condition)
+    predict = model.denoiser if batch.condition is None else with_condition(model.denoiser, batch.condition)
     out = predict(z, t, batch.tokens, where)
     z[where] = model.process.step(out, z[where], t[where], torch.zeros_like(t[where]), noise)
     return z

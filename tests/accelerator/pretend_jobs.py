@@ -115,7 +115,7 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
     check_close(bits, expected, "the bound", 10 * CLOSE)
     bound = model.nelbo(data[0].cuda(), rng(), draws=2)
     assert bound.total.is_cuda and bool(bound.total.isfinite().all()), f"the bound is {bound.total}"
-    model.figures()
+    model.metrics()
     with tempfile.TemporaryDirectory() as folder:
         model.save(folder)
         loaded = ls.load(folder).to("cuda")
@@ -187,7 +187,7 @@ def infill(system: str, preset: str) -> Report:
     model, text = built(system, preset), tokens(3)
     gaps = torch.tensor([True, False, True, True, False, False, True, False])
     start = torch.arange(L) < 3
-    known = next((where for where in (gaps, start) if model.process.codec.local and model.sees(where)), None)
+    known = next((where for where in (gaps, start) if model.process.codec.local and model.can_see(where)), None)
     if known is None:
         return {"skipped": "no position can be held fixed"}
     used, failed = [], []
