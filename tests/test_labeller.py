@@ -103,7 +103,7 @@ def test_latents_are_steered_too() -> None:
 def test_models_of_blocks_are_classified_as_they_are_written() -> None:
     """Block after block: what is written is clean, what is not begun is noise, and one block is between."""
     model = ls.build("bd3lm", vocab_size=V, length=8, block=2, denoiser=None)
-    z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
+    z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.rng.GeneratorNoise(generator(1), 500))
     blocks = t[:, ::2]
     assert torch.equal(t[:, 1::2], blocks) and bool((blocks[:, 1:] >= blocks[:, :-1]).all())
     assert int(((blocks > 0) & (blocks < 1)).sum(1).max()) == 1
