@@ -280,7 +280,7 @@ def build(name: str, **options) -> None:
         (lambda: build("d3pm-uniform", schedule=[0.1, 0.2]), "set timesteps=2"),
         (lambda: build("d3pm-uniform", frequencies=[0.5, 0.5]), "3 frequencies"),
         (lambda: build("d3pm-uniform", frequencies=[0.5, 0.2, 0.1]), "must be probabilities"),
-        (lambda: build("udlm", schedule="geometric:3,1"), "must rise"),
+        (lambda: build("udlm", schedule="geometric:3,1"), "0 < low < high"),
         (lambda: build("udlm", schedule="log-linear:1"), "below 1"),
         (lambda: build("udlm", schedule=[0.0, 0.5, 1.0]), "from the very first moment"),
         (lambda: build("bd3lm", clip=[0.5, 0.4]), "interval"),
