@@ -36,7 +36,7 @@ def main() -> None:
         where = z == VOCABULARY
         assert by_count.denoiser is not None
         out = by_count.denoiser(z, t, context=z, where=where)
-        return chance.process.nats(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
+        return chance.process.elbo_rate(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
 
     def ours(model: ls.Model) -> Callable[[GeneratorNoise], torch.Tensor]:
         return lambda noise: model.bound(batch, noise).total.mean()

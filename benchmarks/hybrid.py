@@ -34,7 +34,7 @@ SIZE = NetworkConfig(width=96, depth=3, heads=3)
 def carrying(model: ls.Model) -> None:
     """Embeddings run straight into the head."""
     network = FullTransformer(model.process.codec, LENGTH, SIZE, reads_time=True)
-    model.denoiser = PosteriorHead(network, model.process)
+    model.denoiser = PosteriorHead(network, model.process.add_evidence)
 
 
 def masks_alone(model: ls.Model) -> None:
@@ -71,13 +71,13 @@ def by_kind(model: ls.Model, tokens: Tensor, unigrams: Tensor) -> Tensor:
     noise = GeneratorNoise(torch.Generator().manual_seed(0), len(tokens))
     found = torch.zeros(len(tokens), 2, 3)
     for w in noise.low_discrepancy_times(DRAWS, 1).unbind(1):
-        z, t, weight = process.noised(tokens, w, everywhere, noise)
-        where = process.wanted(z, everywhere)
+        z, t, weight = process.sample_zt(tokens, w, everywhere, noise)
+        where = process.needs_prediction(z, everywhere)
         x, picked, times = tokens[where], z[where], t[where]
         kind = torch.where(picked == V, 0, torch.where(picked == x, 2, 1))
-        of_unigrams = process.inform(unigrams.log().expand(len(x), -1).clone(), picked, times)
+        of_unigrams = process.add_evidence(unigrams.log().expand(len(x), -1).clone(), picked, times)
         for which, out in enumerate((model.denoiser(z, t, context=tokens, where=where), of_unigrams)):
-            bits = process.nats(out, x, picked, times) * weight[where] / math.log(2) / LENGTH / DRAWS
+            bits = process.elbo_rate(out, x, picked, times) * weight[where] / math.log(2) / LENGTH / DRAWS
             found[:, which].index_put_((where.nonzero()[:, 0], kind), bits, accumulate=True)
     return found
 

@@ -22,7 +22,7 @@ import torch
 from harness import present
 
 import logosphere as ls
-from logosphere.processes.spherical import Spherical
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
@@ -87,7 +87,7 @@ def learned(system: str, minutes: float) -> dict[str, float]:
 
 def _together(built: ls.Model, bound: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The bound when all positions move at once; that of mdlm has no such path."""
-    if not isinstance(built.process, Spherical):
+    if not isinstance(built.process, SphericalDiffusion):
         return bound()
     turns, built.process.turns = built.process.turns, None
     found = bound()

@@ -112,7 +112,7 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     def stepping(name: str, **options: Any) -> Callable[[], object]:
         model = ls.build(name, vocab_size=1000, length=64, width=128, depth=4, heads=4, **options)
         trainer = Trainer(model)
-        model.process.settle(0.99)
+        model.process.update_statistics(0.99)
         return lambda: trainer.train_step(Batch.of(tokens), 0.99)
 
     rows = {}

@@ -3,7 +3,7 @@
     python benchmarks/paths.py --sequences 400 runs/rdlm-heat runs/mdlm
 
 All positions together, staggered more and more, and in turn, which is where staggering ends: one position moves at a
-time between starts and vertices, and its bridge has a closed form (processes/turns.py). Staggered, the network itself
+time between starts and vertices, and its bridge has a closed form (processes/spherical/any_order.py). Staggered, the network itself
 has to weigh the evidence of a position on its way; in turn Bayes' rule does. Every row is a bound, and all have the
 same weights. Runs of other systems are measured as they are. Rows are compared with the first sequence by sequence.
 """
@@ -20,24 +20,24 @@ from torch import Tensor
 import logosphere as ls
 from logosphere.data.batches import windows
 from logosphere.evaluation.likelihood import concatenate, estimate_bounds
-from logosphere.processes.spherical import Spherical
-from logosphere.processes.stagger import Stagger
-from logosphere.processes.turns import Turns
+from logosphere.processes.spherical.any_order import AnyOrder
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.rolling import RollingOffsets
 from logosphere.runs.run import Run
 
 SPREADS = (0.5, 0.75, 0.9, 0.95)
 
 
-def paths(process: Spherical) -> Iterator[str]:
+def paths(process: SphericalDiffusion) -> Iterator[str]:
     """Set the process on one path after another."""
     process.turns, process.stagger = None, None
     yield "together"
     for spread in SPREADS:
-        process.stagger = Stagger(spread)
+        process.stagger = RollingOffsets(spread)
         yield f"stagger {spread}"
     process.stagger = None
     for order in ("random", "left-to-right"):
-        process.turns = Turns(order)
+        process.turns = AnyOrder(order)
         yield f"in turn, {order}"
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     for run in given.runs:
         model = Run(run).model("ema")
         process = model.process
-        for path in paths(process) if isinstance(process, Spherical) else [""]:
+        for path in paths(process) if isinstance(process, SphericalDiffusion) else [""]:
             if not path or given.only is None or path.startswith(tuple(given.only)):
                 found[f"{run.name}{path and ', '}{path}"] = measured(model, given.sequences, given.draws)
     first = next(iter(found.values()))

@@ -34,9 +34,9 @@ from logosphere.geometry.laws import bridge_laws
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput
-from logosphere.processes.clock import Clock, even_law
-from logosphere.processes.spherical import Spherical, Start
-from logosphere.processes.turns import Turns
+from logosphere.processes.spherical.any_order import AnyOrder
+from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.recipes.spherical import default_noise
 from logosphere.recipes.starts import start_point
 from logosphere.rng import CounterNoise
@@ -107,7 +107,9 @@ class Published:
         last = 1 - (RATIO**UNTIL - 1) / (RATIO - 1)
         times = 1 - last ** torch.linspace(0, 1, 401, dtype=torch.float64)
         start = Start(start_point("mask", LETTERS), simulate(self.bridge, LETTERS + 1, 0.0, times, 4096))
-        self.process = Spherical(VertexCodec(LETTERS), self.bridge, [start], Clock(even_law(len(times))))
+        self.process = SphericalDiffusion(
+            VertexCodec(LETTERS), self.bridge, [start], TimeSampler(uniform_density(len(times)))
+        )
         self.model = Model(self.process, None, length=length, block=length)
 
     def states(self, u: Tensor, t: Tensor, rng: torch.Generator) -> Tensor:
@@ -152,7 +154,7 @@ def calibrate(model: Model, predict: Denoiser | None, language: Language) -> Non
     model.process.train()
     for _ in range(4):
         model.nelbo(language.sample(500, rng), rng, denoiser=predict, draws=4)
-        model.process.settle()
+        model.process.update_statistics()
     model.process.eval()
 
 
@@ -208,7 +210,7 @@ def trained(run: Path) -> Case:
     model = Run(run).model("ema", {"path": "together"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
-    theirs = BeliefInput(model.denoiser.inner, published.process)  # type: ignore[union-attr, arg-type]
+    theirs = BeliefInput(model.denoiser.inner, published.process.log_likelihood)  # type: ignore[union-attr, arg-type]
     return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 
@@ -221,7 +223,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
         return case.model.nelbo(case.tokens, rng, denoiser=case.ours).total
 
     process = case.model.process
-    assert isinstance(process, Spherical)
+    assert isinstance(process, SphericalDiffusion)
     stop = math.log1p((RATIO - 1) * float(process.times[-1])) / math.log(RATIO)
 
     def their_draw(until: float = UNTIL) -> Tensor:
@@ -234,7 +236,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
         "published, to s*": repeated(lambda: their_draw(stop), case.log_p, theirs),
     }
     own = {"together": repeated(our_draw, case.log_p, ours)}
-    process.turns = Turns()
+    process.turns = AnyOrder()
     own["in turn"] = repeated(our_draw, case.log_p, ours)
     pairs = [(name, other) for name in own for other in opponents]
     return opponents | own, {f"{name} / {other}": compared(own[name], opponents[other]) for name, other in pairs}

@@ -17,11 +17,11 @@ from harness import present
 from judging import judge, real_text, verdict
 
 import logosphere as ls
-from logosphere.processes.flow import Flow, Transport
-from logosphere.processes.gaussian import Gaussian
-from logosphere.processes.moves import MOVES
-from logosphere.processes.spherical import Spherical
-from logosphere.processes.turns import Turns
+from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.simplex.process import DeterministicPath, SimplexProcess
+from logosphere.processes.spherical.any_order import AnyOrder
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.steps import MOVES
 from logosphere.runs.run import Run
 from logosphere.sampling.steppers import Moved, ancestral
 
@@ -33,13 +33,13 @@ def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
     if isinstance(model.process, Gaussian):
         names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
-    if isinstance(model.process, Flow):
+    if isinstance(model.process, SimplexProcess):
         path: object = model.process.path
-        names = ["ancestral"] + (["heun"] if isinstance(path, Transport) and path.deterministic else [])
+        names = ["ancestral"] + (["heun"] if isinstance(path, DeterministicPath) and path.deterministic else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
-    if not isinstance(model.process, Spherical):
+    if not isinstance(model.process, SphericalDiffusion):
         return {"ancestral": {"stepper": ancestral}}
-    model.process.turns = model.process.turns or Turns()  # movers take all positions together all the same
+    model.process.turns = model.process.turns or AnyOrder()  # movers take all positions together all the same
     ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": ancestral}}
     return ways | {move: {"stepper": Moved(MOVES[move])} for move in MOVES}
 

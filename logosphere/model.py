@@ -12,8 +12,9 @@ from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
 from logosphere.presets import DEFAULT, preset_label
-from logosphere.processes.base import Process, bound
-from logosphere.processes.mixtures import averaged, leave_one_out, mixed
+from logosphere.processes.base import Process
+from logosphere.processes.bound import bound, leave_one_out_bound, mean_bound, mixture_bound
+from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
 from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
 
@@ -76,9 +77,9 @@ class Model(nn.Module):
             predict = with_condition(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is random
-        if self.process.learns_noise and self.training and draws == 1:
+        if isinstance(self.process, LearnedForward) and self.training and draws == 1:
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
-            return leave_one_out(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
+            return leave_one_out_bound(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if (
             self.training
             and draws == 1
@@ -87,30 +88,28 @@ class Model(nn.Module):
         ):
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return bound_by_group(self.process, predict, batch, w, noise, every)
-        if self.process.branches > 1 and draws > 1:
-            return self._mixed(batch, noise, draws, predict)
-        return averaged(self._draws(batch, noise, draws, predict))
+        if isinstance(self.process, MixtureOfPaths) and self.process.num_components > 1 and draws > 1:
+            return self._mixture_bound(self.process, batch, noise, draws, predict)
+        return mean_bound(self._draws(self.process, batch, noise, draws, predict))
 
-    def _draws(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
+    def _draws(self, process: Process, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
         w = noise.low_discrepancy_times(draws, self.length // self.block)
-        return [bound(self.process, predict, batch, part, noise) for part in w.unbind(1)]
+        return [bound(process, predict, batch, part, noise) for part in w.unbind(1)]
 
-    def _mixed(self, batch: Batch, noise: Noise, draws: int, predict: Predict) -> Bound:
-        """The bound of a mixture of processes, each with its own `draws`, in two halves."""
-        halves: list[list[list[Bound]]] = []
-        try:
-            for part in (draws // 2, draws - draws // 2):
-                halves.append([])
-                for branch in range(self.process.branches):
-                    self.process.branch = branch
-                    halves[-1].append(self._draws(batch, noise, part, predict))
-        finally:
-            self.process.branch = None
-        return mixed(*halves)
+    def _mixture_bound(
+        self, process: MixtureOfPaths, batch: Batch, noise: Noise, draws: int, predict: Predict
+    ) -> Bound:
+        """The bound of a mixture of paths, each with `draws` draws in two independent groups."""
+        components = [process.select_component(index) for index in range(process.num_components)]
+        first, second = (
+            [self._draws(component, batch, noise, count, predict) for component in components]
+            for count in (draws // 2, draws - draws // 2)
+        )
+        return mixture_bound(first, second)
 
     def metrics(self) -> dict[str, float]:
-        """Quantities of the process to log, such as learned schedules."""
-        return self.process.figures()
+        """Values of learned codecs and schedules to log during training."""
+        return self.process.metrics() if isinstance(self.process, LearnedCodec) else {}
 
     def nelbo(
         self,

@@ -106,7 +106,7 @@ def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
     made = scrambled(codec("ld4lg"))
     u = made.encode(TOKENS)
     assert torch.allclose(u.norm(dim=-1), torch.full((6, 2), 6**0.5))
-    assert torch.allclose(made.token_nll(3 * u, TOKENS), made.token_nll(u, TOKENS), atol=1e-4)
+    assert torch.allclose(made.reconstruction_nll(3 * u, TOKENS), made.reconstruction_nll(u, TOKENS), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["planner", "tencdm", "cosmos"])

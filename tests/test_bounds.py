@@ -11,8 +11,8 @@ from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
-from logosphere.processes.interpolating import Interpolating
-from logosphere.processes.mixing import Hybrid, Masking, Mixing, Uniform
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.mixing import Hybrid, Masking, MixingDistribution, Uniform
 from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
@@ -20,21 +20,21 @@ from logosphere.types import Batch
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
 
 
-LAWS: list[Mixing] = [law(V, schedule) for schedule in SCHEDULES.values() for law in (Masking, Uniform)]
+LAWS: list[MixingDistribution] = [law(V, schedule) for schedule in SCHEDULES.values() for law in (Masking, Uniform)]
 LAWS += [Hybrid(V, 0.2), Hybrid(V, 0.6, Cosine()), Hybrid(V, 0.0)]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{type(law).__name__}-{law.schedule}")
-def test_continuous_time_is_the_limit_of_many_steps(law: Mixing) -> None:
+def test_continuous_time_is_the_limit_of_many_steps(law: MixingDistribution) -> None:
     """T · KL = rate + O(1/T) wherever z stands: at x, the mask, or another token; a steep schedule has more of it."""
-    limit = Interpolating(law)
+    limit = DiscreteDiffusion(law)
     out, x, z, t = random_states(limit)
     apart = []
     for timesteps in (200, 20_000):
-        steps = Interpolating(law, timesteps=timesteps)
+        steps = DiscreteDiffusion(law, timesteps=timesteps)
         middle = (t * timesteps).round() / timesteps
-        wanted = limit.nats(out, x, z, middle)
-        apart.append(float(((steps.nats(out, x, z, middle) - wanted).abs() / (wanted + 0.01)).max()))
+        wanted = limit.elbo_rate(out, x, z, middle)
+        apart.append(float(((steps.elbo_rate(out, x, z, middle) - wanted).abs() / (wanted + 0.01)).max()))
     assert apart[1] < 3e-3
     assert apart[1] < 0.05 * apart[0] + 1e-9  # the linear masked step has no error to begin with
     seen = {"mask": bool((z == V).any()), "itself": bool((z == x).any()), "other": bool(((z != x) & (z < V)).any())}
@@ -43,32 +43,34 @@ def test_continuous_time_is_the_limit_of_many_steps(law: Mixing) -> None:
 
 @curves
 def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Schedule) -> None:
-    process = Interpolating(Masking(V, schedule), timesteps=10)
+    process = DiscreteDiffusion(Masking(V, schedule), timesteps=10)
     out, x, z, t = random_states(process)
     t = (t * 10).ceil() / 10
     reveal = (schedule.signal(t - 0.1) - schedule.signal(t)) / (1 - schedule.signal(t))
     cost = F.cross_entropy(out, x, reduction="none")
-    torch.testing.assert_close(process.nats(out, x, z, t), 10 * reveal * cost, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), 10 * reveal * cost, rtol=1e-6, atol=1e-9)
 
 
 @curves
 def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -> None:
     """T · KL(q(z_s | z_t, x) || Σ_x̂ q(z_s | z_t, x̂) p(x̂ | z)), the sum written out as D3PM has it."""
-    process = Interpolating(Uniform(V, schedule), timesteps=10)
+    process = DiscreteDiffusion(Uniform(V, schedule), timesteps=10)
     out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
-    each = torch.stack([process._log_step(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1).exp()
+    each = torch.stack(
+        [process._log_transition(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1
+    ).exp()
     model = (out.softmax(-1)[..., None] * each).sum(1)
     true = each[torch.arange(len(x)), x]
     divergence = (true * (true.log() - model.log())).sum(-1)
-    torch.testing.assert_close(process.nats(out, x, z, t), 10 * divergence, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), 10 * divergence, rtol=1e-4, atol=1e-7)
 
 
 @curves
 def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) -> None:
     """UDLM (Schiff et al. 2024), with x̄ = V a x + 1 - a and i = z."""
-    process = Interpolating(Uniform(V, schedule))
+    process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
     a, slope = schedule.signal(t)[:, None], -schedule.slope(t)
     bar = V * a * F.one_hot(x, V) + 1 - a
@@ -76,7 +78,7 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
     at, model_at = bar.gather(1, z[:, None]), model.gather(1, z[:, None])
     inner = V / at - V / model_at - (bar / at * ((model_at * bar) / (model * at)).log()).sum(1, keepdim=True)
     published = slope / (V * a[:, 0]) * inner[:, 0]
-    torch.testing.assert_close(process.nats(out, x, z, t), published, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), published, rtol=1e-5, atol=1e-7)
     assert published.min() >= 0
 
 
@@ -84,12 +86,12 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
 @pytest.mark.parametrize("mask", [True, False], ids=["masked", "uniform"])
 def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: int | None) -> None:
     """T (KL_t + λ CE), which is the loss of D3PM (eq. 5) in nats per sequence; in continuous time nats + λ CE."""
-    plain = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps)
-    hybrid = Interpolating((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps, hybrid=0.3)
+    plain = DiscreteDiffusion((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps)
+    hybrid = DiscreteDiffusion((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps, hybrid=0.3)
     out, x, z, t = random_states(plain)
-    nats = plain.nats(out, x, z, t)
+    nats = plain.elbo_rate(out, x, z, t)
     one = torch.ones_like(nats)
-    assert torch.equal(hybrid.nats(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, z, t, one), nats)
+    assert torch.equal(hybrid.elbo_rate(out, x, z, t), nats) and torch.equal(plain.loss(nats, out, x, z, t, one), nats)
     torch.testing.assert_close(
         hybrid.loss(nats, out, x, z, t, one),
         nats + 0.3 * (timesteps or 1) * F.cross_entropy(out, x, reduction="none"),
@@ -98,18 +100,18 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
 
 def test_most_of_the_absorbing_hybrid_loss_is_cross_entropy() -> None:
     """λ = 0.01 and T = 1000: Σ_t KL_t = CE/T·Σ 1, λ CE at a fraction t of the positions, so 0.005/(0.001 + 0.005)."""
-    process = Interpolating(Masking(V, Polynomial(1.0)), timesteps=1000, hybrid=0.01)
+    process = DiscreteDiffusion(Masking(V, Polynomial(1.0)), timesteps=1000, hybrid=0.01)
     t = torch.arange(1, 1001).double() / 1000
     x, z, out = torch.zeros(1000).long(), torch.full((1000,), V), torch.zeros(1000, V).double()
-    nats, one = process.nats(out, x, z, t), torch.ones(1000)
+    nats, one = process.elbo_rate(out, x, z, t), torch.ones(1000)
     total, bound = ((t * cost).sum() for cost in (process.loss(nats, out, x, z, t, one), nats))
     assert float(1 - bound / total) == pytest.approx(5 / 6, abs=2e-3)
 
 
 def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor, Tensor]:
-    process = Interpolating(Masking(V, schedule), exact_count=True)
-    noised = process.noised(torch.zeros_like(free).long(), w, free, GeneratorNoise(generator(2), len(free)))
-    return noised.z == V, noised.t, noised.weight
+    process = DiscreteDiffusion(Masking(V, schedule), exact_count=True)
+    sample_zt = process.sample_zt(torch.zeros_like(free).long(), w, free, GeneratorNoise(generator(2), len(free)))
+    return sample_zt.z == V, sample_zt.t, sample_zt.weight
 
 
 @pytest.mark.parametrize("schedule", [SCHEDULES[name] for name in ("linear", "quadratic", "cosine")], ids=str)
@@ -206,6 +208,6 @@ def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> No
 
 def test_polynomials_of_any_power_are_allowed() -> None:
     """Half a power has an infinite slope at 0; the masked rate p/t stays what it is."""
-    process = Interpolating(Masking(V, Polynomial(0.5)))
+    process = DiscreteDiffusion(Masking(V, Polynomial(0.5)))
     out, x, z, t = random_states(process)
-    torch.testing.assert_close(process.nats(out, x, z, t), 0.5 / t * F.cross_entropy(out, x, reduction="none"))
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), 0.5 / t * F.cross_entropy(out, x, reduction="none"))

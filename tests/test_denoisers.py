@@ -243,7 +243,7 @@ def test_every_weight_learns(name: str) -> None:
     language = skewed_chain(V, L)
     model = random_network(name, language)
     for done in (0.0, 0.9):  # some train one part after another
-        model.process.settle(done)
+        model.process.update_statistics(done)
         model.bound(*batch_and_noise(language)).loss.sum().backward()
     for weight_name, weight in model.named_parameters():
         if not weight_name.startswith("remasker"):  # it has a training of its own

@@ -11,10 +11,10 @@ from toy_models import EQUAL_BOUNDS, System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language
-from logosphere.processes.heads import Score
-from logosphere.processes.interpolating import Interpolating
-from logosphere.processes.mixing import Hybrid, Masking, Uniform
-from logosphere.processes.weighting import clipped, dynamic
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
+from logosphere.processes.discrete.parameterization import Score
+from logosphere.processes.discrete.weighting import clipped, dynamic
 from logosphere.rng import GeneratorNoise
 from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
@@ -34,19 +34,19 @@ def test_some_systems_have_the_bound_of_others(system: System, other: System, la
 @curves
 def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
     """SEDD-absorb with scores made from x̂ is MDLM."""
-    plain, scored = (Interpolating(Masking(V, schedule), head=head) for head in (None, Score()))
+    plain, scored = (DiscreteDiffusion(Masking(V, schedule), head=head) for head in (None, Score()))
     out, x, z, t = random_states(plain)
-    scores = scored.phrased(out.log_softmax(-1), z, t)
-    torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-9, atol=1e-9)
+    scores = scored.from_posterior(out.log_softmax(-1), z, t)
+    torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-9, atol=1e-9)
 
 
 @curves
 def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
     """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
-    plain, scored = (Interpolating(Uniform(V, schedule), head=head) for head in (None, Score()))
+    plain, scored = (DiscreteDiffusion(Uniform(V, schedule), head=head) for head in (None, Score()))
     out, x, z, t = random_states(plain)
-    scores = scored.phrased(out.log_softmax(-1), z, t)
-    torch.testing.assert_close(scored.nats(scores, x, z, t), plain.nats(out, x, z, t), rtol=1e-7, atol=1e-9)
+    scores = scored.from_posterior(out.log_softmax(-1), z, t)
+    torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-7, atol=1e-9)
     seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
     torch.testing.assert_close(scored.context(scores, z, t)[seen], plain.context(out, z, t)[seen], rtol=1e-4, atol=1e-6)
 
@@ -55,7 +55,7 @@ def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(sched
 def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
     """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for scores of no law at all."""
     schedule = Polynomial(1.5)
-    process = Interpolating(law(V, schedule), head=Score())
+    process = DiscreteDiffusion(law(V, schedule), head=Score())
     _, x, z, t = random_states(process)
     scores = torch.randn(len(x), V, generator=generator(3)).double()
     sigma = -schedule.signal(t).log()
@@ -68,15 +68,15 @@ def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
         ratios, rate = torch.where((z == x)[:, None], rho.expand(-1, V), moved), 1 / V
     terms = scores.exp() - ratios * scores + torch.special.xlogy(ratios, ratios) - ratios
     published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(own, 0.0, terms).sum(1)
-    torch.testing.assert_close(process.nats(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(process.elbo_rate(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
 
 
 def test_scores_have_a_mass_that_logits_do_not_have() -> None:
     """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
-    process = Interpolating(Masking(V, Cosine()), head=Score())
+    process = DiscreteDiffusion(Masking(V, Cosine()), head=Score())
     out, x, z, t = random_states(process)
-    scores = process.phrased(out.log_softmax(-1), z, t)
-    extra = process.nats(scores + torch.log(torch.tensor(2.0)), x, z, t) - process.nats(scores, x, z, t)
+    scores = process.from_posterior(out.log_softmax(-1), z, t)
+    extra = process.elbo_rate(scores + torch.log(torch.tensor(2.0)), x, z, t) - process.elbo_rate(scores, x, z, t)
     rate = Cosine().slope(t) / Cosine().noise(t)
     torch.testing.assert_close(extra, rate * (1 - torch.log(torch.tensor(2.0))), rtol=1e-6, atol=1e-9)
 
@@ -98,7 +98,7 @@ def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> No
 def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
     law = Hybrid(V, p_u)
-    process = Interpolating(law)
+    process = DiscreteDiffusion(law)
     out, x, z, t = random_states(process)
     c = 2 * p_u / (1 - p_u) * (t * (1 - t)).sqrt()
     slope = c * (1 - 2 * t) / (2 * t * (1 - t))
@@ -109,17 +109,17 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     true, model = law.marginal(F.one_hot(x, V).double(), t), law.marginal(process.context(out, z, t), t)
     ratio = (true / model).gather(1, z[:, None])[:, 0]
     published = w * ((true * (true / model).log()).sum(1) + ratio - ratio.log() - 1)
-    torch.testing.assert_close(process.nats(out, x, z, t), published, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), published, rtol=1e-6, atol=1e-9)
 
 
 def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
     law = Hybrid(V, 0.1)
-    plain, out_of = Interpolating(law), random_states(Interpolating(law), low=0.001)
+    plain, out_of = DiscreteDiffusion(law), random_states(DiscreteDiffusion(law), low=0.001)
     out, x, z, t = out_of
-    nats, one = plain.nats(out, x, z, t), torch.ones_like(t)
+    nats, one = plain.elbo_rate(out, x, z, t), torch.ones_like(t)
     for weighting, most in ((clipped, 1.0), (dynamic, 2.0)):
-        process = Interpolating(law, weighting=weighting)
-        assert torch.equal(process.nats(out, x, z, t), nats)
+        process = DiscreteDiffusion(law, weighting=weighting)
+        assert torch.equal(process.elbo_rate(out, x, z, t), nats)
         weights = weighting(law, x, z, t)
         assert 0 < weights.min() and weights.max() <= most
         charged = process.loss(nats, out, x, z, t, one)
@@ -130,16 +130,16 @@ def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
 
 
 def test_a_random_share_of_zero_is_masked_diffusion() -> None:
-    hybrid, masked = Interpolating(Hybrid(V, 0.0)), Interpolating(Masking(V, Polynomial(1.0)))
+    hybrid, masked = DiscreteDiffusion(Hybrid(V, 0.0)), DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     for process in (hybrid, masked):
-        assert not process.law.spreads and not process.needs_time
+        assert not process.law.spreads and not process.time_conditional
     x, t = torch.randint(V, (500, 3), generator=generator(1)), torch.rand(500, 3, generator=generator(2))
     z = [process.corrupt(x, t, GeneratorNoise(generator(3), 500)) for process in (hybrid, masked)]
     assert torch.equal(*z)
     where = z[0] == V
     out = torch.randn(int(where.sum()), V, generator=generator(4))
     torch.testing.assert_close(
-        *[process.nats(out, x[where], z[0][where], t[where]) for process in (hybrid, masked)], rtol=1e-6, atol=1e-9
+        *[process.elbo_rate(out, x[where], z[0][where], t[where]) for process in (hybrid, masked)], rtol=1e-6, atol=1e-9
     )
     stepped = [
         p.step(out, z[0][where], t[where], t[where] / 2, GeneratorNoise(generator(5), 500)) for p in (hybrid, masked)
@@ -152,13 +152,13 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
 
     (dt/t) [log(1 + a_t p_m/t) - log x̂_x] + (1 - dt/t) [log(1 + a_t p_m/t) - log(1 + a_s p_m/(t - dt))]
     """
-    process, T = Interpolating(Masking(V, Polynomial(1.0))), 20
+    process, T = DiscreteDiffusion(Masking(V, Polynomial(1.0))), 20
     t = (torch.arange(2, 20) / T).double()
     s, z = t - 1 / T, torch.full_like(t, V).long()
     x = torch.randint(V, t.shape, generator=generator(1))
     believed = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
     true = F.one_hot(x, V + 1).double()
-    log_q, log_p = process._log_step(true, z, t, s), process._log_step(believed, z, t, s)
+    log_q, log_p = process._log_transition(true, z, t, s), process._log_transition(believed, z, t, s)
     divergence = torch.where(log_q > -torch.inf, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
     on_mask, of_x = believed[:, V], believed.gather(1, x[:, None])[:, 0]
     late, early, lift = (1 + (1 - t) * on_mask / t).log(), (1 + (1 - s) * on_mask / s).log(), 1 / (T * t)
@@ -168,7 +168,7 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
 @curves
 def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
     """Duo's form of the uniform rate (Sahoo et al. 2025) needs only Σ_j log x̄_j, log x̄_z and log x̄_x."""
-    process = Interpolating(Uniform(V, schedule))
+    process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
     a = schedule.signal(t)
     bar = V * a[:, None] * process.context(out, z, t) + (1 - a)[:, None]
@@ -180,19 +180,19 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
     jump = torch.where(same, 0.0, V * a / (1 - a) * (of_x - of_z))
     offset = torch.where(same, (V - 1) * kappa, -1 / kappa) * kappa.log()
     rate = -schedule.slope(t) / (V * a) * (V * (1 / true_at - 1 / at) + sums + jump - offset)
-    torch.testing.assert_close(process.nats(out, x, z, t), rate, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), rate, rtol=1e-5, atol=1e-7)
 
 
 @curves
 def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
     """T expm1(λ_t - λ_s) a_s log p with λ = log a/(1 - a) (Shi et al. 2024, section 4)."""
-    process = Interpolating(Masking(V, schedule), timesteps=10)
+    process = DiscreteDiffusion(Masking(V, schedule), timesteps=10)
     out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
     late, early = (schedule.signal(at).log() - schedule.noise(at).log() for at in (t, s))
     form = 10 * torch.expm1(late - early) * schedule.signal(s) * -F.cross_entropy(out, x, reduction="none")
-    torch.testing.assert_close(process.nats(out, x, z, t), form, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(process.elbo_rate(out, x, z, t), form, rtol=1e-5, atol=1e-9)
 
 
 def test_clipping_is_for_training_only() -> None:
@@ -203,7 +203,7 @@ def test_clipping_is_for_training_only() -> None:
     assert torch.equal(bound_excess(plain, language, n=50, draws=2), bound_excess(tight, language, n=50, draws=2))
     tight.train()
     x = language.sample(200, generator(1))
-    z, t, _ = tight.process.noised(
+    z, t, _ = tight.process.sample_zt(
         x, torch.rand(200, 1).double(), torch.ones(200, 4).bool(), GeneratorNoise(generator(2), 200)
     )
     assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
@@ -297,8 +297,8 @@ def build(name: str, **options) -> None:
         (lambda: build("d3pm-gaussian", widths="formulas"), "Did you mean 'formula'"),
         (lambda: build("multinomial", largest_beta=0.0), "largest_beta must be above 0"),
         (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins without noise"),
-        (lambda: Interpolating(Uniform(3, Cosine()), exact_count=True), "exact_count"),
-        (lambda: Interpolating(Hybrid(3, 0.1), head=Score()), "Score entropy"),
+        (lambda: DiscreteDiffusion(Uniform(3, Cosine()), exact_count=True), "exact_count"),
+        (lambda: DiscreteDiffusion(Hybrid(3, 0.1), head=Score()), "Score entropy"),
     ],
 )
 def test_bad_options_are_met_with_a_sentence(call, says: str) -> None:

@@ -287,11 +287,11 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
     small = {"width": 8, "depth": 1, "heads": 2, "autoencoder_depth": 1}
     model = ls.build("tencdm", vocab_size=50, length=6, encoder="minilm", **small)
     rows = torch.from_numpy(rows_of(0, 8))
-    model.process.prepare(lambda: rows, "corpus")
+    model.process.precompute(lambda: rows, "corpus")
     assert counting.rows == 8
     for _ in ls.fit(model, [rows] * 4, steps=4):
         pass
-    model.process.prepare(lambda: rows, "corpus")
+    model.process.precompute(lambda: rows, "corpus")
     assert counting.rows == 8
     assert torch.isfinite(model.nelbo(rows, torch.Generator()).total).all()
 

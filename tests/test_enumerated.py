@@ -30,10 +30,10 @@ def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
     law = noise.double()[z].prod(1)
     for t, s in model.process.grid(steps).unfold(0, 2, 1):
         now, then = t.expand(z.shape), s.expand(z.shape)
-        where = model.process.wanted(z, now > then)
+        where = model.process.needs_prediction(z, now > then)
         moves = torch.nn.functional.one_hot(z, states).double()
         out = oracle(z, now, z, where)
-        moves[where] = model.process.log_step(out, z[where], now[where], then[where]).double().softmax(-1)
+        moves[where] = model.process.log_transition(out, z[where], now[where], then[where]).double().softmax(-1)
         matrix = torch.stack([moves[:, i][:, z[:, i]] for i in range(model.length)]).prod(0)
         law = law @ torch.where(law[:, None] > 0, matrix, 0.0)  # impossible states have no law of their own
     written = z.max(1).values < language.vocab_size
@@ -102,15 +102,15 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
     (x, p), z = enumerate_sequences(language), all_states(model)
     states = z.repeat(len(t), 1)
     now = t.float().repeat_interleave(len(z))[:, None].expand_as(states)
-    where = process.wanted(states, now > 0)
+    where = process.needs_prediction(states, now > 0)
     out = torch.zeros(*states.shape, language.vocab_size)
     out[where] = denoiser(states, now, states, where)
     every = torch.eye(language.vocab_size).double().expand(len(t), -1, -1)
     chance = process.law.marginal(every, t[:, None].expand(-1, language.vocab_size))
-    total = language.length * process.law.prior_nats()
+    total = language.length * process.law.prior_kl()
     for text, likely in zip(x, p, strict=True):
         q = chance[:, text][:, torch.arange(language.length), z].prod(-1).flatten()  # of every state at every time
-        nats = torch.where(where, process.nats(out, text.expand_as(states), states, now), 0.0).double().sum(1)
+        nats = torch.where(where, process.elbo_rate(out, text.expand_as(states), states, now), 0.0).double().sum(1)
         total += float(likely * (weight.repeat_interleave(len(z)) * q * nats)[q > 0].sum())
     return total
 

@@ -15,10 +15,10 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.presets import preset
-from logosphere.processes.dirichlet import DirichletPath
-from logosphere.processes.fields import TangentFlow
-from logosphere.processes.flow import Flow
-from logosphere.processes.stick_scores import StickScores
+from logosphere.processes.simplex.dirichlet import DirichletPath
+from logosphere.processes.simplex.process import SimplexProcess
+from logosphere.processes.simplex.stick_scores import StickScores
+from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 
@@ -123,7 +123,7 @@ def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
     assert isinstance(process, TangentFlow) and process.kind == "surrogate"
     z = process.prior(50, 1, GeneratorNoise(generator(1), 50)).double()[:, 0]
     t, p = torch.full((50,), 0.8, dtype=torch.float64), torch.randn(50, 6, generator=generator(2)).double().softmax(-1)
-    found = process.logits(process.phrased(p.log(), z, t), z, t).exp()
+    found = process.logits(process.from_posterior(p.log(), z, t), z, t).exp()
     assert (found - p).abs().max() < 1e-5  # but for the floor under small probabilities
 
 
@@ -142,14 +142,14 @@ def drawn_times(model: Any, n: int = 4000) -> Tensor:
     process = model.process.train()
     u = process.codec.encode(torch.zeros(n, 1, dtype=torch.long))
     w = torch.rand(n, 1, generator=generator(1), dtype=torch.float64)
-    times: Tensor = process.noised(u, w, torch.ones(n, 1, dtype=torch.bool), GeneratorNoise(generator(2), n)).t
+    times: Tensor = process.sample_zt(u, w, torch.ones(n, 1, dtype=torch.bool), GeneratorNoise(generator(2), n)).t
     return times.flatten()
 
 
 def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> None:
     model = ls.build("dirichlet-flow", vocab_size=4, length=1, denoiser=None, preset="paper")
     process = model.process
-    assert isinstance(process, Flow) and isinstance(process.path, DirichletPath)
+    assert isinstance(process, SimplexProcess) and isinstance(process.path, DirichletPath)
     alpha = process.path.alpha(process.share(drawn_times(model)))
     assert stats.kstest(alpha.double() - 1, stats.expon(scale=2).cdf).pvalue > MIN_P_VALUE
     assert abs(float((alpha > 8).double().mean()) - math.exp(-3.5)) < 0.01 and float(alpha.max()) > 12
@@ -159,7 +159,7 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
 def test_training_draws_times_uniformly(name: str) -> None:
     model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
     t = drawn_times(model)
-    gone = model.process.share(t) if isinstance(model.process, Flow) else 1 - t
+    gone = model.process.share(t) if isinstance(model.process, SimplexProcess) else 1 - t
     assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > MIN_P_VALUE
 
 
@@ -167,13 +167,13 @@ def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None
     """Where times are drawn by √w, nats in proportion to w have equal roots of nats per draw in all cells."""
     model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, preset="paper")
     process = model.process
-    assert isinstance(process, Flow) and isinstance(process.path, StickScores)
+    assert isinstance(process, SimplexProcess) and isinstance(process.path, StickScores)
     n, s = 4000, torch.tensor([0.2, 0.5, 0.9])
     x = torch.arange(n)[:, None] % 3
     u, rates = process.codec.encode(x), []
     for share in s:
         z = process.path.at(u, share.expand(n, 1), GeneratorNoise(generator(3), n))
-        nats = process.path.nats(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
+        nats = process.path.elbo_term(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
         steep = float(process.path.sticks.times.diff().abs()[int(share * 256)]) * 256
         rates.append((2 * float(nats.mean()) / steep) ** 0.5)  # √w
         rates[-1] *= steep  # per unit of s

@@ -15,10 +15,10 @@ from toy_models import SMALL, System, calibrated_model, calibrated_system, rando
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.processes.belief import BeliefPath
-from logosphere.processes.flow import Flow
-from logosphere.processes.geodesic import GeodesicPath
-from logosphere.processes.linear import LinearPath
+from logosphere.processes.simplex.bfn import BFNPath
+from logosphere.processes.simplex.geodesic import GeodesicPath
+from logosphere.processes.simplex.linear import LinearPath
+from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.rng import CounterNoise, GeneratorNoise
 
 TIGHT = [
@@ -36,9 +36,9 @@ NAMES = ["bfn", "ddsm", "dirichlet-flow", "fisher-flow"]
 V, N = 4, 4000
 
 
-def built(system: System) -> Flow:
+def built(system: System) -> SimplexProcess:
     process = ls.build(system.name, vocab_size=V, length=1, denoiser=None, **system.options).process
-    assert isinstance(process, Flow)
+    assert isinstance(process, SimplexProcess)
     return process
 
 
@@ -146,9 +146,9 @@ def test_the_bound_does_not_depend_on_how_much_is_told_in_the_end(accuracy: floa
 
 def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
     """y = log θ, but for a constant, is e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
-    path, z = BeliefPath(V, 3.0), torch.full((N, 1, V), 1 / V)
+    path, z = BFNPath(V, 3.0), torch.full((N, 1, V), 1 / V)
     u, s = F.one_hot(torch.full((N, 1), 2), V).float(), field(0.6)
-    y = path.evidence(path.at(u, s, GeneratorNoise(generator(1), N)), s)
+    y = path.log_likelihood(path.at(u, s, GeneratorNoise(generator(1), N)), s)
     contrast = (y[..., 2] - y[..., 0]).flatten()
     snr = 3.0 * V * 0.36
     assert abs(contrast.mean() - snr) < 3 * (2 * snr / N) ** 0.5
@@ -156,7 +156,7 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
     out = torch.randn(N, 1, V, generator=generator(2))
     slope = (3.0 * V * 0.601**2 - 3.0 * V * 0.599**2) / 0.002
     squared = (out.softmax(-1) - u).square().sum(-1)
-    torch.testing.assert_close(path.nats(out, u, z, s, 0.01), 0.5 * squared * slope * 0.01, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(path.elbo_term(out, u, z, s, 0.01), 0.5 * squared * slope * 0.01, rtol=1e-3, atol=1e-6)
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_step_to_time_zero_is_clean(system: System) -> None:
 def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, steps: int) -> None:
     """Geodesics and messages in one step, other flows in small ones."""
     process, noise, x = built(system), GeneratorNoise(generator(7), N), torch.ones(N, dtype=torch.long)
-    if steps == 1 and not isinstance(process.path, BeliefPath | GeodesicPath | LinearPath):
+    if steps == 1 and not isinstance(process.path, BFNPath | GeodesicPath | LinearPath):
         pytest.skip("only small steps are exact")
     u = process.codec.encode(x[:, None])
     z = process.corrupt(u, field(0.8), noise)[:, 0]
@@ -250,7 +250,7 @@ def test_evidence_is_bayes_rule(system: System, t: float) -> None:
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4])
     x = torch.multinomial(prior, n, replacement=True, generator=generator(8))[:, None]
     z = process.corrupt(process.codec.encode(x), field(t, n), GeneratorNoise(generator(9), n))
-    p = process.inform(prior.log().expand(n, 1, V), z, field(t, n)).softmax(-1)
+    p = process.add_evidence(prior.log().expand(n, 1, V), z, field(t, n)).softmax(-1)
     error = (F.one_hot(x, V) - p)[:, 0]
     shares = z[:, 0, :V]
     for probe in (torch.ones_like(shares), shares, shares.clamp_min(1e-6).log()):
@@ -278,8 +278,8 @@ def test_edges_and_corners_are_harmless(system: System) -> None:
         times, out = torch.full((2,), t), torch.randn(2, V, generator=generator(10), requires_grad=True)
         for token in (0, 2):
             u = process.codec.encode(torch.full((2, 1), token))[:, 0]
-            posterior = process.inform(out, points, times)
-            nats = process.nats(posterior, u, points, times)
+            posterior = process.add_evidence(out, points, times)
+            nats = process.elbo_rate(posterior, u, points, times)
             assert posterior.isfinite().all() and nats.isfinite().all()
             (gradient,) = torch.autograd.grad(nats.sum(), out)
             assert gradient.isfinite().all()

@@ -16,8 +16,8 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
-from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.processes.predictions import STATES
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.parameterization import STATES
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
 from logosphere.types import Condition
@@ -48,7 +48,7 @@ def built(name: str, language: Language, options: dict[str, Any]) -> Model:
         model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
     model.process.train()
     model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    model.process.settle()
+    model.process.update_statistics()
     model.process.eval()
     return model
 
@@ -56,7 +56,7 @@ def built(name: str, language: Language, options: dict[str, Any]) -> Model:
 def prior(model: Model, language: Language) -> float:
     """KL(q(z_1) || N(0, I)), which no network can avoid, averaged over sequences."""
     u = model.process.codec.encode(language.sample(2000, generator(3)))
-    return float(model.process.prior_nats(u).sum(1).mean().detach())
+    return float(model.process.prior_kl(u).sum(1).mean().detach())
 
 
 def assert_tight(name: str, options: dict[str, Any], language: Language, n: int, draws: int) -> None:
@@ -254,9 +254,12 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     alpha, sigma = process.levels(t)
     normal = torch.distributions.Normal(alpha[..., None] * rows, sigma[..., None])
     torch.testing.assert_close(
-        process.evidence(z, t).softmax(-1), normal.log_prob(z[..., None, :]).sum(-1).softmax(-1), rtol=1e-4, atol=1e-5
+        process.log_likelihood(z, t).softmax(-1),
+        normal.log_prob(z[..., None, :]).sum(-1).softmax(-1),
+        rtol=1e-4,
+        atol=1e-5,
     )
-    clean = process.evidence(rows[None], torch.zeros(1, 5)).softmax(-1)
+    clean = process.log_likelihood(rows[None], torch.zeros(1, 5)).softmax(-1)
     assert torch.equal(clean[0], torch.eye(5))
 
 
@@ -279,10 +282,10 @@ def test_tokens_are_told_apart_in_half_precision_too() -> None:
     process = ls.build("plaid", vocab_size=2000, length=4, denoiser=None).process
     tokens = torch.arange(2000).view(-1, 4)
     u, t = process.codec.encode(tokens).detach(), torch.full((500, 4), 0.05)
-    plain = process.evidence(u, t).detach()
+    plain = process.log_likelihood(u, t).detach()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(process.codec.decode(u), tokens)
-        torch.testing.assert_close(process.evidence(u, t).detach(), plain)
+        torch.testing.assert_close(process.log_likelihood(u, t).detach(), plain)
 
 
 def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
@@ -322,13 +325,13 @@ def test_bits(vocab_size: int, width: int) -> None:
 
 def test_figures_of_embeddings_tell_collapse() -> None:
     def figures(rows: torch.Tensor) -> dict[str, float]:
-        return embeddings.Embeddings(rows).figures(0.99, 0.14)
+        return embeddings.Embeddings(rows).metrics(0.99, 0.14)
 
     good, collapsed = figures(torch.eye(6)), figures(torch.ones(6, 6) + 1e-3 * torch.eye(6))
     assert good["embedding/spread"] == pytest.approx(2**0.5) and good["embedding/rounding"] > 0.99
     assert collapsed["embedding/spread"] < 0.01 and collapsed["embedding/rounding"] < 0.5
     assert figures(3 * torch.eye(6))["embedding/norm"] == pytest.approx(3)
-    whole = ls.build("plaid", vocab_size=6, length=2, denoiser=None).process.figures()
+    whole = ls.build("plaid", vocab_size=6, length=2, denoiser=None).process.metrics()
     assert whole.keys() == good.keys() and whole["embedding/rounding"] > 0.9
 
 

@@ -19,6 +19,7 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.sampling.generate import generate
 from logosphere.sampling.guidance import Against, Edits
 from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
+from logosphere.sampling.steppers.base import require_transitions
 
 V, L, N = 3, 2, 1500
 TABLE = torch.rand((2, V, V), generator=generator(8), dtype=torch.float64) ** 2 + 0.02
@@ -38,7 +39,7 @@ class Labelled(Denoiser):
         super().__init__()
         self.block, self.reads_time, self.model, self.condition = (
             model.block,
-            model.process.needs_time,
+            model.process.time_conditional,
             model,
             condition,
         )
@@ -61,7 +62,7 @@ def exact_classifier(model: Model):
     log_joint = TABLE.log().flatten(1)  # [2, V^L]
 
     def classify(rows: Tensor, t: Tensor) -> Tensor:
-        said = model.process.evidence(rows.argmax(-1), t).double()
+        said = model.process.log_likelihood(rows.argmax(-1), t).double()
         log_q = sum(said[:, i, sequences[:, i]] for i in range(L))
         return (log_joint + log_q[:, None]).logsumexp(-1).log_softmax(-1)
 
@@ -98,17 +99,17 @@ def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, sc
     told, untold = torch.rand(2, V, generator=generator(4), dtype=torch.float64).softmax(1)
     t, s = torch.tensor(0.62).double(), torch.tensor(0.31).double()
     K = model.process.codec.states
-    z = torch.arange(K)[:, None] if model.process.guides_steps else torch.tensor([[V]])
+    z = torch.arange(K)[:, None] if model.process.guides_transitions else torch.tensor([[V]])
     wide = [field.expand(z.shape) for field in (t, s)]
 
     def answer(x: Tensor) -> Tensor:
-        return model.process.inform(x.log().expand(len(z), -1).clone(), z[:, 0], wide[0][:, 0])
+        return model.process.add_evidence(x.log().expand(len(z), -1).clone(), z[:, 0], wide[0][:, 0])
 
     def ask(z, t, where, of=None):
         return answer(told) if of is None else of(z, t, context=z, where=where)
 
     tilt = Against(lambda z, t, context, where=None: answer(untold), scale)
-    law = model.process.log_step(answer(told), z[:, 0], wide[0][:, 0], wide[1][:, 0])
+    law = model.process.log_transition(answer(told), z[:, 0], wide[0][:, 0], wide[1][:, 0])
     guided = tilt(model.process, ask, law, z, *wide, torch.ones_like(z).bool()).softmax(-1)
     powers = step_laws(model, told, t, s) ** scale * step_laws(model, untold, t, s) ** (1 - scale)
     closed = (powers / powers.sum(1, keepdim=True))[z[:, 0]]
@@ -136,11 +137,11 @@ def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
     model = system.model(BOTH)
     z = torch.cartesian_prod(*[torch.arange(model.process.codec.states)] * L)
     t, s = torch.full(z.shape, 0.7), torch.full(z.shape, 0.4)
-    where = model.process.wanted(z, t > s)
+    where = model.process.needs_prediction(z, t > s)
     labels = torch.arange(len(z)) % 2
     told = Labelled(model, Condition.of(labels=labels))(z, t, z, where)
-    closed = model.process.log_step(told, z[where], t[where], s[where]).softmax(-1)
-    law = model.process.log_step(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
+    closed = model.process.log_transition(told, z[where], t[where], s[where]).softmax(-1)
+    law = model.process.log_transition(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
     edits = Edits(exact_classifier(model), labels, exact=True)
     guided = edits(model.process, nobody, law, z, t, s, where).softmax(-1)
     torch.testing.assert_close(guided, closed, rtol=1e-4, atol=1e-5)
@@ -254,7 +255,7 @@ def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
         told = Condition.of(labels=torch.zeros(2).long())
         generate(labelled.model, 2, 2, None, labelled, condition=told, guidance=2.0, greedy_end=True)
     with pytest.raises(UserError, match="discrete diffusion only"):
-        sphere.process.log_step(torch.zeros(1, V), torch.zeros(1, V + 1), torch.ones(1), torch.zeros(1))
+        require_transitions(sphere.process)
     with pytest.raises(UserError, match="step by step"):
         GreedyEnd(Ancestral()).tilted(guide)
 

@@ -65,7 +65,7 @@ def test_rates_are_limits_of_steps(system: System) -> None:
     others = ~torch.eye(K).bool()
     away = forward_matrix(model, T, T + short) / short
     torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
-    out = model.process.inform(X.log().expand(K, -1).clone(), z, T.expand(K).float())
+    out = model.process.add_evidence(X.log().expand(K, -1).clone(), z, T.expand(K).float())
     back = posterior(model, X, T - short, T) / short
     hidden = others if model.process.law.spreads else others & (z == V)[:, None]
     rates = backward_rates(model.process, out, z, T.expand(K))
@@ -77,7 +77,7 @@ def test_a_corrector_leaves_the_marginal_as_it_is(system: System) -> None:
     model = system.model(LANGUAGE)
     q = marginal(model, X, T)
     z = torch.arange(len(q))
-    out = model.process.inform(X.log().expand(len(q), -1).clone(), z, T.expand(len(q)).float())
+    out = model.process.add_evidence(X.log().expand(len(q), -1).clone(), z, T.expand(len(q)).float())
     t = T.expand(len(q))
     rates = forward_rates(model.process, z, t) + backward_rates(model.process, out, z, t)
     torch.testing.assert_close(q @ rates, q * rates.sum(1), rtol=0, atol=1e-7)

@@ -42,7 +42,7 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
     noise, nats = generator(0), []
     for batch in batches:
         z, t = _on_the_way(model, batch, GeneratorNoise(noise, len(batch)))
-        joint = model.process.evidence(z, t)[:, :, None, :V].double() + frequencies.log()
+        joint = model.process.log_likelihood(z, t)[:, :, None, :V].double() + frequencies.log()
         labels = batch.condition.labels
         nats.append(F.cross_entropy(joint.logsumexp(-1).sum(1), labels))
     return float(torch.stack(nats).mean())

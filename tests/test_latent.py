@@ -17,9 +17,9 @@ from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.conditioning import Conditioner
-from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.processes.latent import Latent
-from logosphere.processes.predictions import STATES
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.latent import Latent
+from logosphere.processes.gaussian.parameterization import STATES
 from logosphere.recipes.latent import _clock
 from logosphere.schedules.logsnr import find_logsnr
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
@@ -57,7 +57,7 @@ class Named(Autoencoder):
     def encode(self, tokens: Tensor) -> Tensor:
         return self.points[self.language.index(tokens)]
 
-    def token_nll(self, z: Tensor, tokens: Tensor) -> Tensor:
+    def reconstruction_nll(self, z: Tensor, tokens: Tensor) -> Tensor:
         alpha, sigma = (level.expand(len(z), 1, 1) for level in self.levels)
         own = -self.posterior(z, alpha, sigma).gather(1, self.language.index(tokens)[:, None])
         return torch.cat([own, torch.zeros(len(z), self.length - 1)], 1).float()
@@ -71,7 +71,7 @@ class Named(Autoencoder):
     def update_statistics(self) -> None:
         raise NotImplementedError
 
-    decode = read = stem = precompute = update_statistics
+    decode = read = stem = precompute = accumulators = update_statistics
 
 
 class PosteriorMean(Denoiser):
@@ -95,7 +95,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
     codec = Named(language)
     path = Gaussian(codec, find_logsnr(name, shift=shift, highest=0.5), _clock(), predicts=STATES["x0"], loss="error")
     process = Latent(path, stage_one=0.5, blurred=0.5)
-    codec.levels = tuple(level[0] for level in path.levels(torch.tensor([process.first])))
+    codec.levels = tuple(level[0] for level in path.levels(torch.tensor([process.recon_time])))
     model = Model(process, PosteriorMean(path, codec), length=4, block=4).eval()
     tokens = language.sample(6000, generator(2))
     bound = model.nelbo(tokens, generator(3), draws=8)
@@ -116,7 +116,7 @@ def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None
 
 def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", last=2.0))
-    alpha, sigma = model.process.path.levels(torch.tensor([model.process.first]))
+    alpha, sigma = model.process.path.levels(torch.tensor([model.process.recon_time]))
     assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_late_in_joint_training_the_diffusion_reaches_the_encoder_and_early_hard
     u = torch.ones(2, 2, 4, requires_grad=True)
     shares = []
     for done in (0.0, 0.8):
-        model.process.settle(done)
+        model.process.update_statistics(done)
         shares.append(float(torch.autograd.grad(model.process._shared(u).sum(), u)[0].mean()))
     assert shares[0] < 0.001 and shares[1] == pytest.approx(0.5)
 

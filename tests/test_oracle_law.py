@@ -146,13 +146,13 @@ def test_relabelling_the_vocabulary_changes_nothing(system: System) -> None:
     model, noise = system.model(language), GeneratorNoise(generator(2), 500)
     tokens = language.sample(500, generator(3))
     free = torch.ones_like(tokens).bool()
-    z, t, _ = model.process.noised(
+    z, t, _ = model.process.sample_zt(
         tokens, noise.low_discrepancy_times(1, model.length // model.block)[:, 0], free, noise
     )
-    where = model.process.wanted(z, free)
+    where = model.process.needs_prediction(z, free)
 
     def nats(language: Language, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         out = Oracle(model, language)(z, t, context=x, where=where)
-        return model.process.nats(out, x[where], z[where], t[where])
+        return model.process.elbo_rate(out, x[where], z[where], t[where])
 
     torch.testing.assert_close(nats(language, tokens, z), nats(renamed, new[tokens], new[z]), rtol=1e-4, atol=1e-5)

@@ -10,12 +10,12 @@ from toy_models import System
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.networks.heads import LogisticHead
-from logosphere.processes.ordinal import Ordinal, step_weights, transition
+from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian, step_weights, transition
 from logosphere.rng import GeneratorNoise
 
 V, T, N = 5, 20, 20_000
 LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 3), "table": random_joint()}
-PROCESS = Ordinal(V, timesteps=T)
+PROCESS = DiscretizedGaussian(V, timesteps=T)
 
 
 @pytest.mark.parametrize("vocab_size, step", [(2, 0), (3, 19), (27, 10), (256, 0), (256, 999)])
@@ -48,8 +48,8 @@ def test_steps_have_the_published_variance(vocab_size: int) -> None:
 @pytest.mark.parametrize("vocab_size, timesteps, left", [(256, 40, 1e-3), (27, 100, 1e-3), (2, 100, 0.05)])
 def test_the_end_forgets_nearly_everything(vocab_size: int, timesteps: int, left: float) -> None:
     """Two values keep the most: a step of variance β/8 swaps them with that probability."""
-    process = Ordinal(vocab_size, timesteps=timesteps)
-    nats = process.prior_nats(torch.arange(vocab_size)[None])
+    process = DiscretizedGaussian(vocab_size, timesteps=timesteps)
+    nats = process.prior_kl(torch.arange(vocab_size)[None])
     assert 0 <= nats.min() and nats.max() < left
     sums = process.products.double().sum(2)
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-4)
@@ -69,7 +69,7 @@ def test_the_ends_are_the_token_and_nothing() -> None:
     assert torch.equal(PROCESS.corrupt(x, torch.zeros(50, 4), noise), x)
     out, t = torch.randn(50, 4, V, generator=generator(3)), torch.full((50, 4), 0.5)
     assert torch.equal(PROCESS.step(out, x, t, t, noise), x)
-    evidence = PROCESS.evidence(x, torch.zeros(50, 4))
+    evidence = PROCESS.log_likelihood(x, torch.zeros(50, 4))
     assert torch.equal(evidence.argmax(-1), x) and evidence.softmax(-1).amax(-1).min() == 1
 
 
@@ -83,7 +83,7 @@ def test_one_step_costs_the_divergence_of_its_laws() -> None:
     each = joint / joint.sum(2, keepdim=True)
     model, true = (out.softmax(-1)[..., None] * each).sum(1), each[torch.arange(200), x]
     divergence = (true * (true / model).log()).sum(1)
-    torch.testing.assert_close(PROCESS.nats(out, x, z, t), T * divergence, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(PROCESS.elbo_rate(out, x, z, t), T * divergence, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.thorough
@@ -110,17 +110,20 @@ def test_samples_of_an_oracle_have_the_law_of_the_language() -> None:
 @pytest.mark.parametrize("timesteps", [10, 1000])
 def test_the_hybrid_loss_is_the_published_one(timesteps: int) -> None:
     """T times KL_t + λ CE, the loss of D3PM (eq. 5) at a time drawn uniformly."""
-    process, plain = Ordinal(V, timesteps=timesteps, hybrid=0.3), Ordinal(V, timesteps=timesteps)
+    process, plain = (
+        DiscretizedGaussian(V, timesteps=timesteps, hybrid=0.3),
+        DiscretizedGaussian(V, timesteps=timesteps),
+    )
     rng = generator(11)
     x, z = (torch.randint(V, (200,), generator=rng) for _ in range(2))
     out, t = (
         torch.randn(200, V, generator=rng).double(),
         torch.randint(1, timesteps + 1, (200,), generator=rng) / timesteps,
     )
-    nats, one = plain.nats(out, x, z, t), torch.ones(200)
+    nats, one = plain.elbo_rate(out, x, z, t), torch.ones(200)
     wanted = timesteps * (nats / timesteps + 0.3 * F.cross_entropy(out, x, reduction="none"))
     torch.testing.assert_close(process.loss(nats, out, x, z, t, one), wanted)
-    assert torch.equal(process.nats(out, x, z, t), nats)  # the bound does not know of it
+    assert torch.equal(process.elbo_rate(out, x, z, t), nats)  # the bound does not know of it
 
 
 def test_what_does_not_fit_is_refused() -> None:

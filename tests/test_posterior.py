@@ -23,7 +23,7 @@ def test_it_is_the_posterior_of_the_language(name: str, language: ls.languages.M
     tokens = language.sample(8, torch.Generator().manual_seed(0))
     z = model.corrupt(tokens, 0.5, 1)
     t = torch.full((8, 4), 0.5)
-    exact = language.posterior(model.process.evidence(z, t)).exp()
+    exact = language.posterior(model.process.log_likelihood(z, t)).exp()
     found = model.log_posterior(z, 0.5, denoiser=oracle).exp()
     assert found.shape == (8, 4, 3)
     assert torch.allclose(found.double(), exact, atol=2e-4), (found - exact).abs().max()

@@ -9,9 +9,9 @@ from statistical_checks import MIN_P_VALUE, chi_square_p_value, mean_and_error
 from torch import Tensor
 from toy_languages import generator
 
-from logosphere.processes.interpolating import Interpolating
-from logosphere.processes.mixing import Hybrid, Masking, Uniform
-from logosphere.processes.oneshot import OneShot
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
+from logosphere.processes.discrete.single_step import SingleStep
 from logosphere.rng import GeneratorNoise
 from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Truncated
 
@@ -26,12 +26,12 @@ LAWS += [
     Masking(V, Truncated(Cosine(), 0.1)),
     Uniform(V, Truncated(Cosine(), 0.1)),
 ]
-DIFFUSIONS = [Interpolating(law, timesteps=timesteps) for law in LAWS for timesteps in (None, 1000)]
-PROCESSES = [*DIFFUSIONS, OneShot(V)]
+DIFFUSIONS = [DiscreteDiffusion(law, timesteps=timesteps) for law in LAWS for timesteps in (None, 1000)]
+PROCESSES = [*DIFFUSIONS, SingleStep(V)]
 
 
 def named(process) -> str:
-    if isinstance(process, OneShot):
+    if isinstance(process, SingleStep):
         return "oneshot"
     law = process.law
     return f"{type(law).__name__}-{law.base if isinstance(law, Hybrid) else law.schedule}-{process.timesteps}"
@@ -49,7 +49,7 @@ def counts(z: Tensor, process) -> Tensor:
     return z.flatten().bincount(minlength=states(process))
 
 
-def marginal(process: Interpolating, x: Tensor, t: float) -> Tensor:
+def marginal(process: DiscreteDiffusion, x: Tensor, t: float) -> Tensor:
     """q(z_t | x) as a vector over all states, for x a distribution over tokens, in float64, as the papers have it."""
     at, noise = torch.tensor(t, dtype=torch.float64), torch.zeros(states(process), dtype=torch.float64)
     signal = F.pad(x.double(), (0, states(process) - V))
@@ -82,13 +82,13 @@ def test_nothing_is_left_at_time_one(process) -> None:
     noise = GeneratorNoise(generator(3), N)
     prior = counts(process.prior(N, 1, noise), process)
     last = counts(process.corrupt(torch.ones(N, 1).long(), field(1.0), noise), process)
-    if isinstance(process, OneShot):
+    if isinstance(process, SingleStep):
         law = truth = F.one_hot(torch.tensor(V), V + 1).double()
     else:
         law, truth = (marginal(process, x, 1.0) for x in (torch.full((V,), 1 / V), F.one_hot(torch.tensor(1), V)))
     assert chi_square_p_value(prior, law) > MIN_P_VALUE and chi_square_p_value(last, truth) > MIN_P_VALUE
     divergence = float(torch.special.xlogy(truth, truth / law.clamp_min(1e-300)).sum())
-    nats = process.prior_nats(torch.zeros(2, 3).long())
+    nats = process.prior_kl(torch.zeros(2, 3).long())
     torch.testing.assert_close(nats, torch.full_like(nats, divergence), rtol=1e-4, atol=1e-6)
 
 
@@ -105,7 +105,7 @@ def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
     noise = GeneratorNoise(generator(5), N)
     z = process.corrupt(torch.full((N, 1), 2), field(t), noise)
     out = torch.randn(N, 1, V, generator=generator(6))
-    if isinstance(process, OneShot) and t == 0:
+    if isinstance(process, SingleStep) and t == 0:
         out = truth(torch.full((N, 1), 2))
     assert torch.equal(process.step(out, z, field(t), field(t), noise), z)
 
@@ -145,7 +145,7 @@ def test_two_steps_are_one(process) -> None:
     assert chi_square_p_value(counts(by_two, process), law) > MIN_P_VALUE
 
 
-def transition(process: Interpolating, s: float, t: float) -> Tensor:
+def transition(process: DiscreteDiffusion, s: float, t: float) -> Tensor:
     """The K × K matrix q(z_t | z_s), as a product of 7 smaller ones: stay · I + what each state got meanwhile."""
     product = torch.eye(states(process), dtype=torch.float64)
     times = torch.linspace(s, t, 8).double()
@@ -156,7 +156,7 @@ def transition(process: Interpolating, s: float, t: float) -> Tensor:
     return product
 
 
-def posterior(process: Interpolating, x: Tensor, z: int, t: float, s: float) -> Tensor:
+def posterior(process: DiscreteDiffusion, x: Tensor, z: int, t: float, s: float) -> Tensor:
     """q(z_s | z_t = z, x) by Bayes' rule with matrices."""
     joint = marginal(process, x, s) * transition(process, s, t)[:, z]
     return joint / joint.sum()
@@ -173,7 +173,7 @@ def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float,
             if marginal(process, x, t)[z] == 0:
                 continue  # impossible, for example a token at t = 1
             times = torch.tensor([t], dtype=torch.float64), torch.tensor([s], dtype=torch.float64)
-            closed = process._log_step(x[None], torch.tensor([z]), *times).exp()[0]
+            closed = process._log_transition(x[None], torch.tensor([z]), *times).exp()[0]
             torch.testing.assert_close(closed, posterior(process, x, z, t, s), rtol=1e-5, atol=1e-9)
             assert float(closed.sum()) == pytest.approx(1, abs=1e-9)
 
@@ -181,7 +181,7 @@ def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float,
 @pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
 @pytest.mark.parametrize("schedule", CURVES, ids=str)
 def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float) -> None:
-    process = Interpolating(Masking(V, schedule))
+    process = DiscreteDiffusion(Masking(V, schedule))
     z, noise = torch.full((N, 1), V), GeneratorNoise(generator(12), N)
     out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
     law = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
@@ -191,13 +191,13 @@ def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float)
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.95])
 def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
     """`inform` against frequencies: draw x from a prior, corrupt it, and look which x produced z = 3."""
-    process = Interpolating(Uniform(V, Cosine()))
+    process = DiscreteDiffusion(Uniform(V, Cosine()))
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
     z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), GeneratorNoise(generator(14), 4 * N))
-    law = process.inform(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
+    law = process.add_evidence(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
     assert chi_square_p_value(x[z == 3].bincount(minlength=V), law) > MIN_P_VALUE
-    evidence = process.evidence(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
+    evidence = process.log_likelihood(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
     likelihood = torch.stack([marginal(process, row, t)[3] for row in torch.eye(V)]).log()
     torch.testing.assert_close(evidence - evidence[0], (likelihood - likelihood[0]).float(), rtol=1e-4, atol=1e-5)
 
@@ -205,25 +205,25 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_evidence_is_certain_at_time_zero_and_silent_at_time_one(process) -> None:
     x = torch.arange(V)[None]
-    assert torch.equal(process.evidence(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
+    assert torch.equal(process.log_likelihood(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
     hidden = process.prior(1, V, GeneratorNoise(generator(1), 1))
-    silent = isinstance(process, OneShot) or process.law.prior_nats() == 0
-    assert not silent or process.evidence(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
+    silent = isinstance(process, SingleStep) or process.law.prior_kl() == 0
+    assert not silent or process.log_likelihood(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("t", [0.2, 0.7])
 def test_evidence_taken_out_leaves_the_context(t: float) -> None:
-    process = Interpolating(Uniform(V, Polynomial(1.0)))
+    process = DiscreteDiffusion(Uniform(V, Polynomial(1.0)))
     context, z = torch.randn(9, V, generator=generator(15)), torch.randint(V, (9,), generator=generator(16))
     times = torch.full((9,), t)
-    torch.testing.assert_close(process.context(process.inform(context, z, times), z, times), context.softmax(-1))
+    torch.testing.assert_close(process.context(process.add_evidence(context, z, times), z, times), context.softmax(-1))
 
 
 def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:
     """Masks by chance come in the right number: the mean share over times, by their weights, is one half."""
-    process = Interpolating(Masking(V, Polynomial(1.0)))
+    process = DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     noise, x = GeneratorNoise(generator(17), 2000), torch.zeros(2000, 8).long()
-    z, t, weight = process.noised(x, noise.low_discrepancy_times(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)
+    z, t, weight = process.sample_zt(x, noise.low_discrepancy_times(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)
     mean, error = mean_and_error(((z == V) * weight).double().mean(1))
     assert abs(mean - 0.5) < 3 * error < 0.05
     assert math.isclose(float(weight.mean()), 1, abs_tol=1e-3) and t.max() <= 1

@@ -12,8 +12,8 @@ import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.processes.spherical import Spherical
-from logosphere.processes.splitting import ValidCodes
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.digit_posterior import ValidCodes
 from logosphere.sampling.steppers import PublishedWalk
 
 
@@ -66,7 +66,7 @@ def test_rho_scales_the_spread_of_states() -> None:
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_the_papers_time_and_back(name: str) -> None:
     process = ls.build(name, vocab_size=9, length=1, denoiser=None).process
-    assert isinstance(process, Spherical)
+    assert isinstance(process, SphericalDiffusion)
     tau = torch.linspace(0, 0.999, 57).double()
     torch.testing.assert_close(process.schedule_time(process.time_of(tau)), tau, atol=1e-4, rtol=0)
 

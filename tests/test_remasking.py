@@ -184,7 +184,7 @@ def test_path_planning_hides_what_no_longer_fits() -> None:
         """p(x_i | all others), and what z_i itself says, as a network answers."""
         alone = z.expand(5, 5).where(~torch.eye(5).bool(), 3)
         others = oracle(alone, t.expand(5, 5), alone)[range(5), range(5)][None]
-        return model.process.inform(others, z, t)[where]
+        return model.process.add_evidence(others, z, t)[where]
 
     moved = Rewriting(temperature=0.0, review=True)(model.process, ask, z, t, s, GeneratorNoise(generator(1), 1))
     assert moved.tolist() == [[1, 1, 3, 1, 1]]

@@ -149,7 +149,7 @@ def tail_and_surprise(drawn: Tensor, log_p: Tensor, tail: Tensor) -> tuple[tuple
 def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
     """One draw per token at T = 1000 multiplies probabilities by 1/1000, where a float32 Gumbel draw loses the tail.
 
-    Here the whole distribution is scaled down beside a state that nearly always wins, and what is drawn besides it
+    Here the whole distribution is scaled down beside a state that nearly always wins, and what is drawn auxiliary_loss it
     must still be Zipf's law: the tail of 8192 words weighs 0.15, the standard error is 0.005.
     """
     log_p = -torch.arange(1, 8193).double().log()
@@ -159,9 +159,9 @@ def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
     with_rest = torch.cat([log_p + math.log(1e-3), torch.tensor([math.log1p(-1e-3)]).double()]).float()
     drawn = torch.cat([categorical(with_rest.expand(1000, -1), part * 1e-3) for part in u.split(1000)])
     assert drawn.max() < 8192
-    (mass, mass_error), (surprise, surprise_error) = tail_and_surprise(drawn, log_p, tail)
+    (mass, mass_error), (unmask_nll, surprise_error) = tail_and_surprise(drawn, log_p, tail)
     assert abs(mass - float(log_p[tail].exp().sum())) < 3.5 * mass_error
-    assert abs(surprise - float(-(log_p.exp() * log_p).sum())) < 3.5 * surprise_error < 0.15
+    assert abs(unmask_nll - float(-(log_p.exp() * log_p).sum())) < 3.5 * surprise_error < 0.15
 
 
 def test_every_source_offers_the_same_interface() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logosphere.errors import UserError
-from logosphere.processes.mixing import Blended
+from logosphere.processes.discrete.mixing import HybridSchedule
 from logosphere.schedules.signal import (
     SCHEDULES,
     Cosine,
@@ -31,7 +31,7 @@ schedules = st.one_of(
     st.sampled_from(
         [Cosine(), Truncated(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED, SineNoise()]
     ),
-    st.floats(0.1, 3).map(lambda strength: Blended(Cosine(), strength)),
+    st.floats(0.1, 3).map(lambda strength: HybridSchedule(Cosine(), strength)),
     st.floats(0.25, 4).map(Polynomial),
 )
 times = st.floats(0, 1)
@@ -52,7 +52,7 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
     "curve, left",
     [
         *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine", "md4-cosine")],
-        *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (Blended(Cosine(), 0.5), 0.0)],
+        *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (HybridSchedule(Cosine(), 0.5), 0.0)],
         *[(SCHEDULES["log-linear"], 1e-3), (Geometric(), math.exp(-20)), (Truncated(Cosine(), 0.2), 0.2)],
         (CHAIN, math.prod(1 - beta for beta in cosine_betas(50))),
     ],

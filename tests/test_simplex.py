@@ -10,10 +10,10 @@ from toy_languages import generator
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.geometry import simplex, sphere
-from logosphere.processes.dirichlet import DirichletPath, mean_speeds, speeds
-from logosphere.processes.geodesic import END, GeodesicPath
-from logosphere.processes.sticks import StickPath
-from logosphere.processes.wrightfisher import WrightFisherPath
+from logosphere.processes.simplex.dirichlet import DirichletPath, mean_speeds, speeds
+from logosphere.processes.simplex.geodesic import END, GeodesicPath
+from logosphere.processes.simplex.stick_breaking import StickPath
+from logosphere.processes.simplex.wright_fisher import WrightFisherPath
 from logosphere.rng import GeneratorNoise
 
 N = 5000
@@ -136,7 +136,7 @@ def test_lives_are_probabilities_and_end_faint(choices: int) -> None:
     path = WrightFisherPath(choices, 9)
     lives = path.lives(torch.linspace(0, 1, 50))
     torch.testing.assert_close(lives.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
-    assert 0 <= path.prior_nats() < 2e-4
+    assert 0 <= path.prior_kl() < 2e-4
     assert float(lives[-1, -1]) == pytest.approx(1, abs=1e-5) and float(lives[0, 0]) > 0.9
     mean = lives @ torch.arange(10.0)
     torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
@@ -193,4 +193,4 @@ def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None
     wanted, _ = simplex.sticks(path.at(u, s, noise))
     for j in (0, 1):
         assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > MIN_P_VALUE
-    assert 0 <= path.prior_nats() < 2e-4
+    assert 0 <= path.prior_kl() < 2e-4

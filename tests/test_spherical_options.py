@@ -19,10 +19,11 @@ from logosphere.errors import UserError
 from logosphere.geometry.bridges import LogBridge, simulate
 from logosphere.geometry.normal import matching_rho, mean_cosine, moment_matched
 from logosphere.networks.base import Denoiser
-from logosphere.processes.clock import paper_law, paper_time, window_law
-from logosphere.processes.moves import MOVES
-from logosphere.processes.splitting import ValidCodes
-from logosphere.rng import GeneratorNoise
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.digit_posterior import ValidCodes
+from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
+from logosphere.rng import GeneratorNoise, Noise
 from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
@@ -65,16 +66,24 @@ def test_states_of_another_law_have_no_bound() -> None:
     assert joint_sphere_model("rdlm-heat", language, transitions="normal", path="in-turn").process.kind == "bound"
 
 
-def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds() -> None:
+def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that is right for one start and wrong for the other: the mixture leans on the better one."""
     language = sticky_chain(3, 4)
     model = joint_sphere_model("rdlm-heat", language, start="mask+uniform")
     right = Oracle(model, language)
+    drawn: list[int | None] = []
+    draw_start = SphericalDiffusion._which
+
+    def record_component(process: SphericalDiffusion, t: torch.Tensor, noise: Noise) -> torch.Tensor:
+        drawn.append(process.component)
+        return draw_start(process, t, noise)
+
+    monkeypatch.setattr(SphericalDiffusion, "_which", record_component)
 
     class OneSided(Oracle):
         def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
             out = right(z, t, context, where)
-            return torch.zeros_like(out) if model.process.branch == 1 else out
+            return torch.zeros_like(out) if drawn[-1] == 1 else out
 
     tokens = language.sample(500, generator(3))
     one_sided = OneSided(model, language)
@@ -144,16 +153,16 @@ def test_the_matched_normal_has_the_mean_of_the_law() -> None:
 
 def test_the_papers_clocks() -> None:
     s = torch.linspace(0, 1, 11).double()
-    t = paper_time("geometric", s)
+    t = rdlm_time("geometric", s)
     torch.testing.assert_close((200**t - 1) / 199, s)
     for schedule in ("geometric", "linear", "cosine"):
-        t = paper_time(schedule, s)
+        t = rdlm_time(schedule, s)
         assert t[0] == pytest.approx(0, abs=1e-6) and t[-1] == pytest.approx(1, abs=1e-6) and (t.diff() > 0).all()
-        law = paper_law(schedule, torch.linspace(0, 0.3, 101).double())
+        law = rdlm_time_density(schedule, torch.linspace(0, 0.3, 101).double())
         assert float(law.sum()) == pytest.approx(1) and (law > 0).all()
     times = torch.linspace(0, 0.34, 321).double()
-    drawn = window_law("geometric", times, 0.3, 0.6)
-    t = paper_time("geometric", times)
+    drawn = rdlm_importance_density("geometric", times, 0.3, 0.6)
+    t = rdlm_time("geometric", times)
     assert float(drawn[(t > 0.3) & (t < 0.6)].sum()) > 0.999 and float(drawn.sum()) == pytest.approx(1)
 
 
@@ -281,7 +290,7 @@ class DigitOracle(Denoiser):
 
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         codec = self.model.process.codec
-        said = self.model.process.evidence(z, t).unflatten(1, (-1, codec.digits))
+        said = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
         digits = codec.written(torch.arange(self.language.vocab_size))
         by_token = sum(said[:, :, i][..., digits[:, i]] for i in range(codec.digits))
         posterior = self.language.posterior(by_token).double().exp()

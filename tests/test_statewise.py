@@ -10,7 +10,7 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
-from logosphere.processes.statewise import Statewise
+from logosphere.processes.discrete.genmd4 import GenMD4
 from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 
@@ -66,11 +66,11 @@ def test_the_continuous_rate_is_the_limit_of_steps() -> None:
     of_x, p_x = appear.gather(1, x[:, None])[:, 0], p.gather(1, x[:, None])[:, 0]
     hidden = 1 - (p * appear).sum(1)
     divergence = of_x * -p_x.log() + (1 - of_x) * ((1 - of_x) / hidden).log()
-    nats = process.nats(out, x, torch.full_like(x, V), t).detach()
+    nats = process.elbo_rate(out, x, torch.full_like(x, V), t).detach()
     torch.testing.assert_close(T * divergence, nats, rtol=1e-3, atol=1e-4)
 
 
-def marginal_cost(process: Statewise, predict, x: Tensor, t: float, *, credit: bool = True) -> Tensor:
+def marginal_cost(process: GenMD4, predict, x: Tensor, t: float, *, credit: bool = True) -> Tensor:
     """The exact mean of the cost at time t over all 2^L states, as a function of the powers."""
     length, total = x.shape[1], torch.zeros(())
     for pattern in range(2**length):
@@ -78,7 +78,7 @@ def marginal_cost(process: Statewise, predict, x: Tensor, t: float, *, credit: b
         z, times = torch.where(hidden, process.mask, x), torch.full(x.shape, t)
         rate = times ** process.powers[x]
         chance = torch.where(hidden, rate, 1 - rate).prod()
-        cost = process.nats(predict(z, times, x, None), x, z, times)
+        cost = process.elbo_rate(predict(z, times, x, None), x, z, times)
         total = total + (chance if credit else chance.detach()) * torch.where(hidden, cost, 0.0).sum()
     return total
 

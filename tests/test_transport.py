@@ -18,7 +18,7 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.assignment import assigned
-from logosphere.processes.geodesic import GeodesicPath
+from logosphere.processes.simplex.geodesic import GeodesicPath
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.samplers import sampler

@@ -9,7 +9,7 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.errors import UserError
-from logosphere.processes.wide import Read, WideSpherical
+from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion, Read
 from logosphere.rng import CounterNoise, GeneratorNoise
 
 
@@ -19,11 +19,11 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
-def wide(**options: object) -> tuple[ls.Model, WideSpherical]:
+def wide(**options: object) -> tuple[ls.Model, ProjectedSphericalDiffusion]:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=40, length=1, projected=True, **SMALL, **options)
     process = model.process
-    assert isinstance(process, WideSpherical)
+    assert isinstance(process, ProjectedSphericalDiffusion)
     return model, process
 
 

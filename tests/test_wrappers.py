@@ -131,7 +131,7 @@ def test_informed_networks_are_told_what_the_state_says(name: str) -> None:
     z = LANGUAGE.sample(4, generator(3))
     t = torch.full(z.shape, 0.3)
     plain = informed.inner(z, t, z)
-    torch.testing.assert_close(informed(z, t, z), plain + model.process.evidence(z, t))
+    torch.testing.assert_close(informed(z, t, z), plain + model.process.log_likelihood(z, t))
     where = torch.rand(z.shape, generator=generator(4)) < 0.5
     torch.testing.assert_close(informed(z, t, z, where), informed(z, t, z)[where])
     assert torch.equal(informed(z, torch.zeros_like(t), z).argmax(-1), z)

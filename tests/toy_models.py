@@ -85,7 +85,7 @@ def calibrated_model(name: str, language: Language, **options: object) -> Model:
     model = ls.build(name, denoiser=None, **(size | options))
     model.process.train()
     model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    model.process.settle()
+    model.process.update_statistics()
     model.process.eval()
     return model
 

@@ -58,6 +58,10 @@ class TokenEncoder(nn.Module, ABC):
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:  # noqa: B027 (optional)
         """Compute in advance what these rows of a corpus need repeatedly."""
 
+    def accumulators(self) -> list[Tensor]:
+        """Sums of the observations of a training step."""
+        return []
+
     def update_statistics(self) -> None:  # noqa: B027 (an encoder trained by gradients has no statistics)
         """Update running statistics by what was accumulated."""
 
@@ -144,6 +148,9 @@ class FrozenEncoder(TokenEncoder):
         if not bool(found.all()):
             states[~found] = self.encoder.states(self.to_pieces(tokens[~found]))
         return states
+
+    def accumulators(self) -> list[Tensor]:
+        return [self.standard.pending]
 
     def update_statistics(self) -> None:
         self.standard.update_statistics()

@@ -126,7 +126,7 @@ class TextAutoencoder(Autoencoder):
 
     # ---- latents to tokens ----------------------------------------------------------------------------------------
 
-    def token_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
+    def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         return self._cross_entropy(self.decoder(self.normalise(z), tokens).logits, tokens)
 
     def decode(self, z: State) -> Tokens:
@@ -175,6 +175,10 @@ class TextAutoencoder(Autoencoder):
 
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         self.reader.precompute(rows, corpus)
+
+    def accumulators(self) -> list[Tensor]:
+        own = [self.standard.pending] if self.scale == "standard" else []
+        return self.reader.accumulators() + own
 
     def update_statistics(self) -> None:
         self.reader.update_statistics()

@@ -40,7 +40,7 @@ class Autoencoder(Codec, ABC):
         """Encode, corrupt and decode a batch, with gradients; statistics are accumulated until `update_statistics`."""
 
     @abstractmethod
-    def token_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
+    def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
         """-log p(x_i | z), or -log p(x_i | z, x_<i) for a causal decoder; they sum to -log p(x | z)."""
 
     @abstractmethod
@@ -50,6 +50,10 @@ class Autoencoder(Codec, ABC):
     @abstractmethod
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         """Compute in advance what these rows of a corpus need repeatedly."""
+
+    @abstractmethod
+    def accumulators(self) -> list[Tensor]:
+        """Sums of the observations of a training step."""
 
     @abstractmethod
     def update_statistics(self) -> None:

@@ -134,7 +134,7 @@ class Embeddings(Codec):
         return layer
 
     @torch.no_grad()
-    def figures(self, alpha: float, sigma: float) -> dict[str, float]:
+    def metrics(self, alpha: float, sigma: float) -> dict[str, float]:
         """Norm, spread (distance to the nearest other row, over the norm) and how often α e + σ ε is nearest to α e."""
         rows = torch.randperm(self.vocab_size, generator=torch.Generator().manual_seed(0))[:FEW].to(self.weight.device)
         table = self.table()

@@ -164,23 +164,23 @@ class Oracle(Denoiser):
             raise UserError("There is no exact posterior for states that belong to whole sequences.")
         if (model.length, model.vocab_size) != (language.length, language.vocab_size):
             raise UserError("The model and the language must have the same length and vocabulary.")
-        self.block, self.reads_time, self.language = model.block, model.process.needs_time, language
+        self.block, self.reads_time, self.language = model.block, model.process.time_conditional, language
         self.process = model.process
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         """Conditions on clean blocks before a position and on the noisy state of its own block, not on later blocks."""
-        own = self.process.evidence(z, t)
+        own = self.process.log_likelihood(z, t)
         if self.block == self.language.length:
             out = self.language.posterior(own)
         else:
-            clean = self.process.evidence(context, torch.zeros_like(t))
+            clean = self.process.log_likelihood(context, torch.zeros_like(t))
             parts = []
             for start in range(0, self.language.length, self.block):
                 end = start + self.block
                 seen = torch.cat([clean[:, :start], own[:, start:end], torch.zeros_like(own[:, end:])], dim=1)
                 parts.append(self.language.posterior(seen)[:, start:end])
             out = torch.cat(parts, dim=1)
-        out = self.process.phrased(out, z, t).float()
+        out = self.process.from_posterior(out, z, t).float()
         return out if where is None else out[where]
 
 

@@ -84,7 +84,7 @@ def has_decreasing_times(model: Model, batch: Batch) -> bool:
 
     def time(quantile: float) -> float:
         w = torch.full((len(batch), model.length // model.block), quantile, dtype=torch.float64, device=model.device)
-        return float(process.noised(process.encode(batch, noise).u, w, free, noise).t.mean())
+        return float(process.sample_zt(process.encode(batch, noise).u, w, free, noise).t.mean())
 
     with torch.no_grad():
         return time(0.1) > time(0.9)

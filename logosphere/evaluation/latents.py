@@ -49,7 +49,7 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
             noise = torch.randn(u.shape, generator=rng, device=rng.device).to(u)
             variants = {"own": u, "shuffled": u.roll(1, 0), "mean": u.mean(0).expand_as(u), "random": noise}
             for name, latents in variants.items():
-                nats[name].append(codec.token_nll(latents, tokens))
+                nats[name].append(codec.reconstruction_nll(latents, tokens))
     finally:
         model.train(training)
     if not matches:

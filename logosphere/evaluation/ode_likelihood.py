@@ -25,7 +25,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.processes.flow import Carried, Flow, Transport
+from logosphere.processes.simplex.process import DensityPath, DeterministicPath, SimplexProcess
 from logosphere.rng import GeneratorNoise, Noise
 from logosphere.types import Batch, Bound, Float, Positions, Predict, State, Tokens
 
@@ -33,11 +33,11 @@ Velocity = Callable[[State, float], tuple[State, Float[Tensor, " B"]]]
 """(z, s) -> v and its divergence."""
 
 
-def density_path(model: Model) -> tuple[Flow, Carried]:
+def density_path(model: Model) -> tuple[SimplexProcess, DensityPath]:
     """The process of a model and its path, if densities can be computed along it; raises UserError otherwise."""
     process = model.process
-    path: object = process.path if isinstance(process, Flow) else None
-    if not isinstance(process, Flow) or not isinstance(path, Transport):
+    path: object = process.path if isinstance(process, SimplexProcess) else None
+    if not isinstance(process, SimplexProcess) or not isinstance(path, DeterministicPath):
         raise UserError(
             "Likelihoods by the ODE are for flows that predict tokens: dirichlet-flow with churn=0, or fisher-flow "
             "with prior=simplex."
@@ -46,7 +46,7 @@ def density_path(model: Model) -> tuple[Flow, Carried]:
         raise UserError(
             "This flow is sampled with noise and has a bound of its own; build it with churn=0 for the ODE."
         )
-    if not isinstance(path, Carried) or not path.smooth:
+    if not isinstance(path, DensityPath) or not path.smooth:
         raise UserError(
             "The velocities of this flow are discontinuous where tokens become impossible, so their divergence does "
             "not give the density; build fisher-flow with prior=simplex."
@@ -104,7 +104,7 @@ def ode_nelbo(
 
 
 def _make_velocity(
-    process: Flow, path: Carried, predict: Predict, u: State, free: Positions, noise: Noise | None
+    process: SimplexProcess, path: DensityPath, predict: Predict, u: State, free: Positions, noise: Noise | None
 ) -> Velocity:
     """v and div v over all free positions; known positions have v = 0."""
 
@@ -136,7 +136,7 @@ def _divergence(v: State, z: State, noise: Noise | None) -> Float[Tensor, " B"]:
 
 
 def _integrate_backward(
-    velocity: Velocity, path: Carried, z: State, free: Positions, steps: int
+    velocity: Velocity, path: DensityPath, z: State, free: Positions, steps: int
 ) -> tuple[State, Float[Tensor, " B"]]:
     """The starting point of the path to z, and ∫ div v ds, by Heun's method from s = 1 to 0."""
     total = torch.zeros(len(z), dtype=torch.float64, device=z.device)
@@ -149,5 +149,5 @@ def _integrate_backward(
     return z, total
 
 
-def _euler_step(path: Carried, z: State, v: State, free: Positions, h: float) -> State:
+def _euler_step(path: DensityPath, z: State, v: State, free: Positions, h: float) -> State:
     return torch.where(free[..., None], path.onto(z - h * v), z)

@@ -13,8 +13,8 @@ from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian import Gaussian
-from logosphere.processes.latent import Latent
+from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.latent import Latent
 from logosphere.types import Float, Predict, State, Times
 
 
@@ -37,7 +37,7 @@ class NoisyClassifier(nn.Module):
         self.network = network
         self.stem = nn.Linear(width, self.network.width, bias=False)
         nn.init.normal_(self.stem.weight, std=0.2)
-        reads_time = isinstance(process.codec, TokenCodec) and process.needs_time
+        reads_time = isinstance(process.codec, TokenCodec) and process.time_conditional
         self.trunk = Backbone(self.network, positions, reads_time=reads_time)
         self.head = LinearHead(positions * self.network.width, classes)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.gaussian import Gaussian
+from logosphere.processes.gaussian.diffusion import Gaussian
 from logosphere.types import Bool, Float, Logits, Positions, State, Times
 
 LogObjective = Callable[[Tensor], Float[Tensor, " B"]]

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.heads import Score
-from logosphere.processes.mixing import Mixing
+from logosphere.processes.discrete.mixing import MixingDistribution
+from logosphere.processes.discrete.parameterization import Score
 from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
 
@@ -24,7 +24,7 @@ class LinearHead(nn.Linear):
 
 
 class LogisticHead(Wrapper):
-    """Turns two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
+    """AnyOrder two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
 
         logit_k = log [σ((v_k + ½h - μ)/s) - σ((v_k - ½h - μ)/s)],   v from -1 to 1 in steps of h = 2/(V - 1)
 
@@ -57,9 +57,9 @@ class LogisticHead(Wrapper):
 
 
 class ScoreHead(Wrapper):
-    """Turns raw outputs into log ratios log p_t(k)/p_t(z), as the `Score` parameterization reads them (SEDD)."""
+    """AnyOrder raw outputs into log ratios log p_t(k)/p_t(z), as the `Score` parameterization reads them (SEDD)."""
 
-    def __init__(self, inner: Denoiser, law: Mixing, head: Score):
+    def __init__(self, inner: Denoiser, law: MixingDistribution, head: Score):
         super().__init__(inner)
         self.law, self.head = law, head
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.base import Process, bound
+from logosphere.processes.base import Process
+from logosphere.processes.bound import bound
+from logosphere.processes.capabilities import LearnedCodec
 from logosphere.rng import Noise
 from logosphere.types import Batch, Bound, Float, Logits, Positions, State, Times
 
@@ -124,7 +126,7 @@ def bound_by_group(
     bounds = []
     for rows, on in ((~conditioned, False), (conditioned, True)):
         part = denoiser.select_rows(rows).with_self_conditioning(on)
-        with _without_gradient(process.held_parameters() if on else []):
+        with _without_gradient(process.held_parameters() if on and isinstance(process, LearnedCodec) else []):
             bounds.append(bound(process, part, batch.select(rows), w[rows], noise.select(rows)))
     order = torch.cat([(~conditioned).nonzero(), conditioned.nonzero()])[:, 0].argsort()
     first, second = bounds

@@ -8,9 +8,14 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.base import CERTAIN, Process
+from logosphere.processes.base import MAX_LOGIT
 from logosphere.rng import running_sum
 from logosphere.types import LogitChunks, Logits, Positions, State, Times
+
+AddEvidence = Callable[[Logits, State, Times], Logits]
+"""`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
+LogLikelihood = Callable[[State, Times], Logits]
+"""`Process.log_likelihood`: (states, times) -> log q(z_t | x = k)."""
 
 
 class PosteriorHead(Wrapper):
@@ -19,21 +24,21 @@ class PosteriorHead(Wrapper):
     For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
     """
 
-    def __init__(self, inner: Denoiser, process: Process):
+    def __init__(self, inner: Denoiser, add_evidence: AddEvidence):
         super().__init__(inner)
-        self._process = [process]  # in a list, so that its parameters are not registered twice
+        self.add_evidence = add_evidence
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where)
-        return self._process[0].inform(out, z, t) if where is None else self._process[0].inform(out, z[where], t[where])
+        return self.add_evidence(out, z, t) if where is None else self.add_evidence(out, z[where], t[where])
 
     def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        inner, process = self.inner.logit_chunks(z, t, context, where), self._process[0]
+        inner = self.inner.logit_chunks(z, t, context, where)
         z, t = z[where], t[where]
-        return lambda rows: process.inform(inner(rows), z[rows], t[rows])
+        return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return PosteriorHead(inner, self._process[0])
+        return PosteriorHead(inner, self.add_evidence)
 
 
 class CarryOver(Wrapper):
@@ -52,7 +57,7 @@ class CarryOver(Wrapper):
 
     def _carry_over(self, out: Logits, z: State) -> Logits:
         token = z.clamp_max(self.mask - 1)[..., None]
-        return out.scatter_add(-1, token, torch.where(z == self.mask, 0.0, CERTAIN).to(out.dtype)[..., None])
+        return out.scatter_add(-1, token, torch.where(z == self.mask, 0.0, MAX_LOGIT).to(out.dtype)[..., None])
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return CarryOver(inner, self.mask)
@@ -61,18 +66,19 @@ class CarryOver(Wrapper):
 class BeliefInput(Wrapper):
     """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
 
-    def __init__(self, inner: Denoiser, process: Process):
+    def __init__(self, inner: Denoiser, log_likelihood: LogLikelihood):
         super().__init__(inner)
-        self._process = [process]  # in a list, so that its parameters are not registered twice
+        self.log_likelihood = log_likelihood
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        scale = self._process[0].codec.choices ** 0.5
-        belief = scale * self._process[0].evidence(z, t).softmax(-1)
+        belief = self.log_likelihood(z, t).softmax(-1)
+        scale = belief.shape[-1] ** 0.5
+        belief = scale * belief
         clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
         return self.inner(belief, t, clean, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return BeliefInput(inner, self._process[0])
+        return BeliefInput(inner, self.log_likelihood)
 
 
 InputTransform = Callable[[State, Times], Tensor]

@@ -11,21 +11,21 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead, LogisticHead
 from logosphere.networks.transformer import CausalTransformer
 from logosphere.networks.wrappers import CarryOver, PosteriorHead
-from logosphere.processes.clock import Clock, even_law
-from logosphere.processes.interpolating import Interpolating, Weighting
-from logosphere.processes.mixing import Hybrid, Masking, Uniform
-from logosphere.processes.oneshot import OneShot
-from logosphere.processes.ordinal import Ordinal
-from logosphere.processes.statewise import Statewise
-from logosphere.processes.times import TimeSampler
-from logosphere.processes.weighting import clipped, clipped_at_two, dynamic, dynamic_of_code
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion, Weighting
+from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian
+from logosphere.processes.discrete.genmd4 import GenMD4
+from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
+from logosphere.processes.discrete.single_step import SingleStep
+from logosphere.processes.discrete.weighting import clipped, clipped_at_two, dynamic, dynamic_of_code
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
+from logosphere.processes.training_times import TrainingTimes
 from logosphere.recipes.discrete_parts import (
     as_interval,
     chain_schedule,
+    decode_from_network,
     diffusion_model,
     even_loss,
     is_unweighted,
-    network_reads,
     score_model,
     transformer,
 )
@@ -46,7 +46,7 @@ WEIGHTINGS: dict[str, Weighting | None] = {
 def ar(vocab_size: int, length: int, network: NetworkConfig | None) -> Model:
     """The one-shot process in blocks of one position, read by a causal network."""
     denoiser = None if network is None else CausalTransformer(vocab_size, length, network)
-    return Model(OneShot(vocab_size), denoiser, length=length, block=1)
+    return Model(SingleStep(vocab_size), denoiser, length=length, block=1)
 
 
 def mdlm(
@@ -66,13 +66,13 @@ def mdlm(
     """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count.
 
     Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does. `times`
-    and `t_min` say how training draws times (processes/times.py). With `all_masked` samples begin with masks alone,
+    and `t_min` say how training draws times (processes/training_times.py). With `all_masked` samples begin with masks alone,
     also where the schedule leaves signal at t = 1.
     """
     law = Masking(vocab_size, schedule_by_name(schedule))
-    counted = exact_count and not reads_time and law.prior_nats() == 0
-    sampler = TimeSampler(times, t_min)
-    process = Interpolating(
+    counted = exact_count and not reads_time and law.prior_kl() == 0
+    sampler = TrainingTimes(times, t_min)
+    process = DiscreteDiffusion(
         law, exact_count=counted, unweighted=is_unweighted(loss), times=sampler, all_masked=all_masked
     )
     return diffusion_model(process, length, block, network, reads_time=reads_time)
@@ -97,8 +97,8 @@ def md4(
     """
     curve = schedule_by_name(schedule)
     law = Masking(vocab_size, Squeezed(curve, eps) if eps else curve)
-    process = Interpolating(
-        law, unweighted=is_unweighted(loss), times=TimeSampler(times), all_masked=all_masked, grid=cosine_grid
+    process = DiscreteDiffusion(
+        law, unweighted=is_unweighted(loss), times=TrainingTimes(times), all_masked=all_masked, grid=cosine_grid
     )
     return diffusion_model(process, length, block, network, reads_time=True)
 
@@ -121,8 +121,8 @@ def genmd4(
     to learn. With `t_min` the path ends there, in training and in bounds, and what is hidden then is read off by the
     powers alone; `eps` is the chance that a token is still seen at t = 1.
     """
-    sampler = TimeSampler(times, t_min if times != "low-variance" else 0.0)
-    process = Statewise(vocab_size, first_time=t_min, eps=eps, times=sampler, all_masked=all_masked)
+    sampler = TrainingTimes(times, t_min if times != "low-variance" else 0.0)
+    process = GenMD4(vocab_size, first_time=t_min, eps=eps, times=sampler, all_masked=all_masked)
     model = diffusion_model(process, length, block, network if informed else None, reads_time=True)
     if network is not None and not informed:
         model.denoiser = CarryOver(transformer(process, length, model.block, network, reads_time=True), process.mask)
@@ -135,7 +135,7 @@ def ardm(vocab_size: int, length: int, network: NetworkConfig | None, *, times: 
     That average over orders (Hoogeboom et al. 2022, eq. 3) is the bound of masked diffusion, masks drawn by count.
     """
     law = Masking(vocab_size, schedule_by_name("linear"))
-    process = Interpolating(law, exact_count=True, times=TimeSampler(times))
+    process = DiscreteDiffusion(law, exact_count=True, times=TrainingTimes(times))
     return diffusion_model(process, length, None, network, reads_time=False)
 
 
@@ -158,9 +158,9 @@ def bd3lm(
     """
     block = max(size for size in (1, 2, 3, 4) if length % size == 0) if block is None else block
     law = Masking(vocab_size, schedule_by_name("linear"))
-    process = Interpolating(
-        law, exact_count=True, masks_by_chance=not exact_count, unweighted=is_unweighted(loss), clip=as_interval(clip),
-        times=TimeSampler(times),
+    process = DiscreteDiffusion(
+        law, exact_count=True, random_mask_count=not exact_count, unweighted=is_unweighted(loss), clip=as_interval(clip),
+        times=TrainingTimes(times),
     )  # fmt: skip
     return diffusion_model(process, length, block, network, reads_time=False)
 
@@ -178,7 +178,7 @@ def d3pm_absorbing(
 ) -> Model:
     """D3PM, absorbing: β_t = 1/(T - t + 1), that is a linear signal; L_λ with λ = 0.01. timesteps=None: continuous."""
     law = Masking(vocab_size, chain_schedule(schedule, timesteps))
-    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, times=TimeSampler(times))
+    process = DiscreteDiffusion(law, timesteps=timesteps, hybrid=hybrid, times=TrainingTimes(times))
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -202,9 +202,9 @@ def d3pm_uniform(
     does, and not from its product with q(z_1 | x).
     """
     curve = chain_schedule(schedule, timesteps) if frequencies is None else even_loss(frequencies, vocab_size)
-    process = Interpolating(
-        Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid, network_reads=network_reads(reconstruction),
-        times=TimeSampler(times),
+    process = DiscreteDiffusion(
+        Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid, decode_from_network=decode_from_network(reconstruction),
+        times=TrainingTimes(times),
     )  # fmt: skip
     return diffusion_model(process, length, block, network, reads_time=True)
 
@@ -232,15 +232,15 @@ def d3pm_gaussian(
     """
     if head not in ("softmax", "logistic"):
         raise UserError(f"There is no head '{head}'.{suggest(head, ('softmax', 'logistic'))}")
-    process = Ordinal(
-        vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths, network_reads=network_reads(reconstruction),
-        times=TimeSampler(times),
+    process = DiscretizedGaussian(
+        vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths, decode_from_network=decode_from_network(reconstruction),
+        times=TrainingTimes(times),
     )  # fmt: skip
     model = diffusion_model(process, length, block, network if head == "softmax" else None, reads_time=True)
     if network is not None and head == "logistic":
         inner = transformer(process, length, model.block, network, reads_time=True)
         inner.head = LinearHead(network.width, 2)
-        model.denoiser = PosteriorHead(LogisticHead(inner, vocab_size), process)
+        model.denoiser = PosteriorHead(LogisticHead(inner, vocab_size), process.add_evidence)
     return model
 
 
@@ -266,8 +266,8 @@ def multinomial(
     if not 0 < largest_beta <= 1:
         raise UserError(f"largest_beta must be above 0 and at most 1, not {largest_beta}.")
     law = Uniform(vocab_size, from_betas(cosine_betas(timesteps, largest_beta)))
-    clock = Clock(even_law(timesteps), calm=True) if importance and timesteps > 1 else None
-    process = Interpolating(law, timesteps=timesteps, hybrid=hybrid, clock=clock, times=TimeSampler(times))
+    clock = TimeSampler(uniform_density(timesteps), calm=True) if importance and timesteps > 1 else None
+    process = DiscreteDiffusion(law, timesteps=timesteps, hybrid=hybrid, clock=clock, times=TrainingTimes(times))
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -282,7 +282,7 @@ def udlm(
     block: int | None = None,
 ) -> Model:
     """Uniform noise in continuous time, trained on its bound."""
-    process = Interpolating(Uniform(vocab_size, schedule_by_name(schedule)), times=TimeSampler(times, t_min))
+    process = DiscreteDiffusion(Uniform(vocab_size, schedule_by_name(schedule)), times=TrainingTimes(times, t_min))
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -299,7 +299,7 @@ def sedd_absorb(
 ) -> Model:
     """Score entropy with masks: the network answers with ratios of probabilities."""
     law = Masking(vocab_size, schedule_by_name(schedule))
-    return score_model(law, TimeSampler(times, t_min), length, block, network, all_masked=all_masked)
+    return score_model(law, TrainingTimes(times, t_min), length, block, network, all_masked=all_masked)
 
 
 def sedd_uniform(
@@ -314,7 +314,7 @@ def sedd_uniform(
 ) -> Model:
     """Score entropy with random tokens."""
     law = Uniform(vocab_size, schedule_by_name(schedule))
-    return score_model(law, TimeSampler(times, t_min), length, block, network)
+    return score_model(law, TrainingTimes(times, t_min), length, block, network)
 
 
 def gidd(
@@ -347,8 +347,8 @@ def gidd(
     if protocol not in PROTOCOLS:
         raise UserError(f"There is no protocol '{protocol}'.{suggest(protocol, PROTOCOLS)}")
     law = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
-    sampler = TimeSampler(times, t_min, 1 - t_min)
-    process = Interpolating(law, weighting=WEIGHTINGS[loss], times=sampler, cut_ends=protocol == "published")
+    sampler = TrainingTimes(times, t_min, 1 - t_min)
+    process = DiscreteDiffusion(law, weighting=WEIGHTINGS[loss], times=sampler, truncate_ends=protocol == "published")
     return diffusion_model(
         process, length, block, network, reads_time=True, subtract_input=law.spreads and not own_embedding
     )

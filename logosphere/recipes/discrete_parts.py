@@ -10,10 +10,10 @@ from logosphere.networks.heads import ScoreHead
 from logosphere.networks.transformer import BlockTransformer, FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
 from logosphere.processes.base import Process
-from logosphere.processes.heads import Score
-from logosphere.processes.interpolating import Interpolating
-from logosphere.processes.mixing import Mixing
-from logosphere.processes.times import TimeSampler
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.mixing import MixingDistribution
+from logosphere.processes.discrete.parameterization import Score
+from logosphere.processes.training_times import TrainingTimes
 from logosphere.schedules.signal import Schedule, cosine_betas, from_betas, mutual_information
 from logosphere.schedules.signal import find_schedule as schedule_by_name
 
@@ -48,7 +48,7 @@ def chain_schedule(schedule: str | Sequence[float], timesteps: int | None) -> Sc
     return from_betas(cosine_betas(timesteps))
 
 
-def network_reads(reconstruction: str) -> bool:
+def decode_from_network(reconstruction: str) -> bool:
     """Does the last step draw from the network's own distribution?"""
     if reconstruction not in RECONSTRUCTIONS:
         raise UserError(f"There is no reconstruction '{reconstruction}'.{suggest(reconstruction, RECONSTRUCTIONS)}")
@@ -63,8 +63,8 @@ def even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
 
 
 def score_model(
-    law: Mixing,
-    times: TimeSampler,
+    law: MixingDistribution,
+    times: TrainingTimes,
     length: int,
     block: int | None,
     network: NetworkConfig | None,
@@ -73,7 +73,7 @@ def score_model(
 ) -> Model:
     """A model whose network predicts ratios of probabilities."""
     head = Score()
-    process = Interpolating(law, head=head, times=times, all_masked=all_masked)
+    process = DiscreteDiffusion(law, head=head, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, block, None, reads_time=True)
     if network is not None:
         model.denoiser = ScoreHead(transformer(process, length, model.block, network, reads_time=True), law, head)
@@ -94,7 +94,8 @@ def diffusion_model(
     denoiser: Denoiser | None = None
     if network is not None:
         denoiser = PosteriorHead(
-            transformer(process, length, block, network, reads_time=reads_time, subtract_input=subtract_input), process
+            transformer(process, length, block, network, reads_time=reads_time, subtract_input=subtract_input),
+            process.add_evidence,
         )
     return Model(process, denoiser, length=length, block=block)
 

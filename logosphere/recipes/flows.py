@@ -22,16 +22,16 @@ from logosphere.networks.wrappers import (
     centre_probabilities,
     split_by_concentration,
 )
-from logosphere.processes.belief import BeliefPath, clear_accuracy
-from logosphere.processes.clock import Clock, even_law
-from logosphere.processes.dirichlet import PACE, DirichletPath, clear_alpha
-from logosphere.processes.fields import TangentFlow
-from logosphere.processes.flow import Flow, Path
-from logosphere.processes.geodesic import GeodesicPath
-from logosphere.processes.linear import LinearPath
-from logosphere.processes.stick_scores import StickScores
-from logosphere.processes.sticks import StickPath
-from logosphere.processes.wrightfisher import WrightFisherPath, clear_count
+from logosphere.processes.simplex.bfn import BFNPath, default_accuracy
+from logosphere.processes.simplex.dirichlet import PACE, DirichletPath, default_alpha
+from logosphere.processes.simplex.geodesic import GeodesicPath
+from logosphere.processes.simplex.linear import LinearPath
+from logosphere.processes.simplex.process import Path, SimplexProcess
+from logosphere.processes.simplex.stick_breaking import StickPath
+from logosphere.processes.simplex.stick_scores import StickScores
+from logosphere.processes.simplex.tangent_flow import TangentFlow
+from logosphere.processes.simplex.wright_fisher import WrightFisherPath, default_count
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
 
 CELLS, FEW, MANY = 128, 64, 512
 """Cells of a path in continuous time; fewer where a cell's nats are rare and large, more for a density of times."""
@@ -70,8 +70,9 @@ def bfn(
     """
     _check("scaled", input=input, loss=loss, clock=clock)
     _positive(accuracy=accuracy, timesteps=timesteps)
-    path = BeliefPath(vocab_size, accuracy or clear_accuracy(vocab_size), chain=timesteps is not None)
-    process = Flow(SimplexCodec(vocab_size, width=path.width), path, _clock(clock, timesteps or CELLS), loss=loss)  # type: ignore[arg-type]
+    path = BFNPath(vocab_size, accuracy or default_accuracy(vocab_size), chain=timesteps is not None)
+    codec, sampler = SimplexCodec(vocab_size, width=path.width), _clock(clock, timesteps or CELLS)
+    process = SimplexProcess(codec, path, sampler, loss=loss)  # type: ignore[arg-type]
     shown = centre_probabilities(vocab_size) if input == "scaled" else None
     return _model(process, length, network, posterior_head, input, self_conditioning, shown)
 
@@ -140,7 +141,7 @@ def fisher_flow(
         _free_field("velocity", posterior_head, input, self_conditioning)
         return _model(TangentFlow(codec, path, FEW), length, network, posterior_head, input, self_conditioning)
     minimised = "squared-error" if loss == "velocity" else "cross-entropy"
-    process = Flow(codec, path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
+    process = SimplexProcess(codec, path, _clock(clock, FEW), loss=minimised)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
@@ -176,13 +177,13 @@ def dirichlet_flow(
         raise UserError("Without the posterior head the noisy sampler has no finite bound; take churn=0 with it.")
     if churn == 0 and loss != "cross-entropy":
         raise UserError("With churn=0 there is no bound to train on; use loss=cross-entropy.")
-    last = clear_alpha(vocab_size) if alpha is None else float(alpha)
+    last = default_alpha(vocab_size) if alpha is None else float(alpha)
     path = DirichletPath(vocab_size, last, churn=float(churn), endless=clock == "unbounded")
     if clock == "exponential":
         paced = _exponential(last, CELLS, least=0.02)
     else:
         paced = _exponential(last, MANY) if clock == "unbounded" else _clock(clock, CELLS)
-    process = Flow(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
+    process = SimplexProcess(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
     shown = split_by_concentration(lambda t: path.alpha(process.share(t))) if input == "doubled" else None
     return _model(process, length, network, posterior_head, input, self_conditioning, shown)
 
@@ -225,7 +226,7 @@ def ddsm(
             f"{vocab_size:,} tokens are too many sticks to break one after another (at most {MOST_STICKS}); "
             "use construction=shares, which predicts=tokens and preset=default have."
         )
-    last = concentration or clear_count(vocab_size)
+    last = concentration or default_count(vocab_size)
     path: Path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
     paced = _clock(clock, CELLS) if clock != "importance" else None
     if predicts == "score":
@@ -234,7 +235,7 @@ def ddsm(
         path = StickScores(path)
         paced = paced or _never_read(path.importance(CELLS))
     assert paced is not None
-    process = Flow(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
+    process = SimplexProcess(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
     return _model(process, length, network, posterior_head, input, self_conditioning)
 
 
@@ -261,12 +262,12 @@ def _free_field(name: str, posterior_head: bool, input: str, self_conditioning: 
         raise UserError(f"predicts={name} needs posterior_head=False, input=state and self_conditioning=0.")
 
 
-def _exponential(last: float, cells: int, least: float = 0.0) -> Clock:
+def _exponential(last: float, cells: int, least: float = 0.0) -> TimeSampler:
     """Cells are drawn as α - 1 ~ 2 Exp(1) falls on them; the reading as often as beyond the last α, or `least`."""
     gone = (last - 1) * torch.arange(cells + 1, dtype=torch.float64) / cells
     beyond = (-gone / PACE).exp()
     law = torch.cat([beyond[:-1] - beyond[1:], beyond[-1:].clamp_min(least)])
-    return Clock(law / law.sum(), law / law.sum())
+    return TimeSampler(law / law.sum(), law / law.sum())
 
 
 def _check(*more: str, **given: str) -> None:
@@ -283,21 +284,21 @@ def _positive(**given: int | float | None) -> None:
             raise UserError(f"{name} must be above 0, not {value}.")
 
 
-def _never_read(law: Tensor) -> Clock:
+def _never_read(law: Tensor) -> TimeSampler:
     """A clock that draws cells by a distribution, and the reading never."""
     law = torch.cat([law.double(), torch.full((1,), NEVER, dtype=torch.float64)])
-    return Clock(law, law)
+    return TimeSampler(law, law)
 
 
-def _clock(name: str, cells: int) -> Clock:
+def _clock(name: str, cells: int) -> TimeSampler:
     if name == "uniform":
-        return _never_read(even_law(cells))
-    even = even_law(cells + 1)
-    return Clock(even, None if name == "information" else even)
+        return _never_read(uniform_density(cells))
+    even = uniform_density(cells + 1)
+    return TimeSampler(even, None if name == "information" else even)
 
 
 def _model(
-    process: Flow | TangentFlow,
+    process: SimplexProcess | TangentFlow,
     length: int,
     network: NetworkConfig | None,
     posterior_head: bool,
@@ -320,7 +321,7 @@ def _model(
         if shown is not None:
             denoiser = TransformedInput(denoiser, shown)
         if input == "belief":
-            denoiser = BeliefInput(denoiser, process)
+            denoiser = BeliefInput(denoiser, process.log_likelihood)
         if posterior_head:
-            denoiser = PosteriorHead(denoiser, process)
+            denoiser = PosteriorHead(denoiser, process.add_evidence)
     return Model(process, denoiser, length=length, block=length)

@@ -17,9 +17,9 @@ from logosphere.networks.heads import LinearHead
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead
-from logosphere.processes.clock import Clock
-from logosphere.processes.gaussian import Gaussian
-from logosphere.processes.predictions import STATES
+from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 from logosphere.schedules.logsnr import LogSNR, find_logsnr, sqrt_steps
 from logosphere.types import Logits, Positions, State, Times
@@ -147,7 +147,7 @@ def _schedule(has: Settings) -> LogSNR:
     return LEARNED[has.schedule](has.highest + has.shift, has.lowest + has.shift)
 
 
-def _clock(has: Settings) -> Clock:
+def _clock(has: Settings) -> TimeSampler:
     """Intervals of the path and the reading; where the schedule has steps, the reading is the first of them."""
     intervals, reading = INTERVALS, READING
     if has.steps is not None:
@@ -160,8 +160,8 @@ def _clock(has: Settings) -> Clock:
     even[-1] = reading
     drawn = even if has.clock in ("even", "uniform") else None
     if has.clock == "warp":
-        return Clock(even, warped=True, bare=True, bins=WARPED)
-    return Clock(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
+        return TimeSampler(even, warped=True, bare=True, bins=WARPED)
+    return TimeSampler(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
 
 
 class SimplexStem(Coordinates):
@@ -210,15 +210,15 @@ def _network(process: Gaussian, codec: Embeddings, length: int, network: Network
     if has.self_conditioning:
         estimate = _belief_after(process, informs) if believes else _state_after(process, informs, has.clips)
         denoiser = SelfConditioning(denoiser, reads, shown, estimate, has.self_conditioning, has.every)
-    denoiser = BeliefInput(denoiser, process) if believes else denoiser
-    return PosteriorHead(denoiser, process) if informs else denoiser
+    denoiser = BeliefInput(denoiser, process.log_likelihood) if believes else denoiser
+    return PosteriorHead(denoiser, process.add_evidence) if informs else denoiser
 
 
 def _state_after(process: Gaussian, informs: bool, clips: bool) -> Callable[[Tensor, State, Times], Tensor]:
     """x̂, as the process understands the network."""
 
     def estimate(out: Tensor, z: State, t: Times) -> Tensor:
-        clean = process.clean(process.inform(out, z, t) if informs else out, z, t)
+        clean = process.clean(process.add_evidence(out, z, t) if informs else out, z, t)
         return clean.clamp(-1, 1) if clips else clean
 
     return estimate

@@ -1,4 +1,4 @@
-"""Builders of latent diffusion: which encoder, compressor, decoder, loss and path make which system."""
+"""Builders of latent diffusion: which reader, compressor, decoder, loss_config and path make which system."""
 
 import math
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
-from logosphere.processes.clock import Clock
-from logosphere.processes.gaussian import Gaussian
-from logosphere.processes.latent import Latent, Weighting
-from logosphere.processes.predictions import STATES
+from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.latent import Latent, Weighting
+from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
 
 INTERVALS = 128
@@ -267,12 +267,12 @@ def _decoder(
     return ParallelDecoder(vocab_size, length, size, latents=latents, features=features, state_width=rebuilt)
 
 
-def _clock() -> Clock:
+def _clock() -> TimeSampler:
     """Times are drawn evenly while training, as in all four papers; the end of the path is the decoder's business."""
     even = torch.full((INTERVALS + 1,), 1 / INTERVALS, dtype=torch.float64)
     even[-1] = 1e-6
     even = even / even.sum()
-    return Clock(even, even)
+    return TimeSampler(even, even)
 
 
 def _network(process: Latent, codec: TextAutoencoder, network: NetworkConfig, has: Settings) -> Denoiser:

@@ -4,7 +4,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.remasker import Remasker
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.recipes.discrete import mdlm
 from logosphere.systems import build
 
@@ -47,8 +47,8 @@ def llada(
     The paper trains with masks by chance (exact_count=False) and measures with counted masks, as is always done here.
     """
     model = mdlm(vocab_size, length, network, loss=loss, times=times, t_min=t_min)
-    assert isinstance(model.process, Interpolating)
-    model.process.masks_by_chance = not exact_count
+    assert isinstance(model.process, DiscreteDiffusion)
+    model.process.random_mask_count = not exact_count
     return model
 
 

@@ -20,14 +20,14 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import DigitTransformer, FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead
-from logosphere.processes.clock import Clock, even_law, paper_law, window_law
-from logosphere.processes.rates import SCHEDULES, noise_left
-from logosphere.processes.scheduled import ScheduledSpherical, ScheduledSplit, table_times
-from logosphere.processes.spherical import Spherical, Start
-from logosphere.processes.splitting import SplitSpherical
-from logosphere.processes.stagger import Stagger
-from logosphere.processes.turns import Turns
-from logosphere.processes.wide import Projection, WideCodec, WideSpherical
+from logosphere.processes.spherical.any_order import AnyOrder
+from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
+from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
+from logosphere.processes.spherical.noise_rates import SCHEDULES, noise_left
+from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion, Projection
+from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion, table_times
+from logosphere.processes.spherical.rolling import RollingOffsets
+from logosphere.processes.time_sampler import TimeSampler, rdlm_importance_density, rdlm_time_density, uniform_density
 from logosphere.recipes.starts import shares, starts
 
 CHOICES = {
@@ -71,7 +71,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         stagger: float = 0.0,
         order: str = "random",
         path: str | None = None,
-        taught_in_turn: float | None = None,
+        any_order_fraction: float | None = None,
     ) -> Model:
         """A model on the sphere; preset="paper" selects all options of the published system.
 
@@ -88,7 +88,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         rho_scale     factor on the standard deviation ρ of the Riemannian normal (the paper has 1.14 on LM1B)
         protocol      bound: times of a table that ends where tokens are certain, and a reconstruction term there;
                       published: the continuous time of the schedule up to 1 - 10⁻⁴, training on `transitions`,
-                      values on simulated bridges without that term, a surrogate (processes/scheduled.py)
+                      values on simulated bridges without that term, a surrogate (processes/spherical/published.py)
         timesteps     bound and sampler of the geodesic random walk with so many steps
         base          splits tokens into digits of this base, each a position or each a head
         codes         valid: codes of no token have probability 0; published: digits are independent, smallest first
@@ -97,7 +97,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         order         in which they do: random, drawn for each sequence, or left-to-right
         path          of bounds and samples: together, or in-turn: one position at a time between others that stand,
                       which is the default of rdlm-heat unless positions are staggered
-        taught_in_turn  the share of training sequences that are shown as they stand when positions move in turn;
+        any_order_fraction  the share of training sequences that are shown as they stand when positions move in turn;
                       by default half where the path is in turn
         projected     for large vocabularies: in training states are drawn in the width of the network, never whole
         """
@@ -115,7 +115,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
                 raise UserError(
                     "projected=True goes with start=mask, exact transitions and cross-entropy, without base."
                 )
-            codec: Codec = WideCodec(vocab_size)
+            codec: Codec = ProjectedCodec(vocab_size)
         else:
             codec = _codec(vocab_size, base, codes)
         d = codec.choices + 1
@@ -123,9 +123,9 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         points, mixing = starts(start, codec.choices)
         _check_rho(rho_scale, transitions)
         if protocol == "published":
-            _check_published(bridge, clock, stagger, timesteps, projected, path, taught_in_turn)
+            _check_published(bridge, clock, stagger, timesteps, projected, path, any_order_fraction)
             scheduled = _scheduled(
-                ScheduledSplit if base is not None and codes == "valid" else ScheduledSpherical,
+                PublishedDigitDiffusion if base is not None and codes == "valid" else PublishedSphericalDiffusion,
                 codec,
                 bridge,
                 points,
@@ -147,11 +147,17 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         plain = mixing is None and timesteps is None and stagger == 0
         in_turn = given["path"] == "in-turn" and (path is not None or plain)
         plain_loss = loss == "cross-entropy" and switch is None
-        if taught_in_turn is None:
-            taught_in_turn = 0.5 if in_turn and plain_loss else 0.0
-        _check_turns(in_turn, taught_in_turn, plain_loss, mixed=mixing is not None, timesteps=timesteps)
+        if any_order_fraction is None:
+            any_order_fraction = 0.5 if in_turn and plain_loss else 0.0
+        _check_turns(in_turn, any_order_fraction, plain_loss, mixed=mixing is not None, timesteps=timesteps)
         together = codec.digits if isinstance(codec, DigitCodec) else 1
-        kind = WideSpherical if projected else SplitSpherical if base is not None and codes == "valid" else Spherical
+        kind = (
+            ProjectedSphericalDiffusion
+            if projected
+            else DigitSphericalDiffusion
+            if base is not None and codes == "valid"
+            else SphericalDiffusion
+        )
         process = kind(
             codec,
             bridge,
@@ -163,8 +169,8 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             exact=transitions == "exact",
             chain=timesteps is not None,
             stagger=_stagger(stagger, order, together, window, timesteps),
-            turns=Turns(order, together) if in_turn else None,  # type: ignore[arg-type]
-            taught_in_turn=taught_in_turn,
+            turns=AnyOrder(order, together) if in_turn else None,  # type: ignore[arg-type]
+            any_order_fraction=any_order_fraction,
         )
         return _model(process, length, network, input, digits, self_conditioning, posterior_head)
 
@@ -176,7 +182,7 @@ rdlm_heat = _builder(HeatBridge.on, "in-turn")
 
 
 def _model(
-    process: Spherical,
+    process: SphericalDiffusion,
     length: int,
     network: NetworkConfig | None,
     input: str,
@@ -187,9 +193,9 @@ def _model(
     denoiser: Denoiser | None = None
     if network is not None:
         denoiser = _network(process, length, network, input, digits == "heads", self_conditioning)
-        reads_states = isinstance(process, WideSpherical) or input == "state"
+        reads_states = isinstance(process, ProjectedSphericalDiffusion) or input == "state"
         if posterior_head or (posterior_head is None and reads_states):
-            denoiser = PosteriorHead(denoiser, process)
+            denoiser = PosteriorHead(denoiser, process.add_evidence)
     return Model(process, denoiser, length=length, block=length)
 
 
@@ -202,7 +208,7 @@ def _codec(vocab_size: int, base: int | None, codes: str) -> Codec:
 
 
 def _scheduled(
-    kind: type[ScheduledSpherical],
+    kind: type[PublishedSphericalDiffusion],
     codec: Codec,
     bridge: Bridge,
     points: list[Tensor],
@@ -211,7 +217,7 @@ def _scheduled(
     *,
     schedule: str,
     **options: Any,
-) -> ScheduledSpherical:
+) -> PublishedSphericalDiffusion:
     """The process of protocol=published."""
     d, cosines = codec.choices + 1, [float(point[0]) for point in points]
     laws = laws_at(bridge, d, cosines, 1 - noise_left(schedule, table_times()))
@@ -235,12 +241,17 @@ def _scheduled(
 
 
 def _network(
-    process: Spherical, length: int, network: NetworkConfig, input: str, heads: bool, self_conditioning: bool | float
+    process: SphericalDiffusion,
+    length: int,
+    network: NetworkConfig,
+    input: str,
+    heads: bool,
+    self_conditioning: bool | float,
 ) -> Denoiser:
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     codec, reads_time = process.codec, input == "state"
     inner: Denoiser
-    if isinstance(process, WideSpherical):
+    if isinstance(process, ProjectedSphericalDiffusion):
         if codec.vocab_size < network.width + 3:
             raise UserError(f"projected=True is for vocabularies larger than the width of {network.width}.")
         inner = FullTransformer(codec, length, network, reads_time=True)
@@ -260,19 +271,19 @@ def _network(
             inner.stem = Coordinates(2 * codec.choices, network.width)
             probability = 0.5 if self_conditioning is True else self_conditioning
             inner = SelfConditioning(inner, codec.choices, codec.choices, probability=probability)
-    return BeliefInput(inner, process) if input == "belief" else inner
+    return BeliefInput(inner, process.log_likelihood) if input == "belief" else inner
 
 
-def _clock(name: str, window: list[float] | None, times: Tensor) -> Clock:
-    even = even_law(len(times))
+def _clock(name: str, window: list[float] | None, times: Tensor) -> TimeSampler:
+    even = uniform_density(len(times))
     if name in ("information", "even"):
         if window is not None:
             raise UserError("A window belongs to the clocks geometric, linear and cosine.")
-        return Clock(even, None if name == "information" else even)
-    law = paper_law(name, times)
+        return TimeSampler(even, None if name == "information" else even)
+    law = rdlm_time_density(name, times)
     if window is None:
-        return Clock(law, law)
-    return Clock(law, window_law(name, times, *_window(window)))
+        return TimeSampler(law, law)
+    return TimeSampler(law, rdlm_importance_density(name, times, *_window(window)))
 
 
 def _window(window: list[float]) -> tuple[float, float]:
@@ -283,21 +294,21 @@ def _window(window: list[float]) -> tuple[float, float]:
 
 def _stagger(
     spread: float, order: str, together: int, window: list[float] | None, timesteps: int | None
-) -> Stagger | None:
+) -> RollingOffsets | None:
     if not 0 <= spread < 1:
         raise UserError(f"stagger is a share of the time, from 0 (all positions at once) to below 1, not {spread}.")
     if spread == 0:
         return None
     if window is not None or timesteps is not None:
         raise UserError("Staggered positions have no window and no fixed timesteps; leave these away, or stagger=0.")
-    return Stagger(spread, order, together)  # type: ignore[arg-type]
+    return RollingOffsets(spread, order, together)  # type: ignore[arg-type]
 
 
 def _check_turns(in_turn: bool, taught: float, plain_loss: bool, *, mixed: bool, timesteps: int | None) -> None:
     if in_turn and (mixed or timesteps is not None):
         raise UserError("path=in-turn has no fixed timesteps and no start that changes with time; use path=together.")
     if not 0 <= taught < 1:
-        raise UserError(f"taught_in_turn is a share of the sequences, from 0 to below 1, not {taught}.")
+        raise UserError(f"any_order_fraction is a share of the sequences, from 0 to below 1, not {taught}.")
     if taught and not plain_loss:
         raise UserError("What is taught in turn is learnt by cross-entropy; leave the loss at that, without a switch.")
 
@@ -316,7 +327,7 @@ def _check_published(
     timesteps: int | None,
     projected: bool,
     path: str | None,
-    taught_in_turn: float | None,
+    any_order_fraction: float | None,
 ) -> None:
     if not isinstance(bridge, LogBridge):
         raise UserError("protocol=published is that of rdlm and its log bridge; rdlm-heat has protocol=bound.")
@@ -324,10 +335,10 @@ def _check_published(
         raise UserError(
             f"protocol=published needs clock={', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}, not '{clock}'."
         )
-    if stagger or timesteps is not None or projected or path == "in-turn" or taught_in_turn:
+    if stagger or timesteps is not None or projected or path == "in-turn" or any_order_fraction:
         raise UserError(
             "protocol=published moves all positions together in continuous time: it allows no stagger, timesteps, "
-            "projected, path=in-turn or taught_in_turn."
+            "projected, path=in-turn or any_order_fraction."
         )
 
 

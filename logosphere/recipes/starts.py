@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError, suggest
-from logosphere.processes.clock import paper_time
-from logosphere.processes.scheduled import UniformShare
+from logosphere.processes.spherical.published import UniformShare
+from logosphere.processes.time_sampler import rdlm_time
 
 
 def shares(uniform: UniformShare, times: Tensor) -> Tensor:
     """The shares [N, 2] of mask and uniform at tabulated times of the bridge."""
-    share = uniform(paper_time("geometric", times.double()))
+    share = uniform(rdlm_time("geometric", times.double()))
     return torch.stack([1 - share, share], 1)
 
 

@@ -19,6 +19,7 @@ from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone
 from logosphere.networks.unet import UNetStage
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.checkpoints import CheckpointManager
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, BEST, SHORT, Run
@@ -280,9 +281,9 @@ def _save_best(run: Run, trainer: Trainer) -> None:
 def _precompute(model: Model, config: TrainConfig, corpus: Corpus) -> None:
     """Precompute what depends on examples alone: they come again in every epoch; crops of a running text do not."""
     examples = corpus.train
-    if isinstance(examples, Examples):
+    if isinstance(examples, Examples) and isinstance(model.process, AutoencoderStage):
         origin = f"{corpus.sha256[:24]}-{corpus.tokenizer.fingerprint[:24]}"
-        model.process.prepare(lambda: examples.padded_rows(config.length), origin)
+        model.process.precompute(lambda: examples.padded_rows(config.length), origin)
 
 
 def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup = SINGLE) -> Report:

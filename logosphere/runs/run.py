@@ -168,11 +168,11 @@ class Run:
         return self.path / files[weights]
 
     def needs_renoise(self, model: Model) -> bool:
-        """Must known positions be noised like the others, so that the text around them is only approximate?
+        """Must known positions be sample_zt like the others, so that the text around them is only approximate?
 
         So it is for time-conditional networks that were not trained with clean positions among noisy ones.
         """
-        return model.process.needs_time and self.config.task == "unconditional"
+        return model.process.time_conditional and self.config.task == "unconditional"
 
     def bad_batch_path(self, step: int, rank: int) -> Path:
         """Where the batch is kept with which the training diverged in this step."""

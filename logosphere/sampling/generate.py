@@ -23,6 +23,7 @@ from logosphere.sampling.plan import Grid, Plan, find_grid
 from logosphere.sampling.samplers import Sampler, sampler_of
 from logosphere.sampling.samplers import sampler as sampler_by_name
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, as_stepper
+from logosphere.sampling.steppers.base import guides_transitions
 from logosphere.sampling.walk import Frame, walk
 from logosphere.types import Batch, Bool, Condition, Int64, Tokens
 
@@ -84,7 +85,7 @@ def generate(
         raise UserError("This model predicts states and not tokens: it has no temperature, top-k, top-p or min-p.")
     if guide is not None:
         guide.check(model.process, n)
-    if greedy_end and guidance != 1 and model.process.guides_steps:
+    if greedy_end and guidance != 1 and guides_transitions(model.process):
         raise UserError("A greedy end looks at predictions, but this model is guided in its steps: leave one out.")
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
@@ -212,8 +213,8 @@ def model_plan(model: Model, steps: int, grid: Grid | None = None, blocks: int =
             "sampler without parts, such as confidence."
         )
     per_block = max(1, steps * block // model.length)
-    if model.process.most_steps is not None:
-        per_block = min(per_block, model.process.most_steps)
+    if model.process.max_steps is not None:
+        per_block = min(per_block, model.process.max_steps)
     return Plan.blocks(model.length, block, per_block, grid or model.process.grid)
 
 

@@ -26,6 +26,7 @@ from logosphere.networks.gradient_guidance import GradientGuided, GradientGuided
 from logosphere.networks.wrappers import ClassifierFreeGuidance, LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers import Ask, Stepper
+from logosphere.sampling.steppers.base import guides_transitions, require_transitions
 from logosphere.types import Bool, Float, Int64, Logits, Positions, Predict, State, Times
 
 FAINT = -100.0
@@ -51,7 +52,9 @@ class Against:
     def __call__(
         self, process: Process, ask: Ask, law: Float[Tensor, "N K"], z: State, t: Times, s: Times, where: Positions
     ) -> Float[Tensor, "N K"]:
-        without = process.log_step(ask(z, t, where, of=self.untold), z[where], t[where], s[where])
+        without = require_transitions(process).log_transition(
+            ask(z, t, where, of=self.untold), z[where], t[where], s[where]
+        )
         if self.scale == 0:
             return without
         mixed = self.scale * law + (1 - self.scale) * without.clamp_min(FAINT)
@@ -156,7 +159,7 @@ class Edits(Guide):
             raise UserError("Guidance by edits needs discrete diffusion such as mdlm or udlm; use Gradients here.")
 
     def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
-        return (predict, move.tilted(self)) if process.guides_steps else (Edited(predict, self), move)
+        return (predict, move.tilted(self)) if guides_transitions(process) else (Edited(predict, self), move)
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,7 @@ class Guides:
     def applied(self, process: Process, told: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
         """Predictions, or steps, that are guided: which of both, the process knows."""
         predict = told
-        if self.untold is not None and process.guides_steps:
+        if self.untold is not None and guides_transitions(process):
             move = move.tilted(Against(LogitsFilter(self.untold, self.temperature), self.scale))
         elif self.untold is not None:
             predict = ClassifierFreeGuidance(told, self.untold, self.scale)

@@ -1,6 +1,6 @@
 """Texts of a wanted length, by models whose texts end: the end is known from there on and kept away before.
 
-Short sequences are filled up with an end token, which is learnt like any other (data/corpus.py). So a
+Short sequences are filled up with an end token, which is learnt like any other (data/datasets/examples.py). So a
 length is a matter of known positions: p(text | x_i = end for i ≥ n), with x_i ≠ end for i < n. Each position is drawn
 given that it is not the end itself, which is exact where lengths and words are independent, and close to it elsewhere.
 """
@@ -13,8 +13,8 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.heads import Score
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.parameterization import Score
 from logosphere.types import Bool, Int64, Logits, Positions, State, Times
 
 NEVER = -1e4
@@ -73,7 +73,7 @@ def of_length(
     if length < model.length and not model.can_see(known | behind):
         reason = "writes from left to right" if process.codec.local else "has states of whole sequences"
         raise UserError(f"This model {reason} and cannot be told where a text is to end; leave out the length.")
-    if isinstance(process, Interpolating) and isinstance(process.head, Score) and process.law.spreads:
+    if isinstance(process, DiscreteDiffusion) and isinstance(process.head, Score) and process.law.spreads:
         raise UserError("This model answers with ratios to the token that is there, which may be an end; use udlm.")
     denoiser = Unended(model.denoiser, end, length, model.vocab_size)
     return OfLength(denoiser, known | behind, torch.where(behind, end, tokens))

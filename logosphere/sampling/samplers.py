@@ -8,10 +8,10 @@ import torch
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
-from logosphere.processes.fields import TangentFlow
-from logosphere.processes.flow import Flow
-from logosphere.processes.gaussian_moves import ddim, renoised, wide
-from logosphere.processes.moves import MOVES
+from logosphere.processes.gaussian.updates import ddim, renoised, wide
+from logosphere.processes.simplex.process import SimplexProcess
+from logosphere.processes.simplex.tangent_flow import TangentFlow
+from logosphere.processes.spherical.steps import MOVES
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import FinalStep, Grid, Loop, StandingEnd, cosine_grid
 from logosphere.sampling.steppers import (
@@ -119,7 +119,7 @@ def _correcting(model: Model) -> Sampler:
 
 
 def _heun(model: Model) -> Sampler:
-    return Sampler(Downstream() if isinstance(model.process, Flow) else Heun())
+    return Sampler(Downstream() if isinstance(model.process, SimplexProcess) else Heun())
 
 
 def _evenly(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:

@@ -63,7 +63,7 @@ def walk(
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
     stepper = as_stepper(stepper)
     stepper.check(process)
-    rows = stepper.clocks(process, codec.spread(plan.times.to(free.device)), free, noise)
+    rows = stepper.position_times(process, codec.spread(plan.times.to(free.device)), free, noise)
     sure = (~free).float() if watched else None
     likeliest = torch.full_like(free, HIDDEN, dtype=torch.long) if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):

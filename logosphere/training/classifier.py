@@ -68,7 +68,7 @@ def _on_the_way(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]
     process = model.process
     if not isinstance(process.codec, TokenCodec):
         free = process.codec.spread(torch.ones_like(batch.free))
-        z, t, _ = process.noised(
+        z, t, _ = process.sample_zt(
             process.codec.encode(batch.tokens), noise.low_discrepancy_times(1, 1)[:, 0], free, noise
         )
         return z, t

@@ -71,7 +71,7 @@ def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     t = noise.low_discrepancy_times(1, 1)[:, 0].float().expand(batch.tokens.shape)
     t = torch.where(batch.free, t, 0.0)
     z = model.process.corrupt(batch.tokens, t, noise)
-    where: Positions = model.process.wanted(z, batch.free)
+    where: Positions = model.process.needs_prediction(z, batch.free)
     assert model.denoiser is not None
     predict = model.denoiser if batch.condition is None else with_condition(model.denoiser, batch.condition)
     out = predict(z, t, batch.tokens, where)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise
 from logosphere.training.ema import EMA
 from logosphere.training.objective import objective
@@ -26,8 +27,6 @@ CONDITION_DROPOUT = 1 << 61
 """Changes the ids of samples where conditions are dropped, so that this noise is independent of all other."""
 GRAD_NORM_DECAY = 0.98
 """Decay of the running average of the gradient's norm, to which a spike is compared."""
-OBSERVED = "pending"
-"""Buffers of this name hold sums of what was observed in a step, which `Process.settle` takes into account."""
 
 
 class Diverged(UserError):
@@ -73,7 +72,10 @@ def decay_groups(parameters: Sequence[Tensor], optim: OptimizerConfig, scale: fl
 def parameter_groups(model: Model, optim: OptimizerConfig) -> list[dict[str, Any]]:
     """All parameters that learn; the codec's and a learned noise schedule's may have step sizes of their own."""
     process, rates = model.process, {"codec": optim.codec_lr, "schedule": optim.schedule_lr}
-    own = {"codec": list(process.codec.parameters()), "schedule": process.schedule_parameters()}
+    own = {
+        "codec": list(process.codec.parameters()),
+        "schedule": process.schedule_parameters() if isinstance(process, LearnedCodec) else [],
+    }
     apart = {id(p): name for name, found in own.items() if rates[name] is not None for p in found}
     learning = [p for p in model.parameters() if p.requires_grad]
     groups = decay_groups([p for p in learning if id(p) not in apart], optim)
@@ -144,7 +146,8 @@ class Trainer:
         batch = self._drop_conditions(batch).to(self.model.device)
         count = int(self.group.all_reduce(int(batch.free.sum()))[0])
         lr = self.optimizer.config.rate(self.step, done)
-        self.model.process.advance(done)
+        if isinstance(self.model.process, TrainingPhases):
+            self.model.process.on_step_start(done)
         self.optimizer.zero_grad()
         loss, nats, kind = self._backward(batch, count)
         gradient = self.objective.full_tensor(self.optimizer.clip()).item()
@@ -183,12 +186,14 @@ class Trainer:
         """Take the step, then update the statistics of the process and the EMA."""
         self.optimizer.step(lr)
         self.group.all_reduce_tensors(self._accumulators())
-        self.model.process.settle(done)
+        if isinstance(self.model.process, OnlineStatistics):
+            self.model.process.update_statistics(done)
         if self.averaged is not None:
             self.averaged.update()
 
-    def _accumulators(self) -> list[Tensor]:
-        return [buffer for name, buffer in self.model.named_buffers() if name.endswith(OBSERVED)]
+    def _accumulators(self) -> Sequence[Tensor]:
+        process = self.model.process
+        return process.accumulators() if isinstance(process, OnlineStatistics) else []
 
     def _backward(self, batch: Batch, count: int) -> tuple[float, float, Kind]:
         """Accumulate the gradient of the whole batch; its loss and bound per token."""

@@ -36,12 +36,12 @@ def tensors(*arrays: Any) -> list[torch.Tensor]:
 def nats(process: Any, x: Any, z: Any, t: Any, logits: Any = LOGITS) -> np.ndarray:
     """The package's integrand, with the network's logits as context."""
     logits, x, z, t = tensors(logits, x, z, t)
-    return process.nats(process.inform(logits, z, t), x, z, t).numpy()
+    return process.elbo_rate(process.add_evidence(logits, z, t), x, z, t).numpy()
 
 
 def step_probabilities(process: Any, z: Any, t: Any, s: Any, logits: Any = LOGITS) -> np.ndarray:
     logits, z, t, s = tensors(logits, z, t, s)
-    return process.log_step(process.inform(logits, z, t), z, t, s).softmax(-1).numpy()
+    return process.log_transition(process.add_evidence(logits, z, t), z, t, s).softmax(-1).numpy()
 
 
 def close(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
@@ -82,12 +82,12 @@ def test_md4_has_the_published_schedule_integrand_and_constants(kind: str) -> No
     close(step_probabilities(process, HIDDEN, TIMES, TIMES / 2), steps)
     a_0, a_1 = ref.md4_schedule(0.0, kind)[0], ref.md4_schedule(1.0, kind)[0]
     close(process.start_nats, (1 - a_0) * np.log(V))
-    close(process.law.prior_nats(), a_1 * np.log(V))
+    close(process.law.prior_kl(), a_1 * np.log(V))
 
 
 def test_the_default_of_md4_has_no_constants() -> None:
     process = process_of("md4", "default")
-    assert process.start_nats == 0 and process.law.prior_nats() == 0
+    assert process.start_nats == 0 and process.law.prior_kl() == 0
     close(
         nats(process, TOKENS, HIDDEN, TIMES),
         [ref.masked_integrand(out, x, 1 - t, 1.0) for out, x, t in zip(LOGITS, TOKENS, TIMES, strict=True)],
@@ -115,7 +115,7 @@ def test_genmd4_has_the_published_integrand_and_reconstruction(preset: str) -> N
     process.double()
     powers = process.powers.detach().numpy()
     logits, x, z, t = tensors(LOGITS, TOKENS, HIDDEN, TIMES)
-    found = process.nats(logits, x, z, t).detach()
+    found = process.elbo_rate(logits, x, z, t).detach()
     close(found, [ref.genmd4_integrand(out, k, powers, s) for out, k, s in zip(LOGITS, TOKENS, TIMES, strict=True)])
     eps = 1e-4 if preset == "paper" else 0.0
     batch = ls.Batch.of(torch.arange(V)[None])
@@ -186,21 +186,21 @@ def test_integrands_and_losses_of_chains_are_the_published_ones(name: str) -> No
     wanted, losses = [], []
     for logits, x, state, at in zip(LOGITS, TOKENS, z, step, strict=True):
         x_hat = np.append(softmax(logits), 0.0) if masked else softmax(logits)
-        surprise = -log_softmax(logits)[x]
+        unmask_nll = -log_softmax(logits)[x]
         if at > 1:
             kl = ref.chain_kl(chain, bars, x_hat, x, state, at)
         elif name == "multinomial":  # the posterior, in the last step too
             kl = -np.log(ref.chain_step(chain, bars, x_hat, state, 1)[x])
         else:
-            kl = surprise
+            kl = unmask_nll
         share = {"d3pm-absorbing": 0.01, "d3pm-gaussian": 0.001}.get(name, 0.0)
         wanted.append(T * kl)
-        losses.append(T * (kl + share * surprise))
+        losses.append(T * (kl + share * unmask_nll))
     found = nats(process, TOKENS, z, step / T)
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=1e-6)
     logits, x, states, t = tensors(LOGITS, TOKENS, z, step / T)
-    out = process.inform(logits, states, t)
-    charged = process.loss(process.nats(out, x, states, t), out, x, states, t, torch.ones(N))
+    out = process.add_evidence(logits, states, t)
+    charged = process.loss(process.elbo_rate(out, x, states, t), out, x, states, t, torch.ones(N))
     np.testing.assert_allclose(charged.numpy(), losses, rtol=tolerance, atol=1e-6)
 
 
@@ -283,7 +283,7 @@ def test_sedd_has_the_published_score_entropy(name: str) -> None:
             rate = sigma * np.log(20 / 1e-4)
         wanted.append(ref.score_entropy(scores, x, V if masked else z, sigma, rate, masked))
     scores, x, z, t = tensors(LOGITS, TOKENS, HIDDEN if masked else STATES, TIMES)
-    close(process.nats(scores, x, z, t), wanted, 1e-5 if not masked else 1e-6)
+    close(process.elbo_rate(scores, x, z, t), wanted, 1e-5 if not masked else 1e-6)
 
 
 def test_the_network_of_sedd_is_scaled_as_published() -> None:
@@ -306,8 +306,8 @@ def test_gidd_has_the_published_integrand_and_weights(preset: str) -> None:
     weight = np.array([ref.gidd_weight(x, z, t, 0.1, V) for x, z, t in zip(TOKENS, states, TIMES, strict=True)])
     close(nats(process, TOKENS, states, TIMES), weight * divergence)
     logits, x, z, t = tensors(LOGITS, TOKENS, states, TIMES)
-    out = process.inform(logits, z, t)
-    charged = process.loss(process.nats(out, x, z, t), out, x, z, t, torch.ones(N))
+    out = process.add_evidence(logits, z, t)
+    charged = process.loss(process.elbo_rate(out, x, z, t), out, x, z, t, torch.ones(N))
     if preset == "paper":
         learnt = np.array([ref.gidd_code_weight(*row, 0.1, V) for row in zip(TOKENS, states, TIMES, strict=True)])
         clean = learnt[states == TOKENS]
@@ -317,7 +317,7 @@ def test_gidd_has_the_published_integrand_and_weights(preset: str) -> None:
         learnt = np.where(states == V, 2.0, np.where(states == TOKENS, np.minimum(ratio, 2), 1.0))
     close(charged, learnt * divergence)
     cut = process_of("gidd", preset, loss="clip-2")
-    close(cut.loss(cut.nats(out, x, z, t), out, x, z, t, torch.ones(N)), np.minimum(weight, 2) * divergence)
+    close(cut.loss(cut.elbo_rate(out, x, z, t), out, x, z, t, torch.ones(N)), np.minimum(weight, 2) * divergence)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_times_of_training_are_uniform_and_without_weights(
     process = process_of(name, "paper").train()
     tokens, free = torch.zeros(rows, 8).long(), torch.ones(rows, 8).bool()
     noise = GeneratorNoise(torch.Generator().manual_seed(1), rows)
-    drawn = process.noised(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
+    drawn = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
     assert torch.equal(drawn.weight, torch.ones_like(drawn.weight))
     times = drawn.t[:, 0].double().sort().values
     assert low <= float(times[0]) and float(times[-1]) <= high + 1e-6
@@ -369,8 +369,8 @@ def test_times_of_training_are_uniform_and_without_weights(
     apart = float((times - even).abs().max())
     assert (apart < 1.1e-3) if stratified else (1e-3 < apart < 0.05)
     with torch.no_grad():
-        measured = process.noised(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
-    if process.most_steps is None and name != "llada":  # which is measured with counted masks
+        measured = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
+    if process.max_steps is None and name != "llada":  # which is measured with counted masks
         assert not torch.equal(measured.weight, torch.ones_like(measured.weight))
 
 
@@ -380,7 +380,7 @@ def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
     rows = 40_000
     noise = GeneratorNoise(torch.Generator().manual_seed(1), rows)
     tokens, free = torch.zeros(rows, 4).long(), torch.ones(rows, 4).bool()
-    drawn = process.noised(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
+    drawn = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
     counts = (drawn.z == V).sum(1)
     rates = drawn.t[:, 0].double().numpy()
     assert rates.min() >= 0.45 and rates.max() <= 0.95
@@ -397,10 +397,10 @@ def test_llada_trains_with_masks_by_chance_and_measures_with_counted_ones() -> N
     noise = GeneratorNoise(torch.Generator().manual_seed(1), 2000)
     tokens, free = torch.zeros(2000, 8).long(), torch.ones(2000, 8).bool()
     w = noise.low_discrepancy_times(1, 1)[:, 0]
-    drawn = process.noised(tokens, w, free, noise)
+    drawn = process.sample_zt(tokens, w, free, noise)
     assert bool(((drawn.z == V).sum(1) == 0).any())  # by chance there may be none
     with torch.no_grad():
-        counted = process.noised(tokens, w, free, noise)
+        counted = process.sample_zt(tokens, w, free, noise)
     assert torch.equal((counted.z == V).sum(1), (w[:, 0] * 8).ceil().long())
 
 

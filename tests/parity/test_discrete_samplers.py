@@ -192,7 +192,7 @@ def test_p2_keeps_what_the_denoiser_is_surest_of() -> None:
     context = np.log(
         np.array([[0.1, 0.1, 0.6, 0.1, 0.1], [0, 0, 0, 1, 0], [0.7, 0.05, 0.1, 0.1, 0.05], [1, 0, 0, 0, 0]]) + 1e-9
     )
-    out = model.process.inform(torch.as_tensor(context)[None], z, torch.full((1, 4), 0.5)).numpy()
+    out = model.process.add_evidence(torch.as_tensor(context)[None], z, torch.full((1, 4), 0.5)).numpy()
     moved = one_step(model, "p2", z, 0.5, 0.25, out)
     assert moved.tolist() == [[2, 3, V, 0]]  # one mask is left; token 1 had probability 0.05
 
@@ -232,7 +232,7 @@ def test_ancestral_steps_draw_from_the_published_posterior(name: str) -> None:
     model = model_of(name)
     logits, z, t, s = RNG.normal(size=V), 2, 0.5, 0.25
     here = torch.full((N // 4, 4), z)
-    out = model.process.inform(
+    out = model.process.add_evidence(
         torch.as_tensor(logits).expand(1, V), torch.tensor([z]), torch.tensor([t], dtype=torch.float64)
     )
     marginals = [_marginals(name, time) for time in (s, t)]
@@ -266,4 +266,4 @@ def test_published_samples_begin_with_masks_alone(name: str) -> None:
     assert bool((process.prior(200, 4, GeneratorNoise(torch.Generator().manual_seed(1), 200)) == V).all())
     if name in ("mdlm", "sedd-absorb"):
         tokens = torch.zeros(1, 4).long()
-        np.testing.assert_allclose(process.prior_nats(tokens).numpy(), 1e-3 * np.log(V), rtol=1e-5)
+        np.testing.assert_allclose(process.prior_kl(tokens).numpy(), 1e-3 * np.log(V), rtol=1e-5)

@@ -5,7 +5,7 @@ and eigenvalues -½ h n (n + b). With w = Beta(1, b) its density at τ is
 
     q_τ(v) = w(v) Σ_n exp(-½ h n (n + b) τ) c_n P_n(v),      c_n = ∫ q₀ P_n dv / ∫ w P_n² dv,
 
-and q₀ / w is a polynomial of degree M here, so that the series ends at n = M. The package sums over survivors of a
+and q₀ / w is a polynomial of degree M here, so that the series ends at n = M. The package sums over lineage_probabilities of a
 death process instead. Its tables are float32, hence 1e-5 for what is read off them.
 """
 
@@ -19,10 +19,10 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.processes.flow import Flow
-from logosphere.processes.stick_scores import StickScores
-from logosphere.processes.sticks import StickPath
-from logosphere.processes.wrightfisher import WrightFisherPath
+from logosphere.processes.simplex.process import SimplexProcess
+from logosphere.processes.simplex.stick_breaking import StickPath
+from logosphere.processes.simplex.stick_scores import StickScores
+from logosphere.processes.simplex.wright_fisher import WrightFisherPath
 from logosphere.rng import Noise
 
 N = 30
@@ -90,7 +90,7 @@ def targets(path: StickPath, v: np.ndarray, tau: float, token: int) -> np.ndarra
 
 def published(choices: int, **options: float) -> StickScores:
     process = ls.build("ddsm", vocab_size=choices, length=1, denoiser=None, preset="paper", **options).process
-    assert isinstance(process, Flow) and isinstance(process.path, StickScores)
+    assert isinstance(process, SimplexProcess) and isinstance(process.path, StickScores)
     return process.path
 
 
@@ -108,7 +108,7 @@ def test_evidence_of_sticks_is_the_jacobi_series(choices: int) -> None:
         for j in range(min(k + 1, choices - 1)):
             b = choices - 1 - j
             wanted[:, k] += np.log(ratio(v[:, j], tau, 2 / (1 + b), b, *((M, 0) if j == k else (0, M)))[0])
-    found = path.evidence(tensor(z), torch.full((N,), NODE / 256)).numpy()
+    found = path.log_likelihood(tensor(z), torch.full((N,), NODE / 256)).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5)
 
 
@@ -128,7 +128,7 @@ def test_score_matching_in_stick_coordinates(token: int) -> None:
     wanted = 0.5 * (2 / (1 + b) * at * (1 - at) * missed**2).sum(-1)
     u = np.tile(np.eye(K)[token], (N, 1))
     steep = float(path.sticks.times[NODE] - path.sticks.times[NODE + 1]) * 256
-    found = path.nats(tensor(out), tensor(u), tensor(z), torch.full((N,), NODE / 256), 1.0) / steep
+    found = path.elbo_term(tensor(out), tensor(u), tensor(z), torch.full((N,), NODE / 256), 1.0) / steep
     np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-5)
 
 
@@ -157,7 +157,7 @@ def test_a_mean_score_is_what_an_exact_network_answers() -> None:
     z, p, s = g.dirichlet(np.ones(K), size=N), g.dirichlet(np.ones(K), size=N), torch.full((N,), NODE / 256)
     v, tau = sticks_of(z), float(path.sticks.times[NODE])
     wanted = sum(p[:, [k]] * targets(path.sticks, v, tau, k) for k in range(K))
-    found = path.slopes(path.phrased(tensor(np.log(p)), tensor(z), s), tensor(z), s)
+    found = path.slopes(path.from_posterior(tensor(np.log(p)), tensor(z), s), tensor(z), s)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -171,7 +171,7 @@ def test_wright_fisher_evidence_and_pull(choices: int) -> None:
     z, tau = g.dirichlet(np.ones(choices), size=N), float(path.times[400])
     value, slope = ratio(z, tau, 1.0, choices - 1, 7, 0)
     s = torch.full((N,), 400 / 1024)
-    np.testing.assert_allclose(path.evidence(tensor(z), s).numpy(), np.log(value), rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(path.log_likelihood(tensor(z), s).numpy(), np.log(value), rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(path.pull(tensor(z), s).numpy(), z * slope / value, rtol=1e-4, atol=1e-6)
 
 
@@ -186,7 +186,7 @@ def test_wright_fisher_bound() -> None:
     metric = np.stack([np.linalg.pinv(np.diag(row) - np.outer(row, row), rcond=1e-10) for row in z])
     wanted = 0.5 * np.einsum("nc,ncd,nd->n", missed, metric, missed)
     steep = float(path.times[400] - path.times[401]) * 1024
-    found = path.nats(tensor(out), tensor(np.eye(K)[x]), tensor(z), s, 1.0) / steep
+    found = path.elbo_term(tensor(out), tensor(np.eye(K)[x]), tensor(z), s, 1.0) / steep
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4)
 
 

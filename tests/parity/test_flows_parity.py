@@ -14,10 +14,10 @@ from scipy import optimize, special, stats
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.processes.belief import BeliefPath
-from logosphere.processes.dirichlet import DirichletPath
-from logosphere.processes.fields import TangentFlow
-from logosphere.processes.geodesic import GeodesicPath
+from logosphere.processes.simplex.bfn import BFNPath
+from logosphere.processes.simplex.dirichlet import DirichletPath
+from logosphere.processes.simplex.geodesic import GeodesicPath
+from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.rng import GeneratorNoise, Noise, normal_rows
 
 N = 40
@@ -71,9 +71,9 @@ def test_bfn_continuous_time_loss(accuracy: float) -> None:
     K, g = 27, rng()
     x, out, t = g.integers(K, size=N), g.normal(size=(N, K)), g.uniform(size=N)
     wanted = K * accuracy * t * ((corners(x, K) - softmax(out)) ** 2).sum(-1)
-    path = BeliefPath(K, accuracy)
+    path = BFNPath(K, accuracy)
     theta = softmax(g.normal(size=(N, K)))
-    close(path.nats(tensor(out), tensor(corners(x, K)), tensor(theta), tensor(t), 1.0), wanted)
+    close(path.elbo_term(tensor(out), tensor(corners(x, K)), tensor(theta), tensor(t), 1.0), wanted)
 
 
 def test_bfn_loss_of_n_messages() -> None:
@@ -96,8 +96,8 @@ def test_bfn_loss_of_n_messages() -> None:
     wanted = log_normal(x) - receiver
     z = np.concatenate([softmax(g.normal(size=(N, K))), seed[:, None]], -1)
     u = np.concatenate([corners(x, K), np.zeros((N, 1))], -1)
-    path = BeliefPath(K, accuracy, chain=True)
-    close(path.nats(tensor(out), tensor(u), tensor(z), tensor((i - 1) / n), 1 / n), wanted, atol=1e-9)
+    path = BFNPath(K, accuracy, chain=True)
+    close(path.elbo_term(tensor(out), tensor(u), tensor(z), tensor((i - 1) / n), 1 / n), wanted, atol=1e-9)
 
 
 def test_bfn_flow_distribution() -> None:
@@ -106,7 +106,7 @@ def test_bfn_flow_distribution() -> None:
     x, noise, t = g.integers(K, size=(N, 1)), g.normal(size=(N, 1, K)), g.uniform(size=(N, 1))
     beta = (0.5625 * t**2)[..., None]
     wanted = softmax(beta * (K * corners(x, K) - 1) + np.sqrt(beta * K) * noise)
-    close(BeliefPath(K, 0.5625).at(tensor(corners(x, K)), tensor(t), Given(noise)), wanted)
+    close(BFNPath(K, 0.5625).at(tensor(corners(x, K)), tensor(t), Given(noise)), wanted)
 
 
 def test_bfn_sampler_step() -> None:
@@ -116,9 +116,7 @@ def test_bfn_sampler_step() -> None:
     alpha = 0.5625 * (2 * i - 1) / n**2
     grown = theta * np.exp(alpha * (K * corners(k, K) - 1) + math.sqrt(alpha * K) * noise)
     s, then = np.full(N, (i - 1) / n), np.full(N, i / n)
-    found = BeliefPath(K, 0.5625).moved(
-        tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), Given(noise)
-    )
+    found = BFNPath(K, 0.5625).moved(tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), Given(noise))
     close(found, grown / grown.sum(-1, keepdims=True))
 
 
@@ -170,7 +168,7 @@ def test_fisher_flow_loss() -> None:
     projected = raw - (z * raw).sum(-1, keepdims=True) * z
     wanted = ((projected - velocity) ** 2).sum(-1)
     process = tangent_flow(K).train()
-    found = process.nats(tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r))
+    found = process.elbo_rate(tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r))
     close(found, wanted)
     close(process.loss(found, tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r), tensor(r)), wanted)
 
@@ -226,7 +224,7 @@ def test_geodesic_evidence_is_the_density_of_the_path(concentration: float) -> N
             frame = np.linalg.svd(start(point)[None])[2][1:]
             jacobian = abs(np.linalg.det(np.array(moved) @ frame.T))
             wanted[n, k] = (2 * concentration - 1) * np.log(start(point)).sum() + math.log(jacobian)
-    found = GeodesicPath(3, concentration).evidence(tensor(z), tensor(np.full(len(z), 2 * r))).numpy()
+    found = GeodesicPath(3, concentration).log_likelihood(tensor(z), tensor(np.full(len(z), 2 * r))).numpy()
     np.testing.assert_allclose(found - found[:, :1], wanted - wanted[:, :1], atol=1e-5)
 
 
@@ -289,7 +287,7 @@ def test_dirichlet_surrogate_and_noisy_bound() -> None:
     p, u, factor = softmax(out), corners(x, K), speed(z, alpha, K)
     rows = np.arange(N)
     wanted = factor[rows, x] * (alpha - 1) * (1 - p[rows, x]) / z[rows, x]
-    found = dirichlet(K).nats(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
+    found = dirichlet(K).elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4)
     noisy = DirichletPath(K, 8.0)
     h = float(noisy.noise(s)[0])
@@ -297,7 +295,7 @@ def test_dirichlet_surrogate_and_noisy_bound() -> None:
     missed = drifts[rows, x] - np.einsum("nk,nkc->nc", p, drifts)
     metric = np.stack([np.linalg.pinv(np.diag(row) - np.outer(row, row), rcond=1e-10) for row in z])
     wanted = np.einsum("nc,ncd,nd->n", missed, metric, missed) / (2 * h)
-    found = noisy.nats(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
+    found = noisy.elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-3)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from scipy import special
 
-from logosphere.processes.dirichlet import DirichletPath, clear_alpha, gauss_jacobi, speeds
+from logosphere.processes.simplex.dirichlet import DirichletPath, default_alpha, gauss_jacobi, speeds
 
 TERMS = 40_000
 
@@ -44,7 +44,7 @@ def factor(choices: int, alpha: float, y: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("choices", [4, 20, 27, 256])
 def test_the_table_has_six_digits_at_every_alpha(choices: int) -> None:
-    alphas = torch.linspace(1, clear_alpha(choices), 129, dtype=torch.float64)
+    alphas = torch.linspace(1, default_alpha(choices), 129, dtype=torch.float64)
     log_y = torch.linspace(-20, 0, 513, dtype=torch.float64)
     rows = speeds(choices, alphas)
     assert rows.shape == (129, 513) and (rows > 0).all()
@@ -74,7 +74,7 @@ def test_a_factor_that_used_to_lose_its_digits() -> None:
 
 @pytest.mark.parametrize("choices", [230, 256, 2048, 50_257])
 def test_factors_of_many_tokens_are_positive_numbers(choices: int) -> None:
-    rows = speeds(choices, torch.linspace(1, clear_alpha(choices), 33, dtype=torch.float64))
+    rows = speeds(choices, torch.linspace(1, default_alpha(choices), 33, dtype=torch.float64))
     assert rows.isfinite().all() and (rows > 0).all()
 
 

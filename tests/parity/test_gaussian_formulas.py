@@ -14,9 +14,9 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.networks.self_conditioning import SelfConditioning
-from logosphere.processes.clock import Clock
-from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.processes.gaussian_moves import ancestral, ddim, renoised, wide
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.updates import ancestral, ddim, renoised, wide
+from logosphere.processes.time_sampler import TimeSampler
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.gaussian import Multistep, Tempered
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
@@ -180,10 +180,10 @@ def test_plaid_bound(preset: str, gamma: Any) -> None:
     p = softmax(array(out))
     diffusion = 0.5 * np.exp(-g) * slope / LAST * ((rows[tokens] - p @ rows) ** 2).sum(-1)
     reading = -np.log(p[np.arange(40), tokens])
-    close(process.nats(out, u, z, t), np.where(array(t) <= float(np.float32(FIRST)), reading, diffusion), 1e-5)
+    close(process.elbo_rate(out, u, z, t), np.where(array(t) <= float(np.float32(FIRST)), reading, diffusion), 1e-5)
     high = sigmoid(array(process.schedule.ends)[1])  # α² at the noisy end
     kl = 0.5 * (high * (rows[tokens] ** 2) + (1 - high) - 1 - np.log(1 - high)).sum(-1)
-    close(process.prior_nats(u[None])[0], kl, 1e-5)
+    close(process.prior_kl(u[None])[0], kl, 1e-5)
 
 
 def test_plaid_output_prior_and_its_warmup() -> None:
@@ -196,9 +196,9 @@ def test_plaid_output_prior_and_its_warmup() -> None:
     g, _ = published_network(model, (array(t) - FIRST) / LAST)
     along = (np.sqrt(sigmoid(-g)) / sigmoid(g))[:, None] * (array(z) @ rows.T)
     for step, scale in ((0, 0.0), (1250, 0.25), (5000, 1.0), (50000, 1.0)):
-        process.train().advance(step / 92000)
-        close(process.inform(out, z, t).softmax(-1), softmax(array(out) + scale * along), 1e-5)
-        close(process.eval().inform(out, z, t).softmax(-1), softmax(array(out) + along), 1e-5)
+        process.train().on_step_start(step / 92000)
+        close(process.add_evidence(out, z, t).softmax(-1), softmax(array(out) + scale * along), 1e-5)
+        close(process.eval().add_evidence(out, z, t).softmax(-1), softmax(array(out) + along), 1e-5)
 
 
 def test_squared_errors_of_bits_have_the_same_bound() -> None:
@@ -214,7 +214,7 @@ def test_squared_errors_of_bits_have_the_same_bound() -> None:
 
     slope = (snr(own - 1e-6) - snr(own + 1e-6)) / 2e-6
     error = ((array(u) - array(out)) ** 2).sum(-1)
-    close(process.nats(out, u, at(13, 30, 3), t), 0.5 * slope / LAST * error, 1e-5)
+    close(process.elbo_rate(out, u, at(13, 30, 3), t), 0.5 * slope / LAST * error, 1e-5)
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ def test_time_warp() -> None:
     """Draws follow the fall of the cross-entropy: F(t) = H(t)/H is uniform, but for floors of 8% and 2%."""
     steps = 128
     even = torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64)
-    clock = Clock(even, warped=True).train()
+    clock = TimeSampler(even, warped=True).train()
     middle = (np.arange(steps) + 0.5) / steps  # step 0 is the noisy end
     fall = np.exp(-0.5 * ((middle - 0.6) / 0.15) ** 2)
     entropy = 3 * (1 - np.cumsum(fall) / fall.sum())
     clock.observe(torch.arange(steps), torch.ones(steps), torch.from_numpy(entropy))
     clock.observe(torch.tensor([steps]), torch.ones(1), torch.zeros(1))
-    clock.settle()
+    clock.update_statistics()
     drawn = clock.probabilities().numpy()[:-1].reshape(32, 4).sum(1)
     wanted = 0.9 * (fall / fall.sum()).reshape(32, 4).sum(1) + 0.08 / 32
     assert np.abs(drawn - wanted).max() < 0.006 and abs(np.cumsum(drawn) - np.cumsum(wanted)).max() < 0.02
@@ -325,7 +325,9 @@ def test_time_warp() -> None:
 def test_published_time_warp() -> None:
     """F(t_w) is linear in w: draws fall on equal parts of the cross-entropy, but for 0.001 nats in each of 100 bins."""
     steps = 100
-    clock = Clock(torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100)
+    clock = TimeSampler(
+        torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100
+    )
     middle = (np.arange(steps) + 0.5) / steps
 
     def entropy(x: np.ndarray) -> np.ndarray:
@@ -333,7 +335,7 @@ def test_published_time_warp() -> None:
 
     assert np.allclose(clock.train().probabilities().numpy()[:-1], 1 / steps)
     clock.observe(torch.arange(steps), torch.ones(steps), torch.from_numpy(entropy(middle)))
-    clock.settle()
+    clock.update_statistics()
     w = torch.from_numpy((np.arange(1000) + 0.5) / 1000)
     step, share, weight = clock.within(w)
     x = (step + share).numpy() / steps
@@ -347,14 +349,14 @@ def test_published_time_warp() -> None:
 def test_split_clock() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
-    clock = Clock(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
+    clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
     assert clock.eval().probabilities()[-1] == 1 / 8
     step = torch.arange(128).repeat(200)
     nats = torch.from_numpy(rng.gamma(2.0, 1.5, len(step)) * (1 + step.numpy() / 64))
     reading = torch.from_numpy(rng.gamma(1.0, 0.5, 20_000))
     clock.train().observe(step, nats, nats)
     clock.observe(torch.full((20_000,), 128), reading, reading)
-    clock.settle()
+    clock.update_statistics()
     p = clock.probabilities()
     wanted = float(reading.std()) / float(reading.std() + nats.std())
     assert float(p[-1]) == pytest.approx(wanted, rel=0.02)

@@ -19,7 +19,7 @@ from logosphere.errors import UserError
 from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
 from logosphere.networks.transformer import FullTransformer
 from logosphere.presets import presets
-from logosphere.processes.gaussian import FIRST
+from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.rng import CounterNoise, Noise
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
@@ -107,13 +107,13 @@ def test_diffusion_lm_loss() -> None:
     # Quantiles in the middle of five of the 2,000 steps, all equally likely; the last one is the first of the chain.
     index = np.array([1999, 1500, 700, 3, 1, 0])
     w = torch.from_numpy((1999 - index + 0.5) / 2000)[:, None]
-    z, t, _ = process.noised(u, w, free, noise)
+    z, t, _ = process.sample_zt(u, w, free, noise)
     signal = kept[index][:, None, None]
     close(z, np.sqrt(signal) * x0 + np.sqrt(1 - signal) * noise.normals[1])
     assert bool((t[-1] == FIRST).all()) and bool((t[:-1] > FIRST).all())
     out = torch.randn(6 * L, d, generator=generator(3))
     flat = u.flatten(0, 1), z.flatten(0, 1), t.flatten()
-    nats = process.nats(out, *flat)
+    nats = process.elbo_rate(out, *flat)
     loss = process.loss(nats, out, *flat, torch.ones(6 * L)).view(6, L)
     target = np.where((index == 0)[:, None, None], e, x0)
     guess = array(out).reshape(6, L, d)
@@ -121,8 +121,8 @@ def test_diffusion_lm_loss() -> None:
     logits = x0 @ rows.T + array(process.bias)
     chosen = np.take_along_axis(logits, batch.tokens.numpy()[..., None], -1)[..., 0]
     reading = np.log(np.exp(logits).sum(-1)) - chosen
-    besides = process.besides(batch, u, t, torch.zeros(6), noise)
-    close(besides, (reading + (kept[-1] * x0**2).mean(-1)).sum(1))
+    auxiliary_loss = process.auxiliary_loss(batch, u, t, torch.zeros(6), noise)
+    close(auxiliary_loss, (reading + (kept[-1] * x0**2).mean(-1)).sum(1))
 
 
 def test_diffusion_lm_bound_is_one() -> None:
@@ -134,7 +134,7 @@ def test_diffusion_lm_bound_is_one() -> None:
     x0 = rows[x] + s0 * np.random.default_rng(8).standard_normal((n, d))
     guess = torch.randn(n, d, generator=generator(9))
     u = torch.from_numpy(np.concatenate([rows[x], x0], -1)).float()
-    ours = process.nats(guess, u, torch.zeros(n, d), torch.full((n,), FIRST))
+    ours = process.elbo_rate(guess, u, torch.zeros(n, d), torch.full((n,), FIRST))
     s2 = s0**2 * s0**2 / (s0**2 + (1 - s0**2) * s0**2)
     logits = x0 @ rows.T
     reading = np.log(np.exp(logits).sum(-1)) - logits[np.arange(n), x]
@@ -153,7 +153,7 @@ def test_diffusion_lm_bound_is_the_entropy_of_an_oracle() -> None:
         process.codec.weight.copy_(4 * torch.stack([angle.cos(), angle.sin()], -1))
     process.train()
     model.nelbo(language.sample(2000, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    process.settle()
+    process.update_statistics()
     process.eval()
     mean, error = mean_and_error(bound_excess(model, language, n=3000, draws=64))
     assert error < 0.03 * language.entropy() and abs(mean) < 3 * error
@@ -206,7 +206,7 @@ def test_conditioned_sequences_train_the_network_alone() -> None:
     """Every fourth sequence sees its estimate, and gives no gradient to embeddings and schedule; others see zeros."""
     model = built("plaid").train()
     process = model.process
-    process.advance(1.0)
+    process.on_step_start(1.0)
     with torch.no_grad():  # heads begin at zero, where nothing is learned of what lies below
         for parameter in model.denoiser.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator(20)))
@@ -318,7 +318,7 @@ def test_cdcd_loss_and_sampler() -> None:
     u, z, out = process.codec.rows(x), torch.zeros(9, 256), torch.randn(9, V, generator=generator(61))
     t = torch.linspace(0.1, 0.9, 9)
     p = np.exp(array(out)) / np.exp(array(out)).sum(-1, keepdims=True)
-    nats = process.nats(out, u, z, t)
+    nats = process.elbo_rate(out, u, z, t)
     close(process.loss(nats, out, u, z, t, torch.ones(9)), -np.log(p[np.arange(9), x.numpy()]))
     z = torch.randn(9, 1, 256, generator=generator(62))
     now, then = torch.full((9, 1), 0.6), torch.full((9, 1), 0.5)
@@ -347,12 +347,13 @@ def test_bit_diffusion_loss_and_sampler() -> None:
     process, noise = model.process, Recorded(80)
     w = torch.from_numpy(np.linspace(0.001, 0.999, 500))[:, None]
     u = process.codec.encode(torch.randint(8, (500, L), generator=generator(81)))
-    t = process.noised(u, w, torch.ones(500, L, dtype=torch.bool), noise).t[:, 0]
+    t = process.sample_zt(u, w, torch.ones(500, L, dtype=torch.bool), noise).t[:, 0]
     np.testing.assert_allclose((array(t) - FIRST) / (1 - FIRST), 1 - array(w)[:, 0], atol=1e-6)
     x, z, out = u[:6, 0], torch.zeros(6, 3), 2 * torch.randn(6, 3, generator=generator(82))
     t = torch.linspace(0.1, 0.9, 6)
     close(
-        process.loss(process.nats(out, x, z, t), out, x, z, t, torch.ones(6)), ((array(x) - array(out)) ** 2).mean(-1)
+        process.loss(process.elbo_rate(out, x, z, t), out, x, z, t, torch.ones(6)),
+        ((array(x) - array(out)) ** 2).mean(-1),
     )
     stepper = sampler("bit-diffusion", model).stepper
     z, s = torch.randn(6, 1, 3, generator=generator(83)), torch.full((6, 1), 0.4)

@@ -14,7 +14,7 @@ from toy_languages import generator
 
 import logosphere as ls
 from logosphere.model import Model
-from logosphere.processes.gaussian import FIRST
+from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.samplers import sampler
 
@@ -111,7 +111,7 @@ def test_times_are_drawn_evenly_over_the_path(name: str, preset: str) -> None:
     process = built(name, preset).process.train()
     w = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)[:, None]
     u = torch.zeros(99, process.codec.latents, process.codec.features)
-    t = process.noised(u, w, torch.ones(u.shape[:2], dtype=torch.bool), GeneratorNoise(generator(0), 99)).t[:, 0]
+    t = process.sample_zt(u, w, torch.ones(u.shape[:2], dtype=torch.bool), GeneratorNoise(generator(0), 99)).t[:, 0]
     begins, last = ends(name, preset)
     np.testing.assert_allclose(schedule_time(t, name, preset), last - (last - begins) * w[:, 0].numpy(), atol=2e-6)
 
@@ -139,7 +139,7 @@ def answered(name: str, preset: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
     clean = alpha * z - sigma * out if name == "ld4lg" else out
     target = alpha * noise - sigma * u if name == "ld4lg" else u
     numbers = [torch.from_numpy(part).float() for part in (out, u, z)]
-    nats = process.nats(*numbers, times)
+    nats = process.elbo_rate(*numbers, times)
     loss = process.loss(nats, *numbers, times, torch.ones(64)) * process.codec.latents / process.codec.length
     error = ((clean - u) ** 2).mean(1)
     own = ((target - out) ** 2).mean(1)

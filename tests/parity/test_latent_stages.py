@@ -12,7 +12,7 @@ import logosphere as ls
 from logosphere.autoencoders import pretrained
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.model import Model
-from logosphere.processes.gaussian import FIRST
+from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.rng import GeneratorNoise
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch

@@ -18,9 +18,9 @@ import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
 from logosphere.geometry.bridges import Law
 from logosphere.geometry.normal import normal_parameters
-from logosphere.processes.clock import paper_law, paper_time, window_law
-from logosphere.processes.scheduled import ScheduledSpherical
-from logosphere.processes.spherical import Spherical
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.published import PublishedSphericalDiffusion
+from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.rng import GeneratorNoise, Noise
 from logosphere.sampling.steppers import PublishedWalk
 
@@ -95,9 +95,9 @@ def points(n: int, tokens: int, seed: int) -> tuple[Array, Array, npt.NDArray[np
     return x / np.linalg.norm(x, axis=1, keepdims=True), rng.normal(size=(n, tokens)) * 2, rng.integers(0, tokens, n)
 
 
-def paper(tokens: int = 27, **options: object) -> tuple[ls.Model, ScheduledSpherical]:
+def paper(tokens: int = 27, **options: object) -> tuple[ls.Model, PublishedSphericalDiffusion]:
     model = ls.build("rdlm", vocab_size=tokens, length=4, preset="paper", **TINY, **options)
-    assert isinstance(model.process, ScheduledSpherical)
+    assert isinstance(model.process, PublishedSphericalDiffusion)
     return model, model.process
 
 
@@ -110,7 +110,7 @@ def test_the_papers_time_is_that_of_its_rate(schedule: str) -> None:
     tau = np.linspace(0.01, 0.99, 23)
     whole = integral(schedule, 0, 1)
     s = np.array([integral(schedule, 0, t) / whole for t in tau])
-    np.testing.assert_allclose(paper_time(schedule, torch.from_numpy(s)).numpy(), tau, atol=1e-7)
+    np.testing.assert_allclose(rdlm_time(schedule, torch.from_numpy(s)).numpy(), tau, atol=1e-7)
 
 
 def test_the_total_noise_of_the_paper() -> None:
@@ -125,10 +125,10 @@ def test_clocks_on_a_table_share_out_the_papers_time() -> None:
     edges = np.concatenate([times[:1], (times[1:] + times[:-1]) / 2, times[-1:]])
     tau = np.log1p(199 * edges) / math.log(200)
     law = np.diff(tau) / tau[-1]
-    np.testing.assert_allclose(paper_law("geometric", torch.from_numpy(times)).numpy(), law, rtol=1e-9)
+    np.testing.assert_allclose(rdlm_time_density("geometric", torch.from_numpy(times)).numpy(), law, rtol=1e-9)
     own = np.log1p(199 * times) / math.log(200)
     law = law * np.where((own > 0.3) & (own < 0.6), 1, 1e-4)
-    drawn = window_law("geometric", torch.from_numpy(times), 0.3, 0.6).numpy()
+    drawn = rdlm_importance_density("geometric", torch.from_numpy(times), 0.3, 0.6).numpy()
     np.testing.assert_allclose(drawn, law / law.sum(), rtol=1e-7)  # 10⁻⁴ is rounded to float32
 
 
@@ -148,14 +148,14 @@ def test_the_published_integrand(schedule: str) -> None:
         apart = drift(schedule, softmax(out[i]), x[i], tau[i]) - wanted
         truth.append(apart @ apart / (2 * RATES[schedule](tau[i])))
     u = torch.from_numpy(np.eye(28)[token])
-    nats = process.nats(torch.from_numpy(out), u, torch.from_numpy(x), torch.from_numpy(1 - tau))
+    nats = process.elbo_rate(torch.from_numpy(out), u, torch.from_numpy(x), torch.from_numpy(1 - tau))
     np.testing.assert_allclose(nats.numpy(), truth, rtol=1e-9)
 
 
 def test_the_default_integrand() -> None:
     """(η_θ - η_x)² / 2V of the bridge's own time times the width of the cell; float32 tables of times: 1e-5."""
     process = ls.build("rdlm", vocab_size=27, length=4, denoiser=None).process
-    assert isinstance(process, Spherical)
+    assert isinstance(process, SphericalDiffusion)
     times = process.times.double().numpy()
     x, out, token = points(9, 27, 3)
     nodes = np.array([1, 20, 100, 160, 200, 250, 300, len(times) - 2, len(times) - 1])
@@ -168,7 +168,7 @@ def test_the_default_integrand() -> None:
         truth.append(nats + (-math.log(p[token[i]]) if node == len(times) - 1 else 0))
     u = torch.from_numpy(np.eye(28)[token])
     t = torch.from_numpy(1 - nodes / len(times)).float()
-    nats = process.nats(torch.from_numpy(out), u, torch.from_numpy(x), t)
+    nats = process.elbo_rate(torch.from_numpy(out), u, torch.from_numpy(x), t)
     np.testing.assert_allclose(nats.numpy(), truth, rtol=1e-5)
 
 
@@ -221,7 +221,7 @@ def test_the_number_of_the_published_protocol_is_a_surrogate() -> None:
         model = ls.build("rdlm", vocab_size=27, length=4, preset=preset, **TINY)
         tokens = torch.zeros(2, 4, dtype=torch.long)
         assert model.nelbo(tokens, torch.Generator().manual_seed(0)).kind == "surrogate"
-        assert model.process.first == 0  # no reconstruction term
+        assert model.process.recon_time == 0  # no reconstruction term
         assert float(model.nelbo(tokens, torch.Generator().manual_seed(0)).recon.sum()) == 0
 
 
@@ -359,7 +359,7 @@ def heat_slope(cosine: float, tau: float) -> float:
 def test_the_integrand_of_the_heat_bridge() -> None:
     """3 tokens on S³; the kernel is a table over 1,025 cosines and 96 times, linear in between: 0.1%."""
     process = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together", total_noise=0.3).process
-    assert isinstance(process, Spherical)
+    assert isinstance(process, SphericalDiffusion)
     times = process.times.double().numpy()
     x, out, token = points(40, 3, 12)
     x = np.abs(x)
@@ -372,7 +372,7 @@ def test_the_integrand_of_the_heat_bridge() -> None:
         truth.append(apart @ apart / 0.6 * (times[node + 1] - times[node - 1]) / 2)
     u = torch.from_numpy(np.eye(4)[token])
     t = torch.from_numpy(1 - nodes / len(times)).float()
-    nats = process.nats(torch.from_numpy(out), u, torch.from_numpy(x), t)
+    nats = process.elbo_rate(torch.from_numpy(out), u, torch.from_numpy(x), t)
     np.testing.assert_allclose(nats.numpy(), truth, rtol=0.001)
 
 

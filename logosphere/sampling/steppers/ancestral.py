@@ -6,7 +6,7 @@ import torch
 
 from logosphere.processes.base import Process
 from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, masked
+from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, masked, require_transitions
 from logosphere.types import State, Times
 
 
@@ -25,14 +25,14 @@ class Ancestral(Stepper):
         return Ancestral((*self.tilts, tilt))
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        where = process.wanted(z, t > s)
+        where = process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, moved = ask(z, t, where), z.clone()
         if not self.tilts:
             moved[where] = process.step(out, z[where], t[where], s[where], noise.for_positions(where))
             return moved
-        law = process.log_step(out, z[where], t[where], s[where])
+        law = require_transitions(process).log_transition(out, z[where], t[where], s[where])
         for tilt in self.tilts:
             law = tilt(process, ask, law, z, t, s, where)
         moved[where] = categorical(law, noise.for_positions(where).uniform(len(law)))
@@ -55,7 +55,7 @@ class FirstHitting(Stepper):
         return length
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        where = process.wanted(z, t > s)
+        where = process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out = ask(z, t, where)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.capabilities import DiscreteTransitions, PositionTimes
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.rng import Noise
 from logosphere.schedules.signal import Schedule
 from logosphere.types import Float, Int64, Logits, Positions, Predict, State, Times
@@ -66,11 +67,11 @@ class Stepper(ABC):
         """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""
         return process.grid(steps)
 
-    def clocks(
+    def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
         """What the clock of each position shows when the common one shows `rows`."""
-        return process.clocks(rows, free, noise)
+        return process.position_times(rows, free, noise) if isinstance(process, PositionTimes) else rows[:, None]
 
     def session(self) -> "Stepper":
         """A stepper for one walk, free to remember what it has seen; by default itself."""
@@ -89,7 +90,7 @@ class Ruled(Stepper):
     rule: Rule
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        where = process.wanted(z, t > s)
+        where = process.needs_prediction(z, t > s)
         if not where.any():
             return z
         return self.rule(process, ask(z, t, where), z, t, s, where, noise)
@@ -99,9 +100,21 @@ def as_stepper(given: "Stepper | Rule") -> Stepper:
     return given if isinstance(given, Stepper) else Ruled(given)
 
 
+def require_transitions(process: Process) -> DiscreteTransitions:
+    """The distributions of steps of a process, or an error."""
+    if not isinstance(process, DiscreteTransitions):
+        raise UserError("A step can be guided state by state in discrete diffusion only, such as mdlm or udlm.")
+    return process
+
+
+def guides_transitions(process: Process) -> bool:
+    """Whether guidance acts on the distribution of a step instead of the prediction."""
+    return isinstance(process, DiscreteTransitions) and process.guides_transitions
+
+
 def masked(process: Process) -> tuple[Schedule, int]:
     """The schedule and the mask of masked diffusion, or a sentence."""
-    if not isinstance(process, Interpolating) or process.law.spreads or process.mask is None:
+    if not isinstance(process, DiscreteDiffusion) or process.law.spreads or process.mask is None:
         raise UserError(
             "This sampler reveals masks and needs masked diffusion such as mdlm; use the ancestral sampler here."
         )

@@ -6,7 +6,7 @@ import torch
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper, best, field, log_probability, moving
 from logosphere.types import State, Times
@@ -28,7 +28,7 @@ class SelfCorrecting(Stepper):
         path, active = _spreading(process), moving(t, s)
         if not active.any():
             return z
-        out = path.inform(
+        out = path.add_evidence(
             path.head.context(path.law, ask(z, t, active), z[active], t[active]).log(), z[active], t[active]
         )
         drawn = categorical(out / self.temperature, noise.for_positions(active).uniform(len(out)))
@@ -38,7 +38,7 @@ class SelfCorrecting(Stepper):
         return torch.where(changed, written, z)
 
 
-def _spreading(process: Process) -> Interpolating:
-    if not isinstance(process, Interpolating) or not process.law.spreads:
+def _spreading(process: Process) -> DiscreteDiffusion:
+    if not isinstance(process, DiscreteDiffusion) or not process.law.spreads:
         raise UserError("Self-correction needs tokens that may change, as in udlm or gidd; use remdm or star here.")
     return process

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.belief import BeliefPath
-from logosphere.processes.flow import Eulerian, Flow, Transport
+from logosphere.processes.simplex.bfn import BFNPath
+from logosphere.processes.simplex.process import DeterministicPath, EulerPath, SimplexProcess
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.ancestral import ancestral
 from logosphere.sampling.steppers.base import Ask, Stepper
@@ -17,11 +17,11 @@ from logosphere.sampling.steppers.windows import GreedyEnd
 from logosphere.types import Float, State, Times
 
 
-def transported(process: Process) -> tuple[Flow, Transport]:
+def transported(process: Process) -> tuple[SimplexProcess, DeterministicPath]:
     """A flow without noise, or a sentence."""
-    if isinstance(process, Flow):
+    if isinstance(process, SimplexProcess):
         path: object = process.path
-        if isinstance(path, Transport) and path.deterministic:
+        if isinstance(path, DeterministicPath) and path.deterministic:
             return process, path
     raise UserError(
         "This sampler follows a flow without noise: fisher-flow, or dirichlet-flow with churn=0; "
@@ -40,7 +40,7 @@ class Downstream(Stepper):
         transported(process)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        (flow, path), where = transported(process), process.wanted(z, t > s)
+        (flow, path), where = transported(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, ahead = ask(z, t, where), z.clone()
@@ -57,11 +57,11 @@ class Downstream(Stepper):
         return moved
 
 
-def _eulerian(process: Process) -> tuple[Flow, Eulerian]:
+def _eulerian(process: Process) -> tuple[SimplexProcess, EulerPath]:
     """A flow with the Euler steps of its paper, or a sentence."""
-    path: object = process.path if isinstance(process, Flow) else None
-    noisy = isinstance(path, Transport) and not path.deterministic
-    if isinstance(process, Flow) and isinstance(path, Eulerian) and not noisy:
+    path: object = process.path if isinstance(process, SimplexProcess) else None
+    noisy = isinstance(path, DeterministicPath) and not path.deterministic
+    if isinstance(process, SimplexProcess) and isinstance(path, EulerPath) and not noisy:
         return process, path
     raise UserError(
         "The euler-flow sampler is for fisher-flow, dirichlet-flow with churn=0 and ddsm with predicts=score; use the "
@@ -81,7 +81,7 @@ class Euler(Stepper):
         return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        (flow, path), where = _eulerian(process), process.wanted(z, t > s)
+        (flow, path), where = _eulerian(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, here, now, then = ask(z, t, where), z[where], flow.share(t[where]), flow.share(s[where])
@@ -97,7 +97,7 @@ class Messages(Stepper):
     """A Bayesian flow in n messages at equal times, then the likeliest token: n + 1 looks (Graves et al. 2023)."""
 
     def check(self, process: Process) -> None:
-        if not isinstance(process, Flow) or not isinstance(process.path, BeliefPath):
+        if not isinstance(process, SimplexProcess) or not isinstance(process.path, BFNPath):
             raise UserError("The messages sampler is for Bayesian flow networks; use bfn, or the ancestral sampler.")
 
     def steps(self, length: int, steps: int) -> int:
@@ -105,7 +105,7 @@ class Messages(Stepper):
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         self.check(process)
-        assert isinstance(process, Flow)
+        assert isinstance(process, SimplexProcess)
         shares = torch.arange(steps) / max(1, steps - 1)
         return F.pad(process.time(shares), (0, 1))
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.processes.gaussian_moves import Move, ancestral, ddim
-from logosphere.processes.latent import Latent
-from logosphere.processes.predictions import LEAST
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.latent import Latent
+from logosphere.processes.gaussian.parameterization import LEAST
+from logosphere.processes.gaussian.updates import Move, ancestral, ddim
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
@@ -103,7 +103,7 @@ class Directed(Stepper):
         gaussian(process)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.wanted(z, t > s)
+        path, where = gaussian(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, now, then = ask(z, t, where), t[where], s[where]
@@ -124,7 +124,7 @@ class Heun(Stepper):
         gaussian(process)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.wanted(z, t > s)
+        path, where = gaussian(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, moved = ask(z, t, where), z.clone()
@@ -155,7 +155,7 @@ class Multistep(Stepper):
         return Multistep()
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.wanted(z, t > s)
+        path, where = gaussian(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, now, then = ask(z, t, where), t[where], s[where]

@@ -1,6 +1,6 @@
 """Discrete diffusion as a jump process: leaps over a stretch of time at the rates of its beginning.
 
-Noise jumps to j at the rate r_t(j), wherever it stands (processes/mixing.py). With time turned around,
+Noise jumps to j at the rate r_t(j), wherever it stands (processes/discrete/mixing.py). With time turned around,
 
     rate(z → y) = r_t(z) q_t(y | x̂) / q_t(z | x̂),
 
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import Float, Logits, State, Times
 
 
-def jumping(process: Process) -> Interpolating:
+def jumping(process: Process) -> DiscreteDiffusion:
     """The process as a jump process, or a sentence."""
-    if not isinstance(process, Interpolating):
+    if not isinstance(process, DiscreteDiffusion):
         raise UserError("This sampler makes jumps and needs discrete diffusion such as mdlm; use ancestral here.")
     return process
 
 
-def forward_rates(process: Interpolating, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
+def forward_rates(process: DiscreteDiffusion, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
     law = process.law
     rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
@@ -38,7 +38,7 @@ def forward_rates(process: Interpolating, z: State, t: Float[Tensor, " N"]) -> F
     return rates.scatter(1, z[:, None], 0.0)
 
 
-def backward_rates(process: Interpolating, out: Logits, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
+def backward_rates(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → y of the model, 0 at y = z."""
     law, own = process.law, z[:, None]
     q = law.marginal(process.head.context(law, out, z, t), t)
@@ -75,7 +75,7 @@ class Leaping(Stepper):
         path = jumping(process)
         falls = t > s
         ends = falls & (s == 0)
-        where = path.wanted(z, falls)
+        where = path.needs_prediction(z, falls)
         if where.any():
             out, before = ask(z, t, where), z
             z = z.clone()
@@ -91,9 +91,9 @@ class Leaping(Stepper):
         return z
 
     def _corrected(
-        self, path: Interpolating, ask: Ask, z: State, t: Times, s: Times, among: Tensor, noise: Noise
+        self, path: DiscreteDiffusion, ask: Ask, z: State, t: Times, s: Times, among: Tensor, noise: Noise
     ) -> State:
-        where = path.wanted(z, among)
+        where = path.needs_prediction(z, among)
         if not among.any():
             return z
         rates = torch.zeros(*z.shape, path.codec.states, dtype=s.dtype, device=s.device)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian import FIRST, Gaussian
-from logosphere.processes.latent import Latent
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.latent import Latent
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import Float, State, Times
@@ -65,7 +65,7 @@ class EulerMaruyama(Stepper):
         latent_path(process)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = latent_path(process), process.wanted(z, t > s)
+        path, where = latent_path(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, seen, now, then = ask(z, t, where), z[where], t[where].double(), s[where].double()

@@ -4,7 +4,7 @@ They write good text in few steps, but what they write is not a draw from the mo
 MaskGIT (Chang et al. 2022), LLaDA (Nie et al. 2025) and Dream (Ye et al. 2025) are fixed counts by three orders; a
 threshold (Wu et al. 2025, Fast-dLLM) and a budget of entropy (Ben-Hamu et al. 2025, EB) let the count adapt.
 
-On the sphere, positions that take turns wait at the start or stand at their vertices (processes/turns.py): a network
+On the sphere, positions that take turns wait at the start or stand at their vertices (processes/spherical/any_order.py): a network
 that knows such states answers about those that wait as about masks, and is read by the same orders.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.spherical import Spherical
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.rng import Noise, categorical, running_sum
 from logosphere.sampling.steppers.base import (
     Ask,
@@ -127,18 +127,18 @@ class Ordered(Stepper):
     def steps(self, length: int, steps: int) -> int:
         return length if self.adaptive else steps
 
-    def clocks(
+    def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
         """The common clock for all: whose turn it is, is what the order decides."""
-        return Process.clocks(process, rows, free, noise)
+        return rows[:, None]
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
         falls = t > s
-        where = process.wanted(z, falls)
+        where = process.needs_prediction(z, falls)
         if not where.any():
             return z
-        out = ask(z, where.float() if isinstance(process, Spherical) else t, where)
+        out = ask(z, where.float() if isinstance(process, SphericalDiffusion) else t, where)
         drawn = out.argmax(-1) if self.greedy else categorical(out, noise.for_positions(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
@@ -152,7 +152,7 @@ class Ordered(Stepper):
 
 def _hiding(process: Process) -> Level:
     """Which share of the positions is hidden at a time, of a process that hides whole tokens; or a sentence."""
-    if not isinstance(process, Spherical):
+    if not isinstance(process, SphericalDiffusion):
         return masked(process)[0].noise
     if process.turns is None or process.turns.together > 1:
         raise UserError(

@@ -62,7 +62,7 @@ class Rewriting(Stepper):
         if where.any():
             out = ask(z, t, where)
             if self.review:  # what a token says of itself is no judgement of it
-                out = out - process.inform(torch.zeros_like(out), z[where], t[where])
+                out = out - process.add_evidence(torch.zeros_like(out), z[where], t[where])
             drawn = categorical(out, noise.for_positions(where).uniform(len(out)))
             z = torch.where(z == mask, z.masked_scatter(where, drawn), z)
             surety = surety.masked_scatter(where, log_probability(out, z[where]).double())

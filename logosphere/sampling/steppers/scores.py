@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.processes.base import Process
-from logosphere.processes.heads import Score
-from logosphere.processes.interpolating import Interpolating
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.parameterization import Score
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.sampling.steppers.jumps import jumping
@@ -25,7 +25,7 @@ from logosphere.types import Float, Logits, State, Times
 Mass = Float[Tensor, "N K"]
 
 
-def ratios(process: Interpolating, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
+def ratios(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
     """p_t(y)/p_t(z) for every state y, 1 at y = z: the network's own where it predicts ratios, else those of x̂."""
     law, own = process.law, z[:, None]
     if not isinstance(process.head, Score):
@@ -35,7 +35,7 @@ def ratios(process: Interpolating, out: Logits, z: State, t: Float[Tensor, " N"]
     return found.scatter(1, own, 1.0)
 
 
-def euler_step(process: Interpolating, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
+def euler_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by one Euler step of the backward rates."""
     law, own = process.law, z[:, None]
     rate = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t)) * (t - s)
@@ -43,7 +43,7 @@ def euler_step(process: Interpolating, score: Mass, z: State, t: Tensor, s: Tens
     return moved.scatter(1, own, 1 - moved.sum(1, keepdim=True)).clamp_min(0)
 
 
-def analytic_step(process: Interpolating, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
+def analytic_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by Tweedie's formula: the inverse of the noise from s to t applied to the score."""
     law, states = process.law, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
     stayed, added = law.jump(states, t[:, None], s[:, None])
@@ -66,7 +66,7 @@ class Scored(Stepper):
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
         path = jumping(process)
-        where = path.wanted(z, t > s)
+        where = path.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, here, late, early = ask(z, t, where), z[where], t[where].double(), s[where].double()

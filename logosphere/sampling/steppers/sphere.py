@@ -8,9 +8,9 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.moves import Move, geodesic
-from logosphere.processes.rates import noise_left, noise_rate
-from logosphere.processes.spherical import Spherical
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.noise_rates import noise_left, noise_rate
+from logosphere.processes.spherical.steps import Move, geodesic
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import Float, Logits, Positions, State, Times
@@ -29,15 +29,15 @@ class Moved(Stepper):
         _spherical(process)
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
-        return _spherical(process).travel_grid(steps)
+        return _spherical(process).joint_grid(steps)
 
-    def clocks(
+    def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
-        return _spherical(process).travel_clocks(rows, free, noise)
+        return _spherical(process).joint_position_times(rows, free, noise)
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = _spherical(process), process.wanted(z, t > s)
+        path, where = _spherical(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         moved = z.clone()
@@ -61,7 +61,7 @@ class PublishedWalk(Stepper):
         tau = torch.arange(steps, dtype=torch.float64) * ((1 - ENDING) / steps)
         return F.pad(_spherical(process).time_of(tau), (0, 1))
 
-    def clocks(
+    def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
         return rows[:, None]
@@ -78,7 +78,7 @@ class PublishedWalk(Stepper):
         return moved
 
     @staticmethod
-    def walked(path: Spherical, out: Logits, x: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+    def walked(path: SphericalDiffusion, out: Logits, x: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         """One step of the walk, with drift and noise as they are at its beginning."""
         now = path.schedule_time(t)
         then = torch.where(s == 0, 1 - ENDING, path.schedule_time(s))
@@ -88,7 +88,7 @@ class PublishedWalk(Stepper):
         return geodesic(path.bridge, p, p.argmax(-1), x, spent, spent + rate * (then - now), noise).to(x.dtype)
 
 
-def _spherical(process: Process) -> Spherical:
-    if not isinstance(process, Spherical):
+def _spherical(process: Process) -> SphericalDiffusion:
+    if not isinstance(process, SphericalDiffusion):
         raise UserError("This sampler moves on a sphere and needs rdlm or rdlm-heat; use the ancestral sampler here.")
     return process

@@ -65,10 +65,10 @@ class GreedyEnd(Stepper):
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         return self.inner.grid(process, steps)
 
-    def clocks(
+    def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
-        return self.inner.clocks(process, rows, free, noise)
+        return self.inner.position_times(process, rows, free, noise)
 
     @property
     def adaptive(self) -> bool:

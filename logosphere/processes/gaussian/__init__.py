@@ -1,0 +1,1 @@
+"""Gaussian diffusion of token embeddings and of latents."""

@@ -1,0 +1,1 @@
+"""Flows and diffusions on the probability simplex."""

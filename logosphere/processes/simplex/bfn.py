@@ -1,0 +1,91 @@
+"""Bayesian flow networks (Graves et al. 2023): beliefs about a token, fed with ever more noisy messages about it.
+
+A message of accuracy α about token x is y ~ N(α (K e_x - 1), α K I) (equation 157), and Bayes' rule makes of a belief θ
+the belief softmax(log θ + y). All messages up to s have the accuracy β = β₁ s² together, hence (equation 182)
+
+    θ_s = softmax(y),   y ~ N(β (K e_x - 1), β K I)          and          log q(θ_s | x = k) = log θ_s,k + const.
+
+Messages without end, and n messages of accuracies α_i, cost (equations 205 and 195)
+
+    ∫₀¹ K β₁ s E|e_x - p|² ds     and     Σ_i E[log N(y | x, α_i) - log Σ_k p_k N(y | k, α_i)]
+
+(the latter is y_x - log Σ_k p_k exp y_k), each a bound with the reading of the token added. In disguise this is
+Gaussian diffusion of the corner e_x with the signal-to-noise ratio β K, whose bound is ½ ∫ E|e_x - p|² dSNR.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from logosphere.processes.simplex.process import Path, Share
+from logosphere.rng import Noise, categorical, normal_rows
+from logosphere.types import Float, Kind, Logits, State
+
+SMALLEST = 1e-37
+"""Beliefs below this are 0 in float32, and their logarithms are those of this."""
+
+
+class BFNPath(Path):
+    """Beliefs over K tokens. With `chain` a cell is one message, else infinitely many.
+
+    In a chain states have one more coordinate, the seed of the message that comes next: what a message costs is then
+    a function of the state, as for every other path.
+    """
+
+    kind: Kind = "bound"
+
+    def __init__(self, choices: int, accuracy: float, *, chain: bool = False):
+        super().__init__()
+        self.choices, self.accuracy, self.chain = choices, accuracy, chain
+        self.width = choices + 1 if chain else choices
+        self.offset = 0.0 if chain else None
+
+    def start(self, batch: int, length: int, noise: Noise) -> State:
+        even = torch.full((batch, length, self.choices), 1 / self.choices, device=noise.device)
+        return self._with_seed(even, noise)
+
+    def at(self, u: State, s: Share, noise: Noise) -> State:
+        y = self._message(u[..., : self.choices], self._accuracy(s), noise.normal(*u.shape[:-1], self.choices))
+        return self._with_seed(y.softmax(-1), noise)
+
+    def _accuracy(self, s: Share) -> Float[Tensor, "... 1"]:
+        """β = β₁ s²: all that has been told so far."""
+        return self.accuracy * s.square()[..., None]
+
+    def _message(self, u: Tensor, accuracy: Tensor, normal: Tensor) -> Float[Tensor, "... K"]:
+        return accuracy * (self.choices * u - 1) + (accuracy * self.choices).sqrt() * normal.to(u.dtype)
+
+    def _with_seed(self, theta: Tensor, noise: Noise) -> State:
+        if not self.chain:
+            return theta
+        return torch.cat([theta, noise.uniform(*theta.shape[:-1], 1).to(theta)], -1)
+
+    def log_likelihood(self, z: State, s: Share) -> Float[Tensor, "... K"]:
+        return z[..., : self.choices].clamp_min(SMALLEST).log()
+
+    def elbo_term(self, out: Logits, u: State, z: State, s: Share, length: float) -> Float[Tensor, "..."]:
+        u = u[..., : self.choices]
+        if not self.chain:
+            return length * self.choices * self.accuracy * s * (out.softmax(-1) - u).square().sum(-1)
+        alpha = self._accuracy(s + length) - self._accuracy(s)
+        seed = (z[..., -1].double() * 2.0**52).long()
+        y = self._message(u, alpha, normal_rows(seed.flatten(), self.choices).view_as(u))
+        return (y * u).sum(-1) - (out.log_softmax(-1) + y).logsumexp(-1)
+
+    def moved(self, out: Logits, z: State, s: Share, then: Share, noise: Noise) -> State:
+        """A message about a token drawn from p_θ, as the model believes that it will come."""
+        token = categorical(out, noise.uniform(*s.shape))
+        drawn = F.one_hot(token, self.choices).to(z.dtype)
+        alpha = (self._accuracy(then) - self._accuracy(s)).clamp_min(0)
+        y = self._message(drawn, alpha, noise.normal(*drawn.shape))
+        return self._with_seed((self.log_likelihood(z, s) + y).softmax(-1), noise)
+
+
+def default_accuracy(choices: int) -> float:
+    """β₁ by which tokens are clear: K β₁ = 4 (log K + 3), the criterion of the sphere (geometry.laws.horizon).
+
+    For 27 letters it is 0.93; the paper's 0.75² would be log K + 1/2, where one letter in ten cannot be read yet.
+    """
+    return 4 * (math.log(choices) + 3) / choices
