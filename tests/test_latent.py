@@ -12,9 +12,8 @@ from toy_languages import enumerate_sequences, generator, random_joint, skewed_c
 from toy_models import SMALL, random_network
 
 import logosphere as ls
-from logosphere.codecs.autoencoder import Autoencoder, Lesson
+from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
 from logosphere.evaluation.latents import measure_reconstruction
-from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.conditioning import Conditioner
@@ -22,6 +21,7 @@ from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
 from logosphere.processes.gaussian.latent import Latent
 from logosphere.processes.gaussian.parameterization import STATES
 from logosphere.recipes.latent import _clock
+from logosphere.schedules.logsnr import find_logsnr
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
@@ -62,10 +62,10 @@ class Named(Autoencoder):
         own = -self.posterior(z, alpha, sigma).gather(1, self.language.index(tokens)[:, None])
         return torch.cat([own, torch.zeros(len(z), self.length - 1)], 1).float()
 
-    def seen(self, z: Tensor) -> Tensor:
+    def normalise(self, z: Tensor) -> Tensor:
         return z
 
-    def lesson(self, batch: Batch, noise, disturb) -> Lesson:
+    def autoencoder_loss(self, batch: Batch, noise, corrupt) -> AutoencoderLoss:
         raise NotImplementedError
 
     def update_statistics(self) -> None:
@@ -93,7 +93,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
     """I-MMSE: for any encoder, once decoder and denoiser are exact; the schedule and its end play no part."""
     language = random_joint()
     codec = Named(language)
-    path = Gaussian(codec, schedule(name, shift=shift, highest=0.5), _clock(), predicts=STATES["x0"], loss="error")
+    path = Gaussian(codec, find_logsnr(name, shift=shift, highest=0.5), _clock(), predicts=STATES["x0"], loss="error")
     process = Latent(path, stage_one=0.5, blurred=0.5)
     codec.levels = tuple(level[0] for level in path.levels(torch.tensor([process.recon_time])))
     model = Model(process, PosteriorMean(path, codec), length=4, block=4).eval()
@@ -397,7 +397,7 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     codec.decode = lambda z: language.support[
         codec.posterior(z, torch.ones(len(z), 1, 1), 0.2 * torch.ones(len(z), 1, 1)).argmax(1)
     ]  # type: ignore[method-assign]  # noqa: E501
-    path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
+    path = Gaussian(codec, find_logsnr("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
     model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
     found = measure_reconstruction(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
     assert found.accuracy == found.exact_match == 1.0 and found.nats["own"] < 0.01
@@ -408,11 +408,11 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     language = random_joint()
     codec = Named(language)
     codec.decode = lambda z: torch.zeros(len(z), 4, dtype=torch.long)  # type: ignore[method-assign]
-    path = Gaussian(codec, schedule("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
+    path = Gaussian(codec, find_logsnr("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
     model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
     tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
     every = Batch.of(tokens)
-    some = replace(every, units=torch.tensor([2, 2]))
+    some = replace(every, token_count=torch.tensor([2, 2]))
     found = [measure_reconstruction(model, [batch], generator(20)) for batch in (every, some)]
     assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.exact_match for one in found] == [0.0, 0.5]
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])

@@ -9,8 +9,8 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.errors import UserError
-from logosphere.noise import Drawn, Keyed
 from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion, Read
+from logosphere.rng import CounterNoise, GeneratorNoise
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ def test_what_the_network_reads_has_the_law_of_the_dense_state(time: float) -> N
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), time)
     W = process._stem[0].weight.detach()
     process.eval()
-    dense = process.corrupt(process.codec.encode(tokens), t, Drawn(generator(1), n))[:, 0, :40] @ W.T
+    dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(1), n))[:, 0, :40] @ W.T
     process.train()
-    read = process.read(tokens, t, Drawn(generator(2), n))[:, 0].detach()
+    read = process.read(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
     ours, theirs = moments(read.double()), moments(dense.double())
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
@@ -53,12 +53,12 @@ def test_coordinates_belong_to_what_was_read() -> None:
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), 0.4)
     process.train()
-    read = process.read(tokens, t, Drawn(generator(2), n))[:, 0].detach()
+    read = process.read(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
     x = process.coordinates(Read(*(field[:, 0] for field in process._last)))
     W = process._stem[0].weight.detach()
     torch.testing.assert_close(x @ W.T, read, atol=1e-3, rtol=1e-3)
     process.eval()
-    dense = process.corrupt(process.codec.encode(tokens), t, Drawn(generator(3), n))[:, 0, :40]
+    dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(3), n))[:, 0, :40]
     ours, theirs = moments(x.double()[:, :12]), moments(dense.double()[:, :12])
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
@@ -67,9 +67,9 @@ def test_coordinates_belong_to_what_was_read() -> None:
 def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
     model, process = wide()
     ids, tokens, t = torch.arange(6), torch.arange(6)[:, None], torch.full((6, 1), 0.5)
-    whole = process.train().read(tokens, t, Keyed(0, 1, ids, ids, 6))
+    whole = process.train().read(tokens, t, CounterNoise(0, 1, ids, ids, 6))
     keys = process._last.keys
-    part = process.read(tokens[2:4], t[2:4], Keyed(0, 1, ids[2:4], ids[2:4], 6))
+    part = process.read(tokens[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
     torch.testing.assert_close(whole[2:4], part)
     assert torch.equal(keys[2:4], process._last.keys)
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.noise import running_sum
 from logosphere.processes.spherical.noise_rates import FIRST_RATE, LAST_RATE, noise_left
-from logosphere.shapes import Float, Int64
+from logosphere.rng import running_sum
+from logosphere.types import Float, Int64
 
 BINS = 32
 FLOOR, LAST = 0.08, 0.02

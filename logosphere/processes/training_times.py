@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from logosphere.errors import UserError, nearest
-from logosphere.noise import Noise
-from logosphere.shapes import Float
+from logosphere.errors import UserError, suggest
+from logosphere.rng import Noise
+from logosphere.types import Float
 
 TIMES = ("low-variance", "uniform", "independent")
 
@@ -26,7 +26,7 @@ class TrainingTimes:
 
     def __post_init__(self) -> None:
         if self.kind not in TIMES:
-            raise UserError(f"There is no time sampler '{self.kind}'.{nearest(self.kind, TIMES)}")
+            raise UserError(f"There is no time sampler '{self.kind}'.{suggest(self.kind, TIMES)}")
         if not 0 <= self.low < self.high <= 1:
             raise UserError(f"t_min must be at least 0 and below 1, not {self.low}.")
         if self.kind == TIMES[0] and (self.low, self.high) != (0, 1):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Encoded, ForwardSample, Process, uniform_grid
 from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics
 from logosphere.processes.discrete.masking import masks_by_count, masks_within
@@ -24,8 +23,8 @@ from logosphere.processes.discrete.mixing import MixingDistribution
 from logosphere.processes.discrete.parameterization import Head, Posterior, Score, cross_entropy
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.processes.training_times import LOW_VARIANCE, TrainingTimes
-from logosphere.shapes import Float
-from logosphere.types import Batch, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Logits, Positions, State, Times
 
 Weighting = Callable[[MixingDistribution, State, State, Tensor], Tensor]
 """Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
@@ -156,7 +155,7 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         elif self.truncate_ends:
             t, weight = self.times.at(w), torch.full_like(w, self.times.high - self.times.low)
         else:
-            t, weight = self.schedule.drawn(w)
+            t, weight = self.schedule.times_at(w)
         block, times = u.shape[1] // w.shape[1], t
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
@@ -310,7 +309,7 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         # Two stages, whether and then which: small probabilities are not multiplied into nothing.
         revealed = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
         z = z.clone()
-        z[revealed] = categorical(out[revealed], noise.at(revealed).uniform(int(revealed.sum())))
+        z[revealed] = categorical(out[revealed], noise.for_positions(revealed).uniform(int(revealed.sum())))
         return z
 
     def accumulators(self) -> list[Tensor]:

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample, Process
 from logosphere.processes.capabilities import DiscreteTransitions, LearnedForward
 from logosphere.processes.training_times import LOW_VARIANCE, TrainingTimes
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times
 
 
 class GenMD4(Process, DiscreteTransitions, LearnedForward):

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from logosphere.noise import Noise, categorical
-from logosphere.shapes import Float, Int64
-from logosphere.types import Positions
+from logosphere.rng import Noise, categorical
+from logosphere.types import Float, Int64, Positions
 
 
 def masks_by_count(hidden_count: Int64[Tensor, "B J 1"], free: Positions, noise: Noise) -> Positions:

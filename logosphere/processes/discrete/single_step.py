@@ -13,10 +13,9 @@ from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Float, Kind, Logits, Positions, State, Times
 
 
 class SingleStep(Process):
@@ -61,5 +60,5 @@ class SingleStep(Process):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         drawn = (s == 0) & (z == self.hidden)
         z = z.clone()
-        z[drawn] = categorical(out[drawn], noise.at(drawn).uniform(int(drawn.sum())))
+        z[drawn] = categorical(out[drawn], noise.for_positions(drawn).uniform(int(drawn.sum())))
         return z

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample, Process, StatePath
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
 from logosphere.processes.gaussian.noisy_start import NoisyStart
@@ -29,8 +27,9 @@ from logosphere.processes.gaussian.parameterization import CleanState, Predictio
 from logosphere.processes.gaussian.time_grid import Spacing, spaced_times
 from logosphere.processes.gaussian.updates import Move, ancestral
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Batch, Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
 
@@ -328,7 +327,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
             doubt = F.cross_entropy(read.flatten(0, 1), batch.tokens.flatten(), reduction="none").view_as(t)
             terms = terms + self.anchor * (doubt * free).sum(1)
         common = nats / (batch.free.sum(1).clamp_min(1) * math.log(self.codec.vocab_size))
-        return terms + self.schedule.calm(self._own(t.amax(1)), common)
+        return terms + self.schedule.variance_loss(self._own(t.amax(1)), common)
 
     def accumulators(self) -> list[Tensor]:
         return [self.clock.pending]

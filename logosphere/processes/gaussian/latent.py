@@ -21,12 +21,11 @@ from torch import Tensor
 
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Encoded, ForwardSample, Process, StatePath
 from logosphere.processes.capabilities import AutoencoderStage, OnlineStatistics
 from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times, Tokens
 
 Weighting = Literal["uniform", "p2"]
 """The squared error of what the network predicts, alike at all times, or α² |u - x̂|²: the error of the noise with the
@@ -82,14 +81,14 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
         return self.path.codec
 
     @property
-    def studying(self) -> bool:
-        """Is the autoencoder being taught?"""
+    def training_autoencoder(self) -> bool:
+        """Whether the autoencoder is being trained."""
         return self.training and (self.joint or bool(self.done < self.stage_one))
 
     @property
     def denoiser_active(self) -> bool:
         """Is the path being learnt, or measured? Not while the autoencoder is taught by itself."""
-        return not self.training or self.joint or not self.studying
+        return not self.training or self.joint or not self.training_autoencoder
 
     # ---- tokens and latents ---------------------------------------------------------------------------------------
 
@@ -99,8 +98,8 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
         The second stage does not read: it would learn nothing from it. Its figure is the last price that was measured.
         """
         tokens, free = batch.tokens, batch.free
-        if self.studying:
-            u, nats, extra = self.codec.lesson(batch, noise, lambda u: self._blurred(u, noise))
+        if self.training_autoencoder:
+            u, nats, extra = self.codec.autoencoder_loss(batch, noise, lambda u: self._blurred(u, noise))
             nats = (nats * free).sum(1)
             self.pending += torch.stack([nats.detach().sum(), free.sum()])
             return Encoded(self._shared(u), nats, nats + extra)
@@ -124,7 +123,7 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
 
     def estimate(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """The clean latents that an answer stands for, as the decoder would see them: for self-conditioning."""
-        return self.codec.seen(self.path.clean(out, z, t))
+        return self.codec.normalise(self.path.clean(out, z, t))
 
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         self.codec.precompute(rows, corpus)
@@ -133,7 +132,7 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
         return [*self.codec.accumulators(), *self.path.accumulators(), self.pending]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        if self.studying:
+        if self.training_autoencoder:
             self.codec.update_statistics()
         if bool(self.pending[1] > 0):
             weight = (1 - MEMORY) / (1 - MEMORY ** (self.price[1] + 1))

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.noise import Noise
-from logosphere.shapes import Bool, Float
-from logosphere.types import State
+from logosphere.rng import Noise
+from logosphere.types import Bool, Float, State
 
 
 @dataclass(frozen=True)

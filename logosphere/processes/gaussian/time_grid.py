@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logosphere.logsnr.schedules import LogSNR
 from logosphere.processes.time_sampler import TimeSampler, place
-from logosphere.shapes import Float
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Float
 
 Spacing = Literal["angle", "logsnr", "information", "time"]
 

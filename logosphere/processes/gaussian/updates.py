@@ -12,9 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from logosphere.noise import Noise
-from logosphere.shapes import Float
-from logosphere.types import State
+from logosphere.rng import Noise
+from logosphere.types import Float, State
 
 Level = Float[Tensor, "... 1"]
 Move = Callable[[State, State, Level, Level, Noise], State]

@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.noise import Noise, categorical, normal_rows
 from logosphere.processes.simplex.process import Path, Share
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise, categorical, normal_rows
+from logosphere.types import Float, Kind, Logits, State
 
 SMALLEST = 1e-37
 """Beliefs below this are 0 in float32, and their logarithms are those of this."""

@@ -8,7 +8,7 @@ marginals are finite sums; and likewise for Beta(1, θ - 1 + M), with the same d
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 
 def lineage_probabilities(

@@ -27,10 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise
 from logosphere.processes.simplex.process import Path, Share
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 LOWEST, ACROSS, ALONG = -20.0, 512, 128
 """The table reaches down to log y = -20 in so many steps, and from α = 1 to the last in so many."""

@@ -33,10 +33,9 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import sphere
-from logosphere.noise import Noise
 from logosphere.processes.simplex.process import Path, Share, couple_optimally, information_gain
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 END = 0.5
 """The share r of the geodesic after which no two tokens are possible."""

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise
 from logosphere.processes.simplex.geodesic import END, FORBIDDEN
 from logosphere.processes.simplex.process import Path, Share, couple_optimally, information_gain
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 
 class LinearPath(Path):

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise, running_sum
 from logosphere.processes.simplex import death_process
 from logosphere.processes.simplex.process import Path, Share
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Kind, Logits, State
 
 NODES, FINE = 256, 800
 """Steps of the table of d_m; and of the times among which its own are chosen."""

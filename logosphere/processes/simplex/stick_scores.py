@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Drawn, Noise, running_sum
 from logosphere.processes.simplex import death_process
 from logosphere.processes.simplex.process import Path, Share
 from logosphere.processes.simplex.stick_breaking import StickPath, Sticks
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import GeneratorNoise, Noise, running_sum
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 DRAWS, NODES = 1 << 13, 64
 """Sticks drawn to estimate w at each of so many steps of the path."""
@@ -48,7 +47,7 @@ class StickScores(Path):
     def _root(self) -> Float[Tensor, " n"]:
         """√(w / mean of w over τ) at even steps of s."""
         draws = max(32, DRAWS // self.num_classes)
-        noise = Drawn(torch.Generator().manual_seed(0), draws)
+        noise = GeneratorNoise(torch.Generator().manual_seed(0), draws)
         u = F.one_hot(torch.arange(draws) % self.num_classes, self.num_classes)[:, None].float()
         found = []
         for s in torch.linspace(0, 1, NODES + 1):

@@ -24,11 +24,10 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
-from logosphere.noise import Noise
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.simplex.geodesic import END, GeodesicPath
-from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Float, Logits, Positions, State, Times
 
 FLOOR = 1e-4
 """The smallest probability a velocity can stand for, over all tokens together."""

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise, running_sum
 from logosphere.processes.simplex import death_process
 from logosphere.processes.simplex.process import Path, Share
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Kind, Logits, State
 
 NODES = 1024
 """Steps of the table of d_m; between them it is linear."""

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from logosphere.noise import Noise
 from logosphere.processes.spherical.rolling import Order, ranks
-from logosphere.shapes import Float
-from logosphere.types import Positions
+from logosphere.rng import Noise
+from logosphere.types import Float, Positions
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import MixtureOfPaths, OnlineStatistics, PositionTimes, TrainingPhases
 from logosphere.processes.spherical.any_order import AnyOrder
@@ -35,8 +34,8 @@ from logosphere.processes.spherical.rolling import RollingOffsets
 from logosphere.processes.spherical.steps import MOVES, Move
 from logosphere.processes.spherical.tangent_normal import normal_log_p, tangent_moments
 from logosphere.processes.time_sampler import TimeSampler, locate, place, rdlm_time
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical, running_sum
+from logosphere.types import Float, Int64, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
 T_MAX = 1 - 1e-6

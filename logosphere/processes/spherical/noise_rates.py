@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 FIRST_RATE, LAST_RATE = 1e-3, 0.2
 """β₀ and β₁."""

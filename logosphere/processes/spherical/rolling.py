@@ -20,9 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logosphere.noise import Noise
-from logosphere.shapes import Float, Int64
-from logosphere.types import Positions
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Positions
 
 Order = Literal["random", "left-to-right"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import BridgeTable
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 
 def tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
