@@ -24,8 +24,8 @@ from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
-from logosphere.sampling.plan import uniform_grid
-from logosphere.sampling.steppers import Moved
+from logosphere.sampling.loop import uniform_grid
+from logosphere.sampling.steppers import SphericalStepper
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,7 @@ def test_every_move_draws_the_language(move: str, spacing: str) -> None:
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=Moved(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
+        stepper=SphericalStepper(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
@@ -337,7 +337,7 @@ def test_impossible_options_are_refused() -> None:
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
     model = ls.build("mdlm", vocab_size=4, length=4, **SMALL)
     with pytest.raises(UserError, match="sphere"):
-        ls.sample(model, stepper=Moved(MOVES["matched"]))
+        ls.sample(model, stepper=SphericalStepper(MOVES["matched"]))
 
 
 def test_times_must_be_times() -> None:

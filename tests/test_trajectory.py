@@ -19,8 +19,8 @@ from logosphere.report.animated_svg import render_animated_svg
 from logosphere.report.animation import build_animation
 from logosphere.report.gif import render_gif
 from logosphere.sampling.generate import generate
-from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.loop import Frame
+from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame, project_to_disc
 
 KNOWN = torch.arange(12) < 3
 
@@ -31,7 +31,7 @@ def recorded(system: str, **options: object) -> tuple[Trajectory, torch.Tensor]:
     recorder = Recorder(model)
     local = model.process.codec.local
     given = {"known": KNOWN, "tokens": torch.arange(12)} if local and system != "ar" else {}
-    drawn = ls.generate(model, n=2, steps=6, rng=torch.Generator().manual_seed(1), watch=recorder.see, **given)
+    drawn = ls.generate(model, n=2, steps=6, rng=torch.Generator().manual_seed(1), watch=recorder.record, **given)
     return recorder.trajectory, drawn.tokens
 
 
@@ -39,13 +39,13 @@ def recorded(system: str, **options: object) -> tuple[Trajectory, torch.Tensor]:
 def test_a_trajectory_ends_with_what_was_drawn_and_every_change_is_told(system: str) -> None:
     trajectory, drawn = recorded(system)
     shown = [[-1] * 12 for _ in range(2)]
-    for number, moment in enumerate(trajectory.moments, start=1):
-        assert moment.step == number and 0 <= moment.time <= 1
-        for row, tokens, changed in zip(shown, moment.tokens, moment.changed, strict=True):
+    for number, frame in enumerate(trajectory.frames, start=1):
+        assert frame.step == number and 0 <= frame.time <= 1
+        for row, tokens, changed in zip(shown, frame.tokens, frame.changed, strict=True):
             assert all(row[i] != tokens[i] for i in changed)
             row[:] = [tokens[i] if i in changed else row[i] for i in range(12)]
             assert row == tokens
-    assert shown == drawn.tolist() and trajectory.moments[-1].time == 0
+    assert shown == drawn.tolist() and trajectory.frames[-1].time == 0
     assert json.loads(json.dumps(trajectory.as_dict()))["length"] == 12
 
 
@@ -55,9 +55,11 @@ def test_known_positions_are_sure_and_doubt_is_the_networks() -> None:
     model = ls.build("mdlm", vocab_size=3, length=12, denoiser=None)
     recorder = Recorder(model)
     oracle = ls.languages.oracle(model, language)
-    ls.generate(model, n=1, steps=40, denoiser=oracle, known=KNOWN, tokens=torch.zeros(12).long(), watch=recorder.see)
-    assert recorder.moments[-1].sure == ["999" + 9 * "3"]
-    assert recorder.moments[0].sure is not None and recorder.moments[0].sure[0].startswith("999")
+    ls.generate(
+        model, n=1, steps=40, denoiser=oracle, known=KNOWN, tokens=torch.zeros(12).long(), watch=recorder.record
+    )
+    assert recorder.frames[-1].confidence == ["999" + 9 * "3"]
+    assert recorder.frames[0].confidence is not None and recorder.frames[0].confidence[0].startswith("999")
 
 
 def test_what_is_known_is_guessed_before_states_spell_it() -> None:
@@ -66,21 +68,22 @@ def test_what_is_known_is_guessed_before_states_spell_it() -> None:
     language = ls.languages.markov(torch.eye(2), torch.tensor([0.5, 0.5]), 12)
     recorder = Recorder(model)
     oracle = ls.languages.oracle(model, language)
-    tokens = ls.generate(model, n=1, steps=40, denoiser=oracle, watch=recorder.see).tokens[0].tolist()
-    early = next(moment for moment in recorder.moments if moment.guessed and -1 not in moment.guessed[0])
-    assert early.tokens[0] == [-1] * 12 and max(early.guessed[0]) == min(early.guessed[0])
-    for moment in recorder.moments:
-        assert all(guess < 0 or token < 0 for guess, token in zip(moment.guessed[0], moment.tokens[0], strict=True))
-    assert recorder.moments[-1].tokens[0] == tokens and recorder.moments[-1].guessed[0] == [-1] * 12
+    tokens = ls.generate(model, n=1, steps=40, denoiser=oracle, watch=recorder.record).tokens[0].tolist()
+    early = next(frame for frame in recorder.frames if frame.predicted and -1 not in frame.predicted[0])
+    assert early.tokens[0] == [-1] * 12 and max(early.predicted[0]) == min(early.predicted[0])
+    for frame in recorder.frames:
+        assert all(guess < 0 or token < 0 for guess, token in zip(frame.predicted[0], frame.tokens[0], strict=True))
+    assert recorder.frames[-1].tokens[0] == tokens and recorder.frames[-1].predicted[0] == [-1] * 12
 
 
 def test_animations_show_guesses_and_end_as_the_text_does() -> None:
     """Position 0 is guessed as b, written as a; position 1 is guessed rightly and written at last."""
     rows = [([-1, -1], [1, -1]), ([0, -1], [-1, 2]), ([0, -1], [-1, 2]), ([0, 2], [-1, -1])]
-    moments = [
-        Moment(k + 1, 4, 1 - k / 3, [tokens], [[]], ["00"], [guess], None) for k, (tokens, guess) in enumerate(rows)
+    frames = [
+        TrajectoryFrame(k + 1, 4, 1 - k / 3, [tokens], [[]], ["00"], [guess], None)
+        for k, (tokens, guess) in enumerate(rows)
     ]
-    animation = build_animation(Trajectory(2, moments), "abc".__getitem__)
+    animation = build_animation(Trajectory(2, frames), "abc".__getitem__)
     assert animation.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
     drawing = render_animated_svg(animation)
     assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong guess is no dawn
@@ -93,7 +96,7 @@ def test_networks_that_answer_with_states_are_sure_of_no_token() -> None:
         model = ls.build(name, vocab_size=5, length=6, width=16, depth=1, heads=1, **options)
         frames: list[Frame] = []
         generate(model, 2, 3, generator(1), watch=frames.append)
-        assert all(frame.sure is None and frame.likeliest is None for frame in frames)
+        assert all(frame.confidence is None and frame.likeliest is None for frame in frames)
 
 
 def test_watching_changes_nothing() -> None:
@@ -106,11 +109,11 @@ def test_watching_changes_nothing() -> None:
 
 def test_states_on_the_sphere_go_from_the_middle_to_the_rim() -> None:
     vertices = torch.eye(5)[None]
-    places = seen_from_above(vertices)[0]
+    places = project_to_disc(vertices)[0]
     assert torch.allclose(places[4], torch.zeros(2)) and torch.allclose(places[:4].norm(dim=-1), torch.ones(4))
     trajectory, _ = recorded("rdlm")
-    assert trajectory.moments[0].places is not None and recorded("mdlm")[0].moments[0].places is None
-    last = torch.tensor(trajectory.moments[-1].places)
+    assert trajectory.frames[0].projected_xy is not None and recorded("mdlm")[0].frames[0].projected_xy is None
+    last = torch.tensor(trajectory.frames[-1].projected_xy)
     assert last.shape == (2, 12, 2) and torch.allclose(last.norm(dim=-1), torch.ones(2, 12), atol=1e-2)
 
 
@@ -178,7 +181,7 @@ def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
     trajectory, _ = recorded("mdlm")
     shown = LiveView(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))
     shown.close()
-    line = shown.line(trajectory.moments[-1], 0)
+    line = shown.line(trajectory.frames[-1], 0)
     styles = {str(span.style) for span in line.spans}
     assert len(line.plain) == 12 and "green" in styles and "magenta" in styles and "bold yellow" not in styles
-    assert any("bold yellow" in {str(s.style) for s in shown.line(m, 0).spans} for m in trajectory.moments[:-1])
+    assert any("bold yellow" in {str(s.style) for s in shown.line(m, 0).spans} for m in trajectory.frames[:-1])

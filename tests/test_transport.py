@@ -20,9 +20,8 @@ from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.assignment import assigned
 from logosphere.noise import Drawn
 from logosphere.processes.simplex.geodesic import GeodesicPath
-from logosphere.sampling.plan import Plan
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.walk import walk
+from logosphere.sampling.loop import TimeGrid, sample_loop
+from logosphere.sampling.registry import sampler
 from logosphere.types import Batch
 
 CARRIED = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior": "simplex"})]
@@ -40,9 +39,9 @@ def end_of_path(which: int, name: str, steps: int) -> Tensor:
     def grid(count: int) -> Tensor:
         return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
 
-    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), Plan.diffuse(2, steps + 1, grid)
+    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), TimeGrid.diffuse(2, steps + 1, grid)
     stepper, noise = sampler(name, model).stepper, Drawn(generator(1), 200)
-    return list(walk(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
+    return list(sample_loop(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=map(str, CARRIED))

@@ -15,8 +15,8 @@ from logosphere.errors import UserError
 from logosphere.noise import Drawn
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.steps import MOVES
-from logosphere.sampling.catalogue import HIDDEN, LISTINGS
-from logosphere.sampling.steppers import Moved
+from logosphere.sampling.registry import SAMPLERS, UNMASKING
+from logosphere.sampling.steppers import SphericalStepper
 
 ORDERS = ["random", "left-to-right"]
 TOGETHER = {"path": "together"}
@@ -91,7 +91,7 @@ def test_whose_turn_it_is_may_be_decided_on_the_way(name: str) -> None:
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("name", [one.name for one in LISTINGS if one.fits == HIDDEN])
+@pytest.mark.parametrize("name", [name for name, info in SAMPLERS.items() if info.supports is UNMASKING])
 def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=5, length=8, **SMALL)
@@ -107,7 +107,7 @@ def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
 @pytest.mark.parametrize(("system", "options"), [("rdlm", {}), ("rdlm-heat", {"base": 3}), ("rdlm-heat", TOGETHER)])
 def test_positions_that_take_no_turns_are_in_no_order(system: str, options: dict[str, object]) -> None:
     model = ls.build(system, vocab_size=5, length=4, **options, **SMALL)
-    with pytest.raises(UserError, match="do not take turns by whole tokens"):
+    with pytest.raises(UserError, match="rdlm-heat with path=in-turn and without base"):
         ls.sampler("entropy", model)
 
 
@@ -150,7 +150,7 @@ def test_positions_may_still_move_together() -> None:
     language = sticky_chain(3, 4)
     in_turn = joint_sphere_model("rdlm-heat", language, path="in-turn")
     together = joint_sphere_model("rdlm-heat", language, path="together")
-    settings = {"n": 16, "steps": 8, "stepper": Moved(MOVES["bridge"])}
+    settings = {"n": 16, "steps": 8, "stepper": SphericalStepper(MOVES["bridge"])}
     texts = [ls.sample(m, rng=generator(3), denoiser=Oracle(m, language), **settings) for m in (in_turn, together)]
     assert torch.equal(*texts)
     assert ls.generate(in_turn, n=4, steps=64, denoiser=Oracle(in_turn, language)).nfe == 4  # never more than positions

@@ -23,7 +23,6 @@ from logosphere.runs.settings import (
     SampleConfig,
     SampleMetrics,
 )
-from logosphere.sampling.catalogue import listing
 from logosphere.systems import system, systems
 
 Flat = tyro.conf.arg(name="")
@@ -146,7 +145,9 @@ class Sample(Arguments):
         """Refuse options that contradict each other."""
         self.config.check()
         if self.config.sampler != "auto":
-            listing(self.config.sampler)
+            from logosphere.sampling.registry import sampler_info  # needs torch
+
+            sampler_info(self.config.sampler)
         if self.save is not None and self.save.suffix not in SAVED_AS:
             raise UserError(f"A film is saved as one of {', '.join(SAVED_AS)}, and {self.save.name} is none of them.")
         if self.save is not None and self.config.length is not None:

@@ -18,7 +18,7 @@ from logosphere.report.animated_svg import render_animated_svg
 from logosphere.report.animation import build_animation
 from logosphere.report.gif import render_gif
 from logosphere.report.page import Player, render_player_page
-from logosphere.sampling.trajectory import Moment, Trajectory
+from logosphere.sampling.trajectory import Trajectory, TrajectoryFrame
 
 FRAMES_PER_SECOND = 30
 CONFIDENCE_COLOURS = ((3, "magenta"), (6, "blue"), (9, "cyan"))
@@ -63,40 +63,41 @@ class LiveView:
         self.live.start()
         self.last = 0.0
 
-    def show(self, moment: Moment) -> None:
-        """Draw a moment, but no more of them than an eye can follow."""
+    def show(self, frame: TrajectoryFrame) -> None:
+        """Draw a frame, at most `FRAMES_PER_SECOND` of them."""
 
         pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
         if pause > 0:
             time.sleep(pause)
         self.last = time.monotonic()
-        texts = [self.line(moment, sample) for sample in range(len(moment.tokens))]
+        texts = [self.line(frame, sample) for sample in range(len(frame.tokens))]
         parts = [part for text in texts for part in (text, Text())]
-        self.live.update(Group(*parts, self.legend(moment)), refresh=True)
+        self.live.update(Group(*parts, self.legend(frame)), refresh=True)
 
-    def line(self, moment: Moment, sample: int) -> Text:
+    def line(self, frame: TrajectoryFrame, sample: int) -> Text:
         """One text with its colours."""
 
-        fresh = set(moment.changed[sample]) if moment.step < moment.steps else set()
-        sure = moment.sure[sample] if moment.sure is not None else ""
+        fresh = set(frame.changed[sample]) if frame.step < frame.steps else set()
+        confidence = frame.confidence[sample] if frame.confidence is not None else ""
         line = Text()
-        for i, token in enumerate(moment.tokens[sample]):
+        for i, token in enumerate(frame.tokens[sample]):
             if token < 0:
-                guess = moment.guessed[sample][i] if moment.guessed is not None else -1
+                guess = frame.predicted[sample][i] if frame.predicted is not None else -1
                 line.append(self.tokenizer.symbol(guess) if guess >= 0 else "·", style="dim")
                 continue
-            doubtful = next((colour for limit, colour in CONFIDENCE_COLOURS if sure and int(sure[i]) < limit), "")
+            tenths = int(confidence[i]) if confidence else 9
+            doubtful = next((colour for limit, colour in CONFIDENCE_COLOURS if tenths < limit), "")
             known = i < len(self.known) and self.known[i]
             style = "green" if known else "bold yellow" if i in fresh else doubtful
             line.append(self.tokenizer.symbol(token), style=style)
         return line
 
-    def legend(self, moment: Moment) -> Text:
+    def legend(self, frame: TrajectoryFrame) -> Text:
         """How far the texts are, and what the colours mean, each in its colour."""
 
-        line = Text(f"step {moment.step}/{moment.steps}   ", style="dim")
+        line = Text(f"step {frame.step}/{frame.steps}   ", style="dim")
         line.append("· not written  guessed", style="dim").append("   ")
-        line.append("just changed", style="bold yellow").append("   sure ")
+        line.append("just changed", style="bold yellow").append("   confidence ")
         for limit, colour in reversed(CONFIDENCE_COLOURS):
             line.append(f"<{limit}0% ", style=colour)
         if any(self.known):

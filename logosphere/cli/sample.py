@@ -13,7 +13,7 @@ from logosphere.parallel.launch import launch, launched, must_launch
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
-from logosphere.sampling.trajectory import Moment
+from logosphere.sampling.trajectory import TrajectoryFrame
 
 
 def run(arguments: Sample, argv: list[str]) -> int:
@@ -25,10 +25,10 @@ def run(arguments: Sample, argv: list[str]) -> int:
         return launch(["sample", *argv], arguments.nproc)
     live: LiveView | None = None
 
-    def watch(sampled: Run, given: Prompt | None, moment: Moment) -> None:
+    def watch(sampled: Run, given: Prompt | None, frame: TrajectoryFrame) -> None:
         nonlocal live
         live = live or LiveView(sampled.tokenizer, given)
-        live.show(moment)
+        live.show(frame)
 
     watching = arguments.watch and messages.is_terminal
     try:

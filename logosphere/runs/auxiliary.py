@@ -19,7 +19,7 @@ from logosphere.runs.progress import SILENT, Display
 from logosphere.runs.run import Run
 from logosphere.runs.settings import AuxiliaryConfig
 from logosphere.runs.train import open_with_display
-from logosphere.sampling.labeller import Labeller
+from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.training.classifier import measure_classifier, train_classifier
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.remasker import RemaskerStep, train_remasker
@@ -76,18 +76,18 @@ def train_classifier_of(
     examples = _labelled(corpus, run)
     torch.manual_seed(config.seed)
     names = corpus.labels or tuple(map(str, range(examples.label_count)))
-    labeller = Labeller.fresh(model, names, network)
+    checkpoint = ClassifierCheckpoint.fresh(model, names, network)
     steps = train_classifier(
-        labeller.classifier, model, _batches(examples, model, config), steps=config.steps, optim=_optimizer(config),
+        checkpoint.classifier, model, _batches(examples, model, config), steps=config.steps, optim=_optimizer(config),
         seed=config.seed,
     )  # fmt: skip
     last = _take_all(steps, config, display, "train-classifier", lambda step: f"{step.loss:.3f} nats")
     held_out = eval_batches(corpus.valid, model.length, config.batch, MEASURED)
-    nats, right = measure_classifier(labeller.classifier, model, held_out, config.seed)
+    nats, right = measure_classifier(checkpoint.classifier, model, held_out, config.seed)
     folder = out or run.path / "classifier"
     folder.mkdir(parents=True, exist_ok=True)
-    labeller.save(folder, model, run.tokenizer.fingerprint)
-    return TrainedClassifier(folder, tuple(labeller.labels), last.loss, nats, right)
+    checkpoint.save(folder, model, run.tokenizer.fingerprint)
+    return TrainedClassifier(folder, tuple(checkpoint.labels), last.loss, nats, right)
 
 
 def _batches(split: Split, model: Model, config: AuxiliaryConfig) -> Iterator[Batch]:

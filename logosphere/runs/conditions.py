@@ -11,8 +11,8 @@ from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.runs.run import Run
 from logosphere.runs.settings import ClassifierGuidance
+from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.guidance import Guide
-from logosphere.sampling.labeller import Labeller
 from logosphere.types import Condition
 
 
@@ -72,6 +72,6 @@ def classifier_guide(settings: ClassifierGuidance, run: Run, model: Model, label
     """The guide of n texts towards a label, or None where there is no classifier."""
     if settings.classifier is None:
         return None
-    labeller = Labeller.load(settings.classifier, model, run.tokenizer.fingerprint)
+    checkpoint = ClassifierCheckpoint.load(settings.classifier, model, run.tokenizer.fingerprint)
     strength = 1.0 if settings.strength is None else settings.strength
-    return labeller.guide(model, label, n, strength, exact=settings.exact_edits)
+    return checkpoint.guide(model, label, n, strength, exact=settings.exact_edits)

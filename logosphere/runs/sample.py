@@ -15,13 +15,11 @@ from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
 from logosphere.runs.conditions import classifier_guide, find_condition
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import SampleConfig
+from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
-from logosphere.sampling.lengths import of_length
-from logosphere.sampling.plan import GRIDS
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.sliding import slide
-from logosphere.sampling.trajectory import Moment, Recorder, Trajectory
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.loop import GRIDS, Frame
+from logosphere.sampling.registry import sampler
+from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Tokens
 
 RENOISED = (
@@ -49,7 +47,7 @@ def sample_run(
     config: SampleConfig | None = None,
     *,
     record: bool = False,
-    watch: Callable[[Run, Prompt | None, Moment], None] | None = None,
+    watch: Callable[[Run, Prompt | None, TrajectoryFrame], None] | None = None,
     notify: Callable[[str], None] = lambda message: None,
     group: ProcessGroup = SINGLE,
 ) -> Samples:
@@ -67,9 +65,9 @@ def sample_run(
 
     def see(frame: Frame) -> None:
         assert recorder is not None
-        moment = recorder.see(frame)
+        recorded = recorder.record(frame)
         if watch is not None:
-            watch(run, given, moment)
+            watch(run, given, recorded)
 
     drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
@@ -121,7 +119,7 @@ def _draw(
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
     denoiser, length, tokenizer = None, config.length, run.tokenizer
     if length is not None and isinstance(tokenizer, WithEOS):
-        wanted = of_length(model, tokenizer.eos, length, known, tokens)
+        wanted = with_length(model, tokenizer.eos, length, known, tokens)
         denoiser, known, tokens, length = wanted.denoiser, wanted.known, wanted.tokens, None
     renoise = known is not None and bool(known.any()) and run.needs_renoise(model)
     if renoise:
@@ -158,4 +156,4 @@ def _draw(
     if length is None:
         return write(known, tokens)
     overlap = model.length // 2 if config.overlap is None else config.overlap
-    return slide(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)
+    return generate_long(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)

@@ -16,7 +16,7 @@ from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference,
 from logosphere.model import Model
 from logosphere.report.animation import Animation, build_animation
 from logosphere.report.comparison import SampleReport, SamplingResult, Value
-from logosphere.sampling.generate import filters, generate, model_plan
+from logosphere.sampling.generate import generate, model_time_grid
 from logosphere.sampling.trajectory import Recorder
 from logosphere.types import Batch, Condition
 
@@ -78,10 +78,10 @@ def report_samples(
     bins = elbo_over_time(model, held_out, bins=TIME_BINS, units_per_token=units_per_token)
     samplings, texts, tried = [], against.real, set()
     every = [(steps, 1.0) for steps in sorted(grid.steps)]
-    if filters(model.process):
+    if model.process.predicts_tokens:
         every += [(max(grid.steps), temperature) for temperature in grid.temperatures if temperature != 1]
     for steps, temperature in every:
-        taken = len(model_plan(model, steps).times) - 1
+        taken = len(model_time_grid(model, steps).times) - 1
         if (taken, temperature) in tried:
             continue  # a model that writes token by token takes the same steps whatever is asked
         tried.add((taken, temperature))
@@ -135,5 +135,5 @@ def record_animation(model: Model, against: Reference, seed: int, condition: Con
     recorder = Recorder(model)
     rng = torch.Generator(model.device).manual_seed(seed)
     steps = min(ANIMATION_STEPS, 2 * model.length)
-    generate(model, n=ANIMATED, steps=steps, rng=rng, condition=_slice(condition, 0, ANIMATED), watch=recorder.see)
+    generate(model, n=ANIMATED, steps=steps, rng=rng, condition=_slice(condition, 0, ANIMATED), watch=recorder.record)
     return build_animation(recorder.trajectory, against.tokenizer.symbol, MOST_FRAMES)

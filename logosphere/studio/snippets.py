@@ -45,7 +45,7 @@ def to_python(request: GenerateRequest, name: str, pinned: PinnedPositions | Non
         "import torch",
         "import logosphere as ls",
         "from logosphere.runs.run import Run",
-        "from logosphere.sampling.samplers import sampler",
+        "from logosphere.sampling.registry import sampler",
         "",
         f"run = Run({name!r})",
         "model = run.model()",

@@ -24,7 +24,7 @@ from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.loop import _for_blocks, _recompute_activations
-from logosphere.sampling.samplers import MAKERS
+from logosphere.sampling.registry import SAMPLERS
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.debug import use_deterministic
 from logosphere.training.trainer import Trainer
@@ -163,7 +163,7 @@ def sample(system: str, preset: str, options: dict[str, Any] | None = None) -> R
     """Every sampler that fits."""
     model = built(system, preset, **(options or {}))
     used, failed = [], []
-    for name in MAKERS:
+    for name in SAMPLERS:
         try:
             check_samples(ls.sample(model, B, STEPS, rng(), sampler=name), model)
             used.append(name)
@@ -188,7 +188,7 @@ def infill(system: str, preset: str) -> Report:
     if known is None:
         return {"skipped": "no position can be held fixed"}
     used, failed = [], []
-    for name in MAKERS:
+    for name in SAMPLERS:
         try:
             drawn = ls.sample(model, B, STEPS, rng(), known=known, tokens=text, sampler=name)
             check_samples(drawn, model)
@@ -224,11 +224,11 @@ def guide(system: str, preset: str) -> Report:
         except UserError:
             continue
     try:
-        labeller = ls.Labeller.fresh(model, ["a", "b", "c"])
-        list(ls.train_classifier(labeller.classifier, model, given, steps=2))
-        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0)), model)
+        checkpoint = ls.ClassifierCheckpoint.fresh(model, ["a", "b", "c"])
+        list(ls.train_classifier(checkpoint.classifier, model, given, steps=2))
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=checkpoint.guide(model, "b", B, 2.0)), model)
         done.append("classifier")
-        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0, exact=True)), model)
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=checkpoint.guide(model, "b", B, 2.0, exact=True)), model)
         done.append("exact edits")
     except UserError:
         pass  # the classifier does not fit this process, which it has said
@@ -271,10 +271,10 @@ def conditions(system: str, preset: str) -> Report:
 def lengths(system: str, preset: str) -> Report:
     """Texts of a wanted length, texts longer than a model, and frames on the way."""
     model, frames = built(system, preset), []
-    wanted = ls.of_length(model, 0, 5)
+    wanted = ls.with_length(model, 0, 5)
     drawn = ls.sample(model, B, STEPS, rng(), wanted.denoiser, wanted.known, wanted.tokens)
     assert bool((drawn[:, :5] != 0).all()) and bool((drawn[:, 5:] == 0).all())
-    long = ls.slide(
+    long = ls.generate_long(
         lambda known, tokens: ls.generate(model, B, STEPS, 0, known=known, tokens=tokens, watch=frames.append),
         window=L, length=2 * L, overlap=2,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from logosphere.noise import Noise
 from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
 from logosphere.processes.gaussian.updates import ancestral, ddim, renoised, wide
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.sampling.steppers.gaussian import Multistep, Tempered
+from logosphere.sampling.steppers.gaussian import DPMSolverPP2M, ScoreTemperature
 
 V, L, D = 7, 5, 4
 SIZE: dict[str, Any] = {"vocab_size": V, "length": L, "width": 16, "depth": 1, "heads": 2}
@@ -244,7 +244,7 @@ def test_steps(name: str) -> None:
 def test_dpm_solver_2m() -> None:
     """x' = (σ'/σ) x - α' (e^{-h} - 1) ((1 + 1/2r) x̂ - x̂_before/2r), r = h_before/h (Lu et al. 2022, algorithm 2)."""
     model = built("gaussian-ce", codec="one-hot", schedule="linear", highest=2.0, lowest=-6.0, clock="even").eval()
-    process, stepper = model.process, Multistep()
+    process, stepper = model.process, DPMSolverPP2M()
     answers = [at(20 + i, 2, L, V) for i in range(4)]
     times = [1.0, 0.8, 0.55, 0.3, 0.2]
     z, x = (first := at(19, 2, L, V)), array(first)
@@ -252,11 +252,11 @@ def test_dpm_solver_2m() -> None:
     before = None
     for i, out in enumerate(answers):
 
-        def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None, out: Tensor = out) -> Tensor:
+        def evaluate(z: Tensor, t: Tensor, where: Tensor, denoiser: Any = None, out: Tensor = out) -> Tensor:
             return out[where]
 
         t, s = torch.full((2, L), times[i]), torch.full((2, L), times[i + 1])
-        z = stepper(process, ask, z, t, s, Given())
+        z = stepper(process, evaluate, z, t, s, Given())
         clean, h = softmax(array(out)), half[i + 1] - half[i]
         aim = clean
         if before is not None:
@@ -276,7 +276,7 @@ def test_score_temperature() -> None:
     alpha, sigma = np.sqrt(sigmoid(-g))[:, None], np.sqrt(sigmoid(g))[:, None]
     clean = softmax(array(out)) @ array(process.codec.table())
     eps = (array(z) - alpha * clean) / sigma / 0.9
-    close(Tempered(0.9)(process, out, z, t, Given()), (array(z) - sigma * eps) / alpha, 1e-5)
+    close(ScoreTemperature(0.9)(process, out, z, t, Given()), (array(z) - sigma * eps) / alpha, 1e-5)
 
 
 # ---- what is learned of time -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
 from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
-from logosphere.sampling.steppers import PublishedWalk
+from logosphere.sampling.steppers import GeodesicRandomWalk
 
 Array = npt.NDArray[np.float64]
 LOW, HIGH = 1e-3, 0.2
@@ -315,7 +315,7 @@ def test_a_step_of_the_published_walk(schedule: str) -> None:
         dt = min(then[i], 1 - 1e-5) - tau[i]
         v = drift(schedule, softmax(out[i]), x[i], tau[i]) * dt + math.sqrt(RATES[schedule](tau[i]) * dt) * z[i]
         truth.append(exp_map(x[i], v))
-    walked = PublishedWalk.walked(
+    walked = GeodesicRandomWalk.step(
         process, torch.from_numpy(out), torch.from_numpy(x), torch.from_numpy(1 - tau), torch.from_numpy(1 - then),
         Given(z),
     )  # fmt: skip
@@ -327,7 +327,7 @@ def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
     model, process = paper()
     assert model.sampler == "rdlm"
     torch.testing.assert_close(process.prior(2, 4, Given(np.zeros(0))), torch.full((2, 4, 28), 28**-0.5))
-    walk = PublishedWalk()
+    walk = GeodesicRandomWalk()
     grid = walk.grid(process, 256)
     assert len(grid) == 257 and float(grid[-1]) == 0
     truth = torch.from_numpy(1 - np.arange(256) * (1 - 1e-5) / 256)
@@ -337,9 +337,9 @@ def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
     out = torch.zeros(1, 27)
     out[0, 5] = 1.0
     t = torch.full((1, 1), 1 / 256)
-    ask = lambda z, t, where, of=None: out  # noqa: E731
-    z = walk(process, ask, x, t, torch.zeros(1, 1), Given(np.zeros((1, 28)) + 1e-12))
-    walked = walk.walked(process, out, x[0], t[0], torch.zeros(1), Given(np.zeros((1, 28)) + 1e-12))
+    evaluate = lambda z, t, where, denoiser=None: out  # noqa: E731
+    z = walk(process, evaluate, x, t, torch.zeros(1, 1), Given(np.zeros((1, 28)) + 1e-12))
+    walked = walk.step(process, out, x[0], t[0], torch.zeros(1), Given(np.zeros((1, 28)) + 1e-12))
     assert int(z.argmax()) == int(walked[0, :27].argmax()) and float(z.max()) == 1
     assert int(walked[0, :27].argmax()) == 3
 

@@ -24,7 +24,7 @@ from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Encoded, ForwardSample, Process
 from logosphere.processes.capabilities import AutoencoderStage, OnlineStatistics
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian, GaussianPath
 from logosphere.shapes import Float
 from logosphere.types import Batch, Kind, Logits, Positions, State, Times, Tokens
 
@@ -38,7 +38,7 @@ STEEP, MIDDLE = 10.0, 0.8
 """In joint training the diffusion's gradient enters the encoder by the share 1/(1 + exp(-10 (done - 0.8)))."""
 
 
-class Latent(Process, AutoencoderStage, OnlineStatistics):
+class Latent(Process, GaussianPath, AutoencoderStage, OnlineStatistics):
     """A Gaussian path over the latents of an autoencoder, which it teaches in the first `stage_one` of the training.
 
     The decoder learns to read latents whose log-SNR lies anywhere from that at the end of the path down to `blurred`.
@@ -66,6 +66,7 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
         if not 0 < stage_one < 1:
             raise UserError(f"stage_one is a share of the training between 0 and 1, not {stage_one}.")
         self.path, self.stage_one, self.joint, self.weighting = path, stage_one, joint, weighting
+        self.predicts_tokens, self.predicts_states = path.predicts_tokens, path.predicts_states
         lowest = path.schedule.time(torch.tensor(blurred, dtype=torch.float64))
         self.reach = FIRST + (1 - FIRST) * float(lowest.clamp(0, 1))
         self.register_buffer("done", torch.zeros((), dtype=torch.float64))
@@ -76,6 +77,10 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
     def codec(self) -> Autoencoder:  # type: ignore[override]  # the path has it already, and one place is enough
         assert isinstance(self.path.codec, Autoencoder)
         return self.path.codec
+
+    @property
+    def gaussian_path(self) -> Gaussian:
+        return self.path
 
     @property
     def studying(self) -> bool:
