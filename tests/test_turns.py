@@ -13,6 +13,7 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Drawn
+from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.sampling.registry import SAMPLERS, UNMASKING
@@ -139,7 +140,7 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
 def test_steps_share_out_the_turns_evenly() -> None:
     free = torch.ones(3, 10, dtype=torch.bool)
     free[1, :4] = False
-    rows = ls.sampling.plan.uniform_grid(4)[:, None].expand(-1, 10)
+    rows = uniform_grid(4)[:, None].expand(-1, 10)
     clocks = AnyOrder().position_times(rows, free, Drawn(generator(1), 3))
     assert [(clocks[i, 0] == 0).sum().item() for i in range(5)] == [0, 2, 5, 7, 10]
     assert [((clocks[i, 1] == 0) & free[1]).sum().item() for i in range(5)] == [0, 1, 3, 4, 6]

@@ -118,6 +118,22 @@ class Stepper(ABC):
         return 0
 
 
+class PointwiseStepper(Stepper):
+    """Evaluates the network once, and moves each position by its own prediction."""
+
+    @abstractmethod
+    def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """z_s for the positions that need a prediction; all arguments are packed."""
+
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        where = process.needs_prediction(z, t > s)
+        if not where.any():
+            return z
+        out, moved = evaluate(z, t, where), z.clone()
+        moved[where] = self.move(process, out, z[where], t[where], s[where], noise.at(where))
+        return moved
+
+
 @dataclass(frozen=True)
 class RuleStepper(Stepper):
     """Evaluates the network once at the positions that need a prediction, and moves them by a rule."""

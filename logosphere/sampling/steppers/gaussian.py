@@ -25,7 +25,7 @@ from logosphere.processes.gaussian.diffusion import FIRST, Gaussian, GaussianPat
 from logosphere.processes.gaussian.latent import Latent
 from logosphere.processes.gaussian.parameterization import LEAST
 from logosphere.processes.gaussian.updates import Move, ancestral, ddim
-from logosphere.sampling.steppers.base import Evaluate, Requirement, Stepper, require
+from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, Requirement, Stepper, require
 from logosphere.shapes import Float
 from logosphere.types import State, Times
 
@@ -82,14 +82,14 @@ class ScoreTemperature:
 
 
 @dataclass(frozen=True)
-class GaussianStepper(Stepper):
+class GaussianStepper(PointwiseStepper):
     """Moves towards `x0_target`. With `ahead` a step goes that much further in time than the network is evaluated for
     (Chen et al. 2022). With `greedy` the last step takes the likeliest token instead of a draw.
     """
 
     needs = GAUSSIAN
 
-    move: Move = ancestral
+    update: Move = ancestral
     x0_target: X0Target = expected_x0
     ahead: float = 0.0
     greedy: bool = False
@@ -98,18 +98,12 @@ class GaussianStepper(Stepper):
         if not 0 <= self.ahead < 1:
             raise UserError(f"ahead is a fraction of the time, at least 0 and below 1, not {self.ahead}.")
 
-    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = require(process, GaussianPath, self.needs).gaussian_path, process.needs_prediction(z, t > s)
-        if not where.any():
-            return z
-        out, now, then = evaluate(z, t, where), t[where], s[where]
+    def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        path = require(process, GaussianPath, self.needs).gaussian_path
         if self.ahead:
-            then = torch.where(then > 0, (then - self.ahead).clamp_min(FIRST), then)
-        moved = z.clone()
-        packed = noise.at(where)
-        target = self.x0_target(path, out, z[where], now, packed)
-        moved[where] = path.moved(self.move, target, out, z[where], now, then, packed, greedy=self.greedy)
-        return moved
+            s = torch.where(s > 0, (s - self.ahead).clamp_min(FIRST), s)
+        target = self.x0_target(path, out, z, t, noise)
+        return path.moved(self.update, target, out, z, t, s, noise, greedy=self.greedy)
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,7 @@ class EvenTimes:
 
 
 @dataclass(frozen=True)
-class EulerMaruyama(Stepper):
+class EulerMaruyama(PointwiseStepper):
     """The reverse SDE (Song et al. 2021) by Euler's method: TEncDM and COSMOS.
 
         z' = z + (½ β z + β score) dt + √(β dt) ε,    score = (α x̂ - z)/σ²,    β = -d log α²/dt = σ² · (-dλ/dt)
@@ -204,20 +198,14 @@ class EulerMaruyama(Stepper):
     end: float
     latest: float = 0.95
 
-    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = require(process, Latent, self.needs).gaussian_path, process.needs_prediction(z, t > s)
-        if not where.any():
-            return z
-        out, here, now, then = evaluate(z, t, where), z[where], t[where].double(), s[where].double()
-        own, next_own = ((time - FIRST) / (1 - FIRST) for time in (now, then))
-        is_last = then == 0
+    def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        path = require(process, Latent, self.needs).gaussian_path
+        own, next_own = ((time.double() - FIRST) / (1 - FIRST) for time in (t, s))
+        is_last = s == 0
         step = (own - torch.where(is_last, path_time(path, self.end), next_own))[:, None].clamp_min(0)
         early = own.clamp_max(path_time(path, self.latest))
         variance = (torch.sigmoid(-path.schedule.logsnr(early)) * path.schedule.slope(early))[:, None] * step
-        alpha, sigma = path.levels(t[where])
-        score = (alpha * path.clean(out, here, t[where]) - here) / sigma.square()
-        mean = here + variance.float() * (here / 2 + score)
-        noisy = variance.sqrt().float() * noise.at(where).normal(*here.shape)
-        moved = z.clone()
-        moved[where] = torch.where(is_last[:, None], mean, mean + noisy)
-        return moved
+        alpha, sigma = path.levels(t)
+        score = (alpha * path.clean(out, z, t) - z) / sigma.square()
+        mean = z + variance.float() * (z / 2 + score)
+        return torch.where(is_last[:, None], mean, mean + variance.sqrt().float() * noise.normal(*z.shape))

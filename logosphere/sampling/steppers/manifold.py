@@ -14,7 +14,15 @@ from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.noise_rates import noise_left, noise_rate
 from logosphere.processes.spherical.steps import Move, geodesic
-from logosphere.sampling.steppers.base import Evaluate, GreedyLastStep, Requirement, Stepper, ancestral, require
+from logosphere.sampling.steppers.base import (
+    Evaluate,
+    GreedyLastStep,
+    PointwiseStepper,
+    Requirement,
+    Stepper,
+    ancestral,
+    require,
+)
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
 
@@ -49,12 +57,12 @@ BAYESIAN_FLOW = Requirement(
 
 
 @dataclass(frozen=True)
-class SphericalStepper(Stepper):
-    """Moves all positions jointly by a step of processes/spherical/steps.py, also where the process is any-order."""
+class SphericalStepper(PointwiseStepper):
+    """Moves all positions jointly by an update of processes/spherical/steps.py, also where the process is any-order."""
 
     needs = SPHERE
 
-    move: Move
+    update: Move
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         return require(process, SphericalDiffusion, self.needs).joint_grid(steps)
@@ -64,13 +72,8 @@ class SphericalStepper(Stepper):
     ) -> Float[Tensor, " S #B M"]:
         return require(process, SphericalDiffusion, self.needs).joint_position_times(rows, free, noise)
 
-    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = require(process, SphericalDiffusion, self.needs), process.needs_prediction(z, t > s)
-        if not where.any():
-            return z
-        moved = z.clone()
-        moved[where] = path.moved(self.move, evaluate(z, t, where), z[where], t[where], s[where], noise.at(where))
-        return moved
+    def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        return require(process, SphericalDiffusion, self.needs).moved(self.update, out, z, t, s, noise)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class HeunFlow(Stepper):
 
 
 @dataclass(frozen=True)
-class EulerFlow(Stepper):
+class EulerFlow(PointwiseStepper):
     """Equal steps of Euler's method; the last one ends in the token of which the path then is most certain."""
 
     needs = EULER_STEPS
@@ -156,18 +159,13 @@ class EulerFlow(Stepper):
         assert isinstance(path, EulerPath)
         return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
 
-    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        flow, where = require(process, SimplexProcess, self.needs), process.needs_prediction(z, t > s)
+    def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        flow = require(process, SimplexProcess, self.needs)
         path: object = flow.path
         assert isinstance(path, EulerPath)
-        if not where.any():
-            return z
-        out, here, now, then = evaluate(z, t, where), z[where], flow.share(t[where]), flow.share(s[where])
-        corner = F.one_hot(path.decided(out, here, now), z.shape[-1]).to(z.dtype)
-        ahead = path.euler(out, here, now, then, noise.at(where))
-        moved = z.clone()
-        moved[where] = torch.where((s[where] == 0)[:, None], corner, ahead)
-        return moved
+        now, then = flow.share(t), flow.share(s)
+        corner = F.one_hot(path.decided(out, z, now), z.shape[-1]).to(z.dtype)
+        return torch.where((s == 0)[:, None], corner, path.euler(out, z, now, then, noise))
 
 
 @dataclass(frozen=True)
