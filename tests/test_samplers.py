@@ -33,6 +33,7 @@ from logosphere.sampling.steppers import (
     OrderedUnmasking,
     ThresholdCommit,
     ancestral,
+    as_stepper,
     entropy_order,
 )
 from logosphere.sampling.steppers import likelihood_order as by_likelihood
@@ -288,3 +289,11 @@ def test_blocks_of_a_sampler_are_written_from_left_to_right() -> None:
     for frame in frames:
         open_blocks = frame.tokens.eq(HIDDEN).view(10, 4, 2).any(2)
         assert (open_blocks[:, 1:] >= open_blocks[:, :-1]).all()
+
+
+def test_samplers_and_their_steppers_support_the_same_systems() -> None:
+    for system in ("ar", "mdlm", "udlm", "gidd", "rdlm", "rdlm-heat", "plaid", "ld4lg", "fisher-flow", "bfn", "ddsm"):
+        model = ls.build(system, vocab_size=5, length=8, width=8, depth=1, heads=1)
+        for name, info in SAMPLERS.items():
+            if info.supports.is_met(model.process) and name != "g-star":
+                assert as_stepper(sampler(name, model).stepper).supports(model.process), (system, name)
