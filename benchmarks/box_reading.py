@@ -19,7 +19,7 @@ from logosphere.data.corpus import take_first_tokens
 from logosphere.data.text8 import text8_filter
 from logosphere.pretrained import sampling_defaults
 from logosphere.runs.run import Run
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.registry import sampler
 from logosphere.sampling.trajectory import Recorder
 
 TEXTS, TOKENS, TIMES, RUN = 16, 5_000_000, 3, 6
@@ -73,11 +73,11 @@ def main() -> None:
         rng=rng,
         sampler=way,
         temperature=sampling_defaults(run.path.name).temperature,
-        watch=recorder.see,
+        watch=recorder.record,
     )
-    for moment in recorder.moments[::4] + recorder.moments[-1:]:
-        spelt, guessed = (sum(token >= 0 for token in rows[0]) for rows in (moment.tokens, moment.guessed or [[]]))
-        print(f"bridge, step {moment.step:<3} spelt {spelt:<4} guessed {guessed}")
+    for frame in recorder.frames[::4] + recorder.frames[-1:]:
+        spelt, guessed = (sum(token >= 0 for token in rows[0]) for rows in (frame.tokens, frame.predicted or [[]]))
+        print(f"bridge, step {frame.step:<3} spelt {spelt:<4} guessed {guessed}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 Human core promoters and other DNA, 70 bases each, half and half (`promoters` of `logosphere data list`). The generators
 learn both together and know no labels. Diffusion-LM is steered by the gradient of a small convolution that has learnt
 labels from noisy embeddings (SteeredState), discrete systems by first-order edits of a classifier of noisy tokens
-(Edits), other continuous ones by gradients of a classifier of what they expect (Gradients); all classifiers are taught
-on the training split. Two others judge the result, both taught on the validation split: a convolution of its own
-(success: the share of samples it takes for promoters) and an autoregressive model (fluency: bits per base, beside those
-of real test sequences). Variety is the share of distinct strings of eight bases.
+(DiscreteClassifierGuidance), other continuous ones by gradients of a classifier of the prediction (Gradients); all
+classifiers are trained on the training split. Two others score the result, both trained on the validation split: a
+convolution (success: the fraction of samples it classifies as promoters) and an autoregressive model (fluency: bits per
+base, beside those of real test sequences). Variety is the fraction of distinct strings of eight bases.
 """
 
 import argparse
@@ -117,16 +117,16 @@ def steered_states(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
 def guided(model: ls.Model, data: tuple[Tensor, Tensor]) -> Way:
     """A classifier of noisy states: edits of discrete ones, gradients of others."""
     torch.manual_seed(4)
-    labeller = ls.Labeller.fresh(model, ["other", "promoter"], NetworkConfig(width=32, depth=2, heads=2))
+    checkpoint = ls.ClassifierCheckpoint.fresh(model, ["other", "promoter"], NetworkConfig(width=32, depth=2, heads=2))
     batches = (
         ls.Batch.of(tokens, condition=ls.Condition.of(labels=labels))
         for tokens, labels in picked(*data, LESSONS, seed=4)
     )
     optim = ls.OptimizerConfig(lr=3e-3, warmup=20)
-    told = list(ls.train_classifier(labeller.classifier, model, batches, steps=LESSONS, optim=optim))
+    told = list(ls.train_classifier(checkpoint.classifier, model, batches, steps=LESSONS, optim=optim))
     print(f"classifier: {sum(one.loss for one in told[-50:]) / 50:.3f} nats", file=sys.stderr, flush=True)
-    labeller.classifier.eval().requires_grad_(False)
-    return lambda strength: {"guide": labeller.guide(model, "promoter", SAMPLES, strength)}
+    checkpoint.classifier.eval().requires_grad_(False)
+    return lambda strength: {"guide": checkpoint.guide(model, "promoter", SAMPLES, strength)}
 
 
 def main() -> None:

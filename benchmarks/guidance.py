@@ -62,10 +62,12 @@ def run(*arguments: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def labeller_of(model: ls.Model, corpus: Corpus, minutes: float) -> ls.Labeller:
+def train_checkpoint(model: ls.Model, corpus: Corpus, minutes: float) -> ls.ClassifierCheckpoint:
     torch.manual_seed(0)
-    labeller = ls.Labeller.fresh(model, corpus.labels, NetworkConfig(width=48, depth=2, heads=4, shape="8x8"))
-    made = labeller.classifier
+    checkpoint = ls.ClassifierCheckpoint.fresh(
+        model, corpus.labels, NetworkConfig(width=48, depth=2, heads=4, shape="8x8")
+    )
+    made = checkpoint.classifier
     crops = train_batches(corpus.train, 64, 16, 7)
     pace, optim = 20, OptimizerConfig(lr=1e-3, warmup=20)
     started = time.process_time()
@@ -76,7 +78,7 @@ def labeller_of(model: ls.Model, corpus: Corpus, minutes: float) -> ls.Labeller:
         f"classifier: {steps} steps, {np.mean([one.loss for one in told[-20:]]):.3f} nats", file=sys.stderr, flush=True
     )
     made.eval()
-    return labeller
+    return checkpoint
 
 
 def main() -> None:
@@ -103,10 +105,10 @@ def main() -> None:
         bound = {"bits per pixel": report["bits"], "s.e.": report["error"]}
         model = Run(folder).model("ema")
         told = ls.Condition.of(labels=labels)
-        labeller = labeller_of(model, corpus, given.classifier_minutes)
+        checkpoint = train_checkpoint(model, corpus, given.classifier_minutes)
         ways = {f"condition, γ = {scale:g}": {"condition": told, "guidance": scale} for scale in SCALES}
         for scale in STRENGTHS:
-            guide = labeller.guide(model, "0", given.samples, scale)
+            guide = checkpoint.guide(model, "0", given.samples, scale)
             ways[f"classifier, γ = {scale:g}"] = {"guide": replace(guide, labels=labels)}
         for name, way in ways.items():
             drawn = ls.generate(model, given.samples, STEPS, torch.Generator().manual_seed(0), **way)

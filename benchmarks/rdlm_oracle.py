@@ -25,7 +25,7 @@ from logosphere.processes.base import uniform_grid
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.recipes.spherical import default_noise
-from logosphere.sampling.steppers import Moved
+from logosphere.sampling.steppers import SphericalStepper
 
 LETTERS = 27
 WALKERS = 100_000
@@ -149,7 +149,7 @@ def samples() -> tuple[str, dict[str, dict[str, float]]]:
             for steps in (16, 64, 256):
                 rng = generator(steps)
                 drawn = ls.sample(
-                    model, n=n, steps=steps, rng=rng, denoiser=oracle, stepper=Moved(move),
+                    model, n=n, steps=steps, rng=rng, denoiser=oracle, stepper=SphericalStepper(move),
                     grid=uniform_grid if clock == "uniform" else model.process.grid,
                 )  # fmt: skip
                 nats = -language.log_prob(drawn)

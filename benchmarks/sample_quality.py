@@ -23,7 +23,7 @@ from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.runs.run import Run
-from logosphere.sampling.steppers import Moved, ancestral
+from logosphere.sampling.steppers import SphericalStepper, ancestral
 
 STEPS = (4, 8, 16, 32, 64, 128, 256)
 
@@ -41,7 +41,7 @@ def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
         return {"ancestral": {"stepper": ancestral}}
     model.process.turns = model.process.turns or AnyOrder()  # movers take all positions together all the same
     ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": ancestral}}
-    return ways | {move: {"stepper": Moved(MOVES[move])} for move in MOVES}
+    return ways | {move: {"stepper": SphericalStepper(MOVES[move])} for move in MOVES}
 
 
 def main() -> None:

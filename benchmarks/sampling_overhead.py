@@ -7,7 +7,7 @@ import torch
 from harness import paired_ratio, present
 
 import logosphere as ls
-from logosphere.sampling.steppers import Ordered, ancestral, first_hitting
+from logosphere.sampling.steppers import OrderedUnmasking, ancestral, first_hitting
 
 LENGTH, BATCH, VOCABULARY, STEPS, ROUNDS = 64, 16, 27, 32, 5
 
@@ -28,7 +28,7 @@ def main() -> None:
     for name, stepper, cached in (
         ("ancestral", ancestral, False),
         ("cached", ancestral, True),
-        ("confidence", Ordered(), False),
+        ("confidence", OrderedUnmasking(), False),
         ("first-hitting", first_hitting, False),
     ):
 

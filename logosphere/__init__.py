@@ -15,17 +15,21 @@ _LAZY = {
     "Bound": "logosphere.types:Bound",
     "Condition": "logosphere.types:Condition",
     "Model": "logosphere.model:Model",
-    "Plan": "logosphere.sampling.plan:Plan",
-    "walk": "logosphere.sampling.walk:walk",
-    "Frame": "logosphere.sampling.walk:Frame",
-    "Sampler": "logosphere.sampling.samplers:Sampler",
-    "sampler": "logosphere.sampling.samplers:sampler",
+    "TimeGrid": "logosphere.sampling.loop:TimeGrid",
+    "Plan": "logosphere.sampling.loop:TimeGrid",  # its former name
+    "sample_loop": "logosphere.sampling.loop:sample_loop",
+    "walk": "logosphere.sampling.loop:sample_loop",  # its former name
+    "Frame": "logosphere.sampling.loop:Frame",
+    "Sampler": "logosphere.sampling.registry:Sampler",
+    "sampler": "logosphere.sampling.registry:sampler",
     "sample": "logosphere.sampling.generate:sample",
     "generate": "logosphere.sampling.generate:generate",
     "Steered": "logosphere.networks.guidance:GradientGuided",
     "SteeredState": "logosphere.networks.guidance:GradientGuidedState",
-    "slide": "logosphere.sampling.sliding:slide",
-    "of_length": "logosphere.sampling.lengths:of_length",
+    "generate_long": "logosphere.sampling.constraints:generate_long",
+    "slide": "logosphere.sampling.constraints:generate_long",  # its former name
+    "with_length": "logosphere.sampling.constraints:with_length",
+    "of_length": "logosphere.sampling.constraints:with_length",  # its former name
     "fit": "logosphere.training.fit:fit",
     "OptimizerConfig": "logosphere.training.optimizer:OptimizerConfig",
     "Optim": "logosphere.training.optimizer:OptimizerConfig",  # its former name
@@ -41,9 +45,11 @@ _LAZY = {
     "CompareConfig": "logosphere.runs.compare:CompareConfig",
     "compare_runs": "logosphere.runs.compare:compare_runs",
     "export_run": "logosphere.runs.evaluate:export_run",
-    "Edits": "logosphere.sampling.guidance:Edits",
+    "DiscreteClassifierGuidance": "logosphere.sampling.guidance:DiscreteClassifierGuidance",
+    "Edits": "logosphere.sampling.guidance:DiscreteClassifierGuidance",  # its former name
     "Gradients": "logosphere.sampling.guidance:Gradients",
-    "Labeller": "logosphere.sampling.labeller:Labeller",
+    "ClassifierCheckpoint": "logosphere.sampling.classifier_checkpoint:ClassifierCheckpoint",
+    "Labeller": "logosphere.sampling.classifier_checkpoint:ClassifierCheckpoint",  # its former name
     "NoisyClassifier": "logosphere.networks.classifier:NoisyClassifier",
     "train_classifier": "logosphere.training.auxiliary:train_classifier",
     "train_remasker": "logosphere.training.auxiliary:train_remasker",

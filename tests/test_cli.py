@@ -191,9 +191,9 @@ def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) 
 def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samplers", "--json"]) == 0
     listed = {one["name"]: one for one in read_json(capsys)["samplers"]}
-    assert listed["ancestral"]["draw"] and not listed["confidence"]["draw"]
+    assert listed["ancestral"]["samples_model"] and not listed["confidence"]["samples_model"]
     assert main(["samplers"]) == 0
-    assert "not a draw from the model" in capsys.readouterr().out
+    assert "does not sample from the model" in capsys.readouterr().out
 
 
 def test_a_remasker_is_trained_after_the_model_and_kept_beside_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
 def test_fields_have_no_temperature_and_no_guide() -> None:
     for name, options in (("fisher-flow", VELOCITY), ("ddsm", SCORE)):
         model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
-        with pytest.raises(UserError, match="predicts states and not tokens"):
+        with pytest.raises(UserError, match="predicts states, not tokens"):
             ls.sample(model, temperature=0.5)
 
 
@@ -290,5 +290,5 @@ def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], 
 )
 def test_a_sampler_of_another_system_is_refused(name: str, sampler: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, **SMALL)
-    with pytest.raises(UserError, match="sampler is for"):
+    with pytest.raises(UserError, match=f"'{sampler}' needs"):
         ls.sample(model, sampler=sampler)

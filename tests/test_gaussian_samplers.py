@@ -16,15 +16,13 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.guidance import GradientGuided, GradientGuidedState
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
 from logosphere.sampling.generate import generate
-from logosphere.sampling.plan import Plan
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.steppers.gaussian import Directed
-from logosphere.sampling.walk import walk
+from logosphere.sampling.loop import TimeGrid, sample_loop
+from logosphere.sampling.registry import GAUSSIAN, GAUSSIAN_OR_FLOW, SAMPLERS, sampler
+from logosphere.sampling.steppers.gaussian import GaussianStepper
 from logosphere.types import Batch
 
-NAMES = [one.name for one in LISTINGS if one.fits == GAUSSIAN]
+NAMES = [name for name, info in SAMPLERS.items() if info.supports in (GAUSSIAN, GAUSSIAN_OR_FLOW)]
 
 
 def plain(language: Language, **options: object) -> Model:
@@ -41,11 +39,11 @@ def end_of_path(name: str, steps: int) -> Tensor:
     language = sticky_chain(3, 4)
     model = plain(language)
     given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
-    plan = Plan.diffuse(4, steps + 1, model.process.grid)
-    stepper = sampler(name, model).stepper.session()
-    return list(walk(model.process, Oracle(model, language), plan, given, GeneratorNoise(generator(1), 32), stepper))[
-        -2
-    ].z.double()
+    grid = TimeGrid.diffuse(4, steps + 1, model.process.grid)
+    stepper = sampler(name, model).stepper.begin_sampling()
+    return list(
+        sample_loop(model.process, Oracle(model, language), grid, given, GeneratorNoise(generator(1), 32), stepper)
+    )[-2].z.double()
 
 
 @pytest.mark.thorough
@@ -108,12 +106,12 @@ def test_they_need_a_gaussian_process(name: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = random_network("bit-diffusion", independent_tokens(4, 6))
-    with pytest.raises(UserError, match="predict tokens"):
+    with pytest.raises(UserError, match="predicts tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
     with pytest.raises(UserError, match="one length"):
         ls.sample(model, n=2, steps=3, sampler=sampler("renormalised", model))
     with pytest.raises(UserError, match="ahead"):
-        Directed(ahead=1.0)
+        GaussianStepper(ahead=1.0)
 
 
 def test_clamping_goes_to_embeddings() -> None:
@@ -121,9 +119,11 @@ def test_clamping_goes_to_embeddings() -> None:
     language = ls.languages.independent([0.1, 0.1, 0.7, 0.1], 2)
     model = plain(language)
     given = Batch.of(torch.zeros(200, 2, dtype=torch.long))
-    plan = Plan.diffuse(2, 2, model.process.grid)
+    grid = TimeGrid.diffuse(2, 2, model.process.grid)
     stepper = sampler("clamped", model).stepper
-    frame = next(walk(model.process, Oracle(model, language), plan, given, GeneratorNoise(generator(6), 200), stepper))
+    frame = next(
+        sample_loop(model.process, Oracle(model, language), grid, given, GeneratorNoise(generator(6), 200), stepper)
+    )
     nearest = model.process.codec.nearest(frame.z)
     assert (nearest == 2).float().mean() > 0.9  # almost nothing is known at first, so that all go to the likeliest
 

@@ -16,10 +16,11 @@ from logosphere.data.languages import Oracle
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
+from logosphere.processes.capabilities import DiscreteTransitions
 from logosphere.sampling.generate import generate
-from logosphere.sampling.guidance import Against, Edits
-from logosphere.sampling.steppers import Ancestral, GreedyEnd, first_hitting
-from logosphere.sampling.steppers.base import require_transitions
+from logosphere.sampling.guidance import CFGTransition, DiscreteClassifierGuidance
+from logosphere.sampling.steppers import Ancestral, GreedyLastStep, first_hitting
+from logosphere.sampling.steppers.base import TRANSITIONS, require
 
 V, L, N = 3, 2, 1500
 TABLE = torch.rand((2, V, V), generator=generator(8), dtype=torch.float64) ** 2 + 0.02
@@ -105,12 +106,12 @@ def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, sc
     def answer(x: Tensor) -> Tensor:
         return model.process.add_evidence(x.log().expand(len(z), -1).clone(), z[:, 0], wide[0][:, 0])
 
-    def ask(z, t, where, of=None):
-        return answer(told) if of is None else of(z, t, context=z, where=where)
+    def evaluate(z, t, where, denoiser=None):
+        return answer(told) if denoiser is None else denoiser(z, t, context=z, where=where)
 
-    tilt = Against(lambda z, t, context, where=None: answer(untold), scale)
+    guide = CFGTransition(lambda z, t, context, where=None: answer(untold), scale)
     law = model.process.log_transition(answer(told), z[:, 0], wide[0][:, 0], wide[1][:, 0])
-    guided = tilt(model.process, ask, law, z, *wide, torch.ones_like(z).bool()).softmax(-1)
+    guided = guide(model.process, evaluate, law, z, *wide, torch.ones_like(z).bool()).softmax(-1)
     powers = step_laws(model, told, t, s) ** scale * step_laws(model, untold, t, s) ** (1 - scale)
     closed = (powers / powers.sum(1, keepdim=True))[z[:, 0]]
     torch.testing.assert_close(guided, closed.nan_to_num(0.0), rtol=1e-6, atol=1e-9)
@@ -127,7 +128,7 @@ def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
     assert sequence_p_value(drawn, BOTH, closed) > MIN_P_VALUE
 
 
-def nobody(z, t, where, of=None):
+def nobody(z, t, where, denoiser=None):
     raise AssertionError("a classifier asks no denoiser")
 
 
@@ -142,7 +143,7 @@ def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
     told = Labelled(model, Condition.of(labels=labels))(z, t, z, where)
     closed = model.process.log_transition(told, z[where], t[where], s[where]).softmax(-1)
     law = model.process.log_transition(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
-    edits = Edits(exact_classifier(model), labels, exact=True)
+    edits = DiscreteClassifierGuidance(exact_classifier(model), labels, exact=True)
     guided = edits(model.process, nobody, law, z, t, s, where).softmax(-1)
     torch.testing.assert_close(guided, closed, rtol=1e-4, atol=1e-5)
 
@@ -152,7 +153,7 @@ def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
 ], ids=["udlm", "gidd", "mdlm", "genmd4", "first-hitting"])  # fmt: skip
 def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
     model, n = System(name).model(BOTH), 1000
-    edits = Edits(exact_classifier(model), torch.ones(n).long(), exact=True)
+    edits = DiscreteClassifierGuidance(exact_classifier(model), torch.ones(n).long(), exact=True)
     drawn = ls.sample(model, n, 32, generator(6), Oracle(model, BOTH), guide=edits, **how)
     assert sequence_p_value(drawn, EACH[1]) > MIN_P_VALUE
     assert sequence_p_value(drawn, BOTH) < 1e-6
@@ -160,7 +161,7 @@ def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
 
 def test_masks_may_also_be_guided_in_their_steps() -> None:
     model, n = System("mdlm").model(BOTH), 1000
-    way = Ancestral((Edits(exact_classifier(model), torch.zeros(n).long(), exact=True),))
+    way = Ancestral((DiscreteClassifierGuidance(exact_classifier(model), torch.zeros(n).long(), exact=True),))
     assert (
         sequence_p_value(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=way), EACH[0]) > MIN_P_VALUE
     )
@@ -179,8 +180,8 @@ def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, s
     K = model.process.codec.states
     z = torch.cartesian_prod(*[torch.arange(K)] * L)
     t, where = torch.full(z.shape, 0.7), torch.ones_like(z).bool()
-    first = Edits(linear_classifier(K), torch.arange(len(z)) % 2, strength)
-    pulls = [edits.pull(K, z, t, t / 2, where) for edits in (first, replace(first, exact=True))]
+    first = DiscreteClassifierGuidance(linear_classifier(K), torch.arange(len(z)) % 2, strength)
+    pulls = [edits.log_weights(K, z, t, t / 2, where) for edits in (first, replace(first, exact=True))]
     torch.testing.assert_close(pulls[0].log_softmax(-1), pulls[1].log_softmax(-1))
 
 
@@ -202,7 +203,7 @@ def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
         def classify(rows: Tensor, t: Tensor) -> Tensor:
             return (rows @ wish).sum(1, keepdim=True)
 
-    guide = Edits(classify, torch.zeros(n).long())
+    guide = DiscreteClassifierGuidance(classify, torch.zeros(n).long())
     drawn = ls.sample(model, n, 64, generator(7), Oracle(model, language), guide=guide)
     sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
     tilted = (language.log_prob(sequences) + wish[sequences].sum(1)).softmax(0)
@@ -213,11 +214,11 @@ def test_the_price_of_guidance_is_counted() -> None:
     language, n, steps = skewed_chain(V, L), 8, 5
     for name, edits in [("udlm", V * L), ("gidd", (V + 1) * L)]:
         model = random_network(name, language)
-        guide = Edits(linear_classifier(model.process.codec.states), torch.zeros(n).long())
+        guide = DiscreteClassifierGuidance(linear_classifier(model.process.codec.states), torch.zeros(n).long())
         assert generate(model, n, steps, generator(1), guide=guide).nfe == 2 * steps
         assert generate(model, n, steps, generator(1), guide=replace(guide, exact=True)).nfe == (1 + edits) * steps
     model = random_network("mdlm", language)
-    guide = Edits(linear_classifier(V + 1), torch.zeros(n).long())
+    guide = DiscreteClassifierGuidance(linear_classifier(V + 1), torch.zeros(n).long())
     assert generate(model, n, steps, generator(1), guide=guide, stepper=first_hitting).nfe == 2 * L
     each = generate(model, n, steps, generator(1), guide=replace(guide, exact=True), stepper=first_hitting)
     assert each.nfe == L + (V + 1) * (L + 1) * L / 2
@@ -231,7 +232,7 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
     list(ls.fit(model, [seen], steps=1, cond_dropout=1.0))
     known = torch.arange(4).expand(6, -1) < 2
     tokens = torch.randint(V, (6, 4), generator=generator(2))
-    guide = Edits(lambda rows, t: rows.square().sum((1, 2))[:, None], torch.zeros(6).long())
+    guide = DiscreteClassifierGuidance(lambda rows, t: rows.square().sum((1, 2))[:, None], torch.zeros(6).long())
     drawn = ls.sample(
         model, 6, 5, generator(3), known=known, tokens=tokens, condition=Condition.of(torch.arange(6) % 2),
         guidance=2.0, temperature=0.8, top_k=2, guide=guide,
@@ -241,23 +242,28 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
 
 def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
     model, sphere = random_network("udlm", BOTH), random_network("rdlm-heat", BOTH)
-    guide = Edits(linear_classifier(V), torch.zeros(2).long())
+    guide = DiscreteClassifierGuidance(linear_classifier(V), torch.zeros(2).long())
     with pytest.raises(UserError, match="one label for each of 3"):
         ls.sample(model, 3, 2, guide=guide)
     with pytest.raises(UserError, match="discrete diffusion"):
         ls.sample(sphere, 2, 2, guide=guide)
     with pytest.raises(UserError, match="differentiable"):
-        ls.sample(model, 2, 2, guide=Edits(lambda rows, t: rows.detach().sum((1, 2))[:, None], torch.zeros(2).long()))
-    with pytest.raises(UserError, match="use the ancestral sampler"):
+        ls.sample(
+            model,
+            2,
+            2,
+            guide=DiscreteClassifierGuidance(lambda rows, t: rows.detach().sum((1, 2))[:, None], torch.zeros(2).long()),
+        )
+    with pytest.raises(UserError, match="use ancestral"):
         ls.sample(model, 2, 2, guide=guide, sampler=ls.sampler("tau-leaping", model))
-    with pytest.raises(UserError, match="greedy end"):
+    with pytest.raises(UserError, match="greedy_end"):
         labelled = Labelled(System("udlm").model(BOTH))
         told = Condition.of(labels=torch.zeros(2).long())
         generate(labelled.model, 2, 2, None, labelled, condition=told, guidance=2.0, greedy_end=True)
-    with pytest.raises(UserError, match="discrete diffusion only"):
-        require_transitions(sphere.process)
-    with pytest.raises(UserError, match="step by step"):
-        GreedyEnd(Ancestral()).tilted(guide)
+    with pytest.raises(UserError, match="needs discrete diffusion"):
+        require(sphere.process, DiscreteTransitions, TRANSITIONS)
+    with pytest.raises(UserError, match="no transitions"):
+        GreedyLastStep(Ancestral()).with_guide(guide)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
@@ -281,7 +287,7 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
     assert told[0].loss > 0.65 and sum(one.loss for one in told[-20:]) / 20 < 0.58
     share = []
     for strength in (0.0, 3.0):
-        guide = Edits(classifier, torch.ones(n).long(), strength)
+        guide = DiscreteClassifierGuidance(classifier, torch.ones(n).long(), strength)
         drawn = ls.sample(model, n, 16, generator(5), Oracle(model, language), guide=guide)
         share.append(float((drawn == 1).float().mean() - (drawn == 0).float().mean()))
     assert abs(share[0]) < 0.06 and share[1] > 0.12

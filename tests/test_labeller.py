@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from logosphere.training.classifier import _on_the_way, measure_classifier
 from toy_languages import generator
 from toy_models import SMALL, System
 
@@ -16,9 +17,8 @@ from logosphere.cli import main
 from logosphere.data.languages import Oracle
 from logosphere.networks.config import NetworkConfig
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.guidance import Edits, Gradients
-from logosphere.sampling.labeller import Labeller
-from logosphere.training.auxiliary import _noisy_states, measure_classifier
+from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
+from logosphere.sampling.guidance import DiscreteClassifierGuidance, Gradients
 
 V, L, N = 4, 4, 300
 LANGUAGE = ls.languages.independent([0.25] * V, L)
@@ -41,7 +41,7 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
     frequencies = (torch.eye(2, V) + 1 / V).double() / 2
     noise, nats = generator(0), []
     for batch in batches:
-        z, t = _noisy_states(model, batch, GeneratorNoise(noise, len(batch)))
+        z, t = _on_the_way(model, batch, GeneratorNoise(noise, len(batch)))
         joint = model.process.log_likelihood(z, t)[:, :, None, :V].double() + frequencies.log()
         labels = batch.condition.labels
         nats.append(F.cross_entropy(joint.logsumexp(-1).sum(1), labels))
@@ -55,9 +55,9 @@ def exact(name: str) -> ls.Model:
     return model
 
 
-def untaught(model: ls.Model, network: NetworkConfig = TINY) -> Labeller:
+def untaught(model: ls.Model, network: NetworkConfig = TINY) -> ClassifierCheckpoint:
     torch.manual_seed(1)
-    return Labeller.fresh(model, ["zero", "one"], network)
+    return ClassifierCheckpoint.fresh(model, ["zero", "one"], network)
 
 
 @pytest.mark.thorough
@@ -65,18 +65,18 @@ def untaught(model: ls.Model, network: NetworkConfig = TINY) -> Labeller:
 def test_a_classifier_is_taught_and_steers(name: str) -> None:
     """Without it as many ones as zeros are written; the stronger it is, the more ones."""
     model = exact(name)
-    labeller = untaught(model)
+    checkpoint = untaught(model)
     list(
         ls.train_classifier(
-            labeller.classifier, model, labelled(80), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
+            checkpoint.classifier, model, labelled(80), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
         )
     )
-    nats, right = measure_classifier(labeller.classifier, model, labelled(8, first=500))
+    nats, right = measure_classifier(checkpoint.classifier, model, labelled(8, first=500))
     assert -0.005 < nats - optimal_nats(model, labelled(8, first=500)) < 0.04 and right > 0.65
     plain = ls.generate(model, N, 16, generator(5))
     more = []
     for strength in (0.0, 1.0, 10.0):
-        drawn = ls.generate(model, N, 16, generator(5), guide=labeller.guide(model, "one", N, strength))
+        drawn = ls.generate(model, N, 16, generator(5), guide=checkpoint.guide(model, "one", N, strength))
         more.append(float((drawn.tokens == 1).float().mean() - (drawn.tokens == 0).float().mean()))
         if strength == 0:  # not asked at all
             assert torch.equal(drawn.tokens, plain.tokens) and drawn.nfe == plain.nfe
@@ -88,12 +88,12 @@ def test_a_classifier_is_taught_and_steers(name: str) -> None:
 def test_latents_are_steered_too() -> None:
     torch.manual_seed(0)
     model = ls.build("ld4lg", vocab_size=V, length=L, **SMALL).eval()
-    labeller = untaught(model)
-    list(ls.train_classifier(labeller.classifier, model, labelled(2), steps=2))
-    torch.nn.init.normal_(labeller.classifier.head.weight)
+    checkpoint = untaught(model)
+    list(ls.train_classifier(checkpoint.classifier, model, labelled(2), steps=2))
+    torch.nn.init.normal_(checkpoint.classifier.head.weight)
     ends: list[torch.Tensor] = []  # latents: a decoder that has learnt nothing writes one text for all of them
     for strength in (None, 0.0, 1.0):
-        guide = None if strength is None else labeller.guide(model, "one", 8, strength)
+        guide = None if strength is None else checkpoint.guide(model, "one", 8, strength)
         frames: list[ls.Frame] = []
         ls.generate(model, 8, 4, generator(1), guide=guide, watch=frames.append)
         ends.append(frames[-1].z)
@@ -103,7 +103,7 @@ def test_latents_are_steered_too() -> None:
 def test_models_of_blocks_are_classified_as_they_are_written() -> None:
     """Block after block: what is written is clean, what is not begun is noise, and one block is between."""
     model = ls.build("bd3lm", vocab_size=V, length=8, block=2, denoiser=None)
-    z, t = _noisy_states(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
+    z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
     blocks = t[:, ::2]
     assert torch.equal(t[:, 1::2], blocks) and bool((blocks[:, 1:] >= blocks[:, :-1]).all())
     assert int(((blocks > 0) & (blocks < 1)).sum(1).max()) == 1
@@ -112,16 +112,16 @@ def test_models_of_blocks_are_classified_as_they_are_written() -> None:
 
 
 def test_labels_differ_between_sequences_and_processes_share_them() -> None:
-    for name, kind in [("mdlm", Edits), ("rdlm-heat", Gradients)]:
+    for name, kind in [("mdlm", DiscreteClassifierGuidance), ("rdlm-heat", Gradients)]:
         model = exact(name)
-        labeller = untaught(model)
+        checkpoint = untaught(model)
         list(
             ls.train_classifier(
-                labeller.classifier, model, labelled(60), steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
+                checkpoint.classifier, model, labelled(60), steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
             )
         )
         labels = torch.arange(N) % 2
-        drawn = ls.sample(model, N, 16, generator(5), guide=kind(labeller.classifier, labels, 10.0))
+        drawn = ls.sample(model, N, 16, generator(5), guide=kind(checkpoint.classifier, labels, 10.0))
         ones = (drawn == 1).float().mean(1)
         assert float(ones[labels == 1].mean() - ones[labels == 0].mean()) > 0.15
 
@@ -130,12 +130,12 @@ def test_labels_differ_between_sequences_and_processes_share_them() -> None:
 def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) -> None:
     """Adaptive samplers ask about unfinished sequences alone; what is hardly guided comes out as without a guide."""
     model = exact(name)
-    labeller, way = untaught(model), ls.sampler("threshold", model)
-    kind, labels = (Edits if name == "mdlm" else Gradients), torch.arange(N) % 2
+    checkpoint, way = untaught(model), ls.sampler("threshold", model)
+    kind, labels = (DiscreteClassifierGuidance if name == "mdlm" else Gradients), torch.arange(N) % 2
     known = torch.arange(L) < torch.arange(N)[:, None] % L  # those of which more is known finish sooner
     plain, nudged = (
         ls.generate(model, N, 16, generator(5), sampler=way, guide=guide, known=known, tokens=known.long())
-        for guide in (None, kind(labeller.classifier, labels, 1e-6))
+        for guide in (None, kind(checkpoint.classifier, labels, 1e-6))
     )
     assert plain.nfe < L
     assert float((plain.tokens == nudged.tokens).float().mean()) > 0.99
@@ -145,16 +145,18 @@ def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) ->
 def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=V, length=L, **SMALL).eval()
-    labeller = untaught(model)
-    list(ls.train_classifier(labeller.classifier, model, labelled(3), steps=3))
-    labeller.save(tmp_path, model, "abc")
+    checkpoint = untaught(model)
+    list(ls.train_classifier(checkpoint.classifier, model, labelled(3), steps=3))
+    checkpoint.save(tmp_path, model, "abc")
     assert {path.name for path in tmp_path.iterdir()} == {"classifier.json", "classifier.safetensors"}
-    again = Labeller.load(tmp_path, model, "abc")
+    again = ClassifierCheckpoint.load(tmp_path, model, "abc")
     assert again.labels == ("zero", "one")
-    texts = [ls.sample(model, 8, 8, generator(1), guide=one.guide(model, "one", 8, 20.0)) for one in (labeller, again)]
+    texts = [
+        ls.sample(model, 8, 8, generator(1), guide=one.guide(model, "one", 8, 20.0)) for one in (checkpoint, again)
+    ]
     assert torch.equal(*texts)
     larger = ls.build(name, vocab_size=V, length=L, **SMALL | {"width": 32})
-    Labeller.load(tmp_path, larger)  # the size of the network is no part of the noise
+    ClassifierCheckpoint.load(tmp_path, larger)  # the size of the network is no part of the noise
 
 
 def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -168,18 +170,18 @@ def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
     }
     for says, stranger in strangers.items():
         with pytest.raises(UserError, match=says):
-            Labeller.load(tmp_path, stranger)
-    with pytest.raises(UserError, match="other tokens"):
-        Labeller.load(tmp_path, model, "xyz")
+            ClassifierCheckpoint.load(tmp_path, stranger)
+    with pytest.raises(UserError, match="another tokenizer"):
+        ClassifierCheckpoint.load(tmp_path, model, "xyz")
     with pytest.raises(UserError, match="no classifier"):
-        Labeller.load(tmp_path / "nowhere", model)
+        ClassifierCheckpoint.load(tmp_path / "nowhere", model)
     about = json.loads((tmp_path / "classifier.json").read_text())
-    for part, wrong, says in [("labels", [1, 2], "name its labels"), ("network", {"size": 3}, "describes no network"),
+    for part, wrong, says in [("labels", [1, 2], "label names"), ("network", {"size": 3}, "not describe a network"),
                               ("noise", None, "does not describe")]:  # fmt: skip
         damaged = about | {"classifier": about["classifier"] | {part: wrong}}
         (tmp_path / "classifier.json").write_text(json.dumps(damaged))
         with pytest.raises(UserError, match=says):
-            Labeller.load(tmp_path, model)
+            ClassifierCheckpoint.load(tmp_path, model)
 
 
 def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
@@ -187,7 +189,7 @@ def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
     both = untaught(mdlm), untaught(sphere)
     with pytest.raises(UserError, match="no label 'two'.*Did you mean|no label 'two'.*Choose"):
         both[0].guide(mdlm, "two", 2)
-    with pytest.raises(UserError, match="one by one"):
+    with pytest.raises(UserError, match="exact=True needs discrete"):
         both[1].guide(sphere, "one", 2, exact=True)
     with pytest.raises(UserError, match="at least 0"):
         ls.sample(mdlm, 2, 2, guide=both[0].guide(mdlm, "one", 2, -1.0))
@@ -237,7 +239,7 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
     told = json.loads(capsys.readouterr().out)
     assert told["labels"] == ["ham", "spam"] and told["valid_loss"] < 0.68
     assert main(["train-classifier", run, *data, "--steps", "1", "--out", str(mail / "other")]) == 0
-    assert "at random" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
+    assert "knowing nothing" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
     sample = ["sample", run, "-n", "100", "--steps", "12", "--json"]
     found = []
     for more in ([], ["--strength", "0"], ["--strength", "8"]):
@@ -257,9 +259,9 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
         (["train-classifier", "udlm", "--steps", "0"], "at least 1"),
         (["train-classifier", "udlm", "--data", "digits"], "other tokens"),
         (["sample", "udlm", "--classifier", "nowhere", "--label", "spam"], "no classifier in nowhere"),
-        (["sample", "udlm", "--classifier", "nowhere"], "needs --label"),
-        (["sample", "udlm", "--strength", "2"], "need --classifier"),
-        (["sample", "udlm", "--exact-edits"], "need --classifier"),
+        (["sample", "udlm", "--classifier", "nowhere"], "which label"),
+        (["sample", "udlm", "--strength", "2"], "belong to a classifier"),
+        (["sample", "udlm", "--exact-edits"], "belong to a classifier"),
         (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--strength", "-1"], "at least 0"),
         (["sample", "udlm", "--classifier", "kept", "--label", "span"], "Did you mean 'spam'"),
         (["sample", "plaid", "--classifier", "kept", "--label", "spam"], "system = udlm"),

@@ -14,7 +14,7 @@ from logosphere import UserError
 from logosphere.cli import main
 from logosphere.data.languages import Joint, Oracle
 from logosphere.networks.conditioning import Conditioner
-from logosphere.sampling.lengths import Unended, of_length
+from logosphere.sampling.constraints import SuppressEOS, with_length
 
 END, L = 3, 8
 REFUSED = {
@@ -24,8 +24,8 @@ REFUSED = {
     "ld4lg": "whole sequences",
     "planner": "whole sequences",
     "tencdm": "whole sequences",
-    "bit-diffusion": "does not answer with tokens",
-    "diffusion-lm": "does not answer with tokens",
+    "bit-diffusion": "does not predict tokens",
+    "diffusion-lm": "does not predict tokens",
     "sedd-uniform": "ratios",
 }
 
@@ -36,7 +36,7 @@ def random_model(name: str, **options: object) -> ls.Model:
 
 
 def drawn(model: ls.Model, length: int, **how: object) -> torch.Tensor:
-    wanted = of_length(model, END, length)
+    wanted = with_length(model, END, length)
     given = {"denoiser": wanted.denoiser, "known": wanted.known, "tokens": wanted.tokens}
     return ls.sample(model, n=12, rng=generator(1), **{"steps": 6} | given | how)
 
@@ -94,7 +94,7 @@ def ending(length: int = 3, letters: int = 2) -> Joint:
 def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: int) -> None:
     language = ending()
     model = system.model(language)
-    oracle = Unended(Oracle(model, language), 2, length, 3)
+    oracle = SuppressEOS(Oracle(model, language), 2, length, 3)
     known, tokens = torch.arange(3) >= length, torch.full((3,), 2)
     written = ls.sample(model, n=2000, steps=96, rng=generator(9), denoiser=oracle, known=known, tokens=tokens)
     sequences, p = enumerate_sequences(language)
@@ -107,8 +107,8 @@ def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: in
     [
         (0, None, 0, "1 to 8"),
         (9, None, 0, "1 to 8"),
-        (3, 5, 1, "behind the wanted end"),
-        (6, 4, END, "before the wanted length"),
+        (3, 5, 1, "after the requested length"),
+        (6, 4, END, "before the requested length"),
     ],
 )
 def test_lengths_that_contradict_what_is_known_are_refused(
@@ -116,7 +116,7 @@ def test_lengths_that_contradict_what_is_known_are_refused(
 ) -> None:
     where = None if known is None else torch.arange(L) == known
     with pytest.raises(UserError, match=sentence):
-        of_length(random_model("mdlm"), END, length, where, None if where is None else torch.full((L,), token))
+        with_length(random_model("mdlm"), END, length, where, None if where is None else torch.full((L,), token))
 
 
 @pytest.mark.parametrize("name", ["mdlm", "ar"])
@@ -139,6 +139,6 @@ def test_texts_of_different_length_from_the_command_line(
     assert main(["sample", run, "--steps", "4", "-n", "3", "--length", "5", "--prompt", "on", "--json"]) == 0
     texts = [sample["text"] for sample in json.loads(capsys.readouterr().out)["samples"]]
     assert all(len(text) == 5 and text.startswith("on") for text in texts)
-    assert "of 1 to 8 tokens, not 20" in told("--length", "20")
-    assert "behind the wanted end" in told("--length", "2", "--infill", "on[..]e")
+    assert "from 1 to 8 tokens, not 20" in told("--length", "20")
+    assert "after the requested length" in told("--length", "2", "--infill", "on[..]e")
     assert "not in the alphabet" in told("--prompt", "Ω")

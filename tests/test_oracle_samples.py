@@ -12,7 +12,7 @@ from toy_models import AR, DIFFUSIONS, HEADED, UNIFORM, System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
-from logosphere.sampling.plan import cosine_grid
+from logosphere.sampling.loop import cosine_grid
 from logosphere.sampling.steppers import first_hitting
 
 N = 4000

@@ -14,7 +14,7 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
-from logosphere.sampling.steppers import PublishedWalk
+from logosphere.sampling.steppers import GeodesicRandomWalk
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, s
     language = random_joint()
     model = ls.build("rdlm", vocab_size=2, length=4, denoiser=None, **options)
     oracle = Oracle(model, language)
-    drawn = ls.sample(model, n=2000, steps=192, rng=generator(5), denoiser=oracle, stepper=PublishedWalk())
+    drawn = ls.sample(model, n=2000, steps=192, rng=generator(5), denoiser=oracle, stepper=GeodesicRandomWalk())
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 2000) > MIN_P_VALUE
 
 

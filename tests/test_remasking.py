@@ -12,14 +12,21 @@ from logosphere.codecs.base import HIDDEN
 from logosphere.data.languages import Language, Oracle
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
-from logosphere.sampling.plan import Loop, StandingEnd
-from logosphere.sampling.steppers import Cap, Doubtful, Remasking, Rescale, Rewriting, Windowed, fresh
-from logosphere.sampling.steppers.remasking import chances, forward_backward, largest
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.loop import Frame, HoldAtEnd, HoldInMiddle
+from logosphere.sampling.steppers import (
+    Cap,
+    ConfidenceRemasking,
+    PlannedRemasking,
+    Remasking,
+    Rescale,
+    Windowed,
+    full_remask,
+)
+from logosphere.sampling.steppers.remasking import forward_backward, max_sigma, remask_probabilities
 
 LANGUAGE = skewed_chain(5, 6)
 LEVELS = torch.rand(2, 1000, generator=generator(1), dtype=torch.float64).sort(0, descending=True).values
-RULES = {"cap": Cap(0.3), "rescale": Rescale(0.7), "most": Rescale(1.0), "star": fresh, "back": forward_backward}
+RULES = {"cap": Cap(0.3), "rescale": Rescale(0.7), "most": Rescale(1.0), "star": full_remask, "back": forward_backward}
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -27,19 +34,19 @@ def test_marginals_are_kept_to_the_last_digit(rule) -> None:
     """a_t (1 - σ) + (1 - a_t) lift = a_s, and both chances are chances."""
     noise_t, noise_s = LEVELS
     sigma = rule(noise_t, noise_s, torch.zeros_like(noise_t))
-    hide, lift = chances(sigma, noise_t, noise_s)
+    hide, lift = remask_probabilities(sigma, noise_t, noise_s)
     kept = (1 - noise_t) * (1 - hide) + noise_t * lift
     torch.testing.assert_close(kept, 1 - noise_s, rtol=0, atol=1e-12)
     assert hide.min() >= 0 and hide.max() <= 1 and lift.min() >= -1e-12 and lift.max() <= 1 + 1e-12
-    assert (sigma <= largest(noise_t, noise_s) + 1e-12).all()
+    assert (sigma <= max_sigma(noise_t, noise_s) + 1e-12).all()
 
 
 def test_star_forgets_where_it_was_and_no_remasking_is_the_ancestral_step() -> None:
     noise_t, noise_s = LEVELS
-    hide, lift = chances(fresh(noise_t, noise_s, noise_t), noise_t, noise_s)
+    hide, lift = remask_probabilities(full_remask(noise_t, noise_s, noise_t), noise_t, noise_s)
     torch.testing.assert_close(hide, noise_s, rtol=0, atol=1e-12)
     torch.testing.assert_close(lift, 1 - noise_s, rtol=0, atol=1e-12)
-    hide, lift = chances(Cap(0.0)(noise_t, noise_s, noise_t), noise_t, noise_s)
+    hide, lift = remask_probabilities(Cap(0.0)(noise_t, noise_s, noise_t), noise_t, noise_s)
     torch.testing.assert_close(lift, 1 - noise_s / noise_t, rtol=0, atol=1e-12)
     assert hide.eq(0).all()
 
@@ -52,10 +59,10 @@ def test_a_step_of_star_is_a_draw_of_the_text_hidden_afresh() -> None:
     z = torch.tensor([[3, 1]]).expand(n, 2)
     t, s = torch.full((n, 2), 0.6), torch.full((n, 2), 0.35)
 
-    def ask(z, t, where):
+    def evaluate(z, t, where):
         return oracle(z, t, z, where)
 
-    moved = Remasking(fresh)(model.process, ask, z, t, s, GeneratorNoise(generator(2), n))
+    moved = Remasking(full_remask)(model.process, evaluate, z, t, s, GeneratorNoise(generator(2), n))
     p = oracle(z[:1], t[:1], z[:1])[0, 0].double().exp()
     first = torch.cat([0.65 * p, torch.tensor([0.35])])
     law = first[:, None] * torch.tensor([0.0, 0.65, 0.0, 0.35])
@@ -76,7 +83,7 @@ def test_as_much_is_hidden_as_the_schedule_says(rule) -> None:
 
 
 def test_doubt_hides_more_than_the_schedule_says() -> None:
-    shares, expected = hidden_shares(Remasking(Doubtful())), 1 - torch.arange(1, 9).double() / 8
+    shares, expected = hidden_shares(Remasking(ConfidenceRemasking())), 1 - torch.arange(1, 9).double() / 8
     assert (shares > expected)[2:-1].all() and shares[-1] == 0
 
 
@@ -90,7 +97,7 @@ def law_of_chain(language: Language, rule, steps: int) -> Tensor:
     law = (states == V).all(1).double()
     for i in range(steps, 0, -1):
         noise_t, noise_s = torch.tensor([i, i - 1]).double() / steps
-        hide, lift = chances(rule(noise_t, noise_s, noise_t), noise_t, noise_s)
+        hide, lift = remask_probabilities(rule(noise_t, noise_s, noise_t), noise_t, noise_s)
         shown = torch.cat([torch.zeros(*states.shape, V), torch.ones(*states.shape, 1)], -1)
         written = torch.cat([lift * p, (1 - lift).expand(*states.shape, 1)], -1)
         each = torch.where((states == V)[..., None], written, (1 - hide) * own + hide * shown)
@@ -119,23 +126,23 @@ def test_with_many_steps_every_remasking_walk_has_the_law_of_the_language(rule) 
 
 def test_remasking_hides_again_what_was_shown() -> None:
     frames: list[Frame] = []
-    generate(random_network("mdlm", LANGUAGE), 50, 8, generator(3), stepper=Remasking(fresh), watch=frames.append)
+    generate(random_network("mdlm", LANGUAGE), 50, 8, generator(3), stepper=Remasking(full_remask), watch=frames.append)
     lost = [(a.tokens != HIDDEN) & (b.tokens == HIDDEN) for a, b in zip(frames, frames[1:], strict=False)]
     assert sum(int(where.sum()) for where in lost) > 100
 
 
 def test_a_loop_holds_the_share_of_masks() -> None:
-    loop = Loop(on=0.5, off=0.25, level=0.2)
+    loop = HoldInMiddle(on=0.5, off=0.25, level=0.2)
     assert torch.equal(loop(8)[[0, -1]], torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(loop(8)[4:7], torch.full((3,), 0.2))
-    shares = hidden_shares(Windowed(Remasking(fresh), loop.level, loop.level), n=2000, grid=loop)
+    shares = hidden_shares(Windowed(Remasking(full_remask), loop.level, loop.level), n=2000, grid=loop)
     assert (shares[3:6] - 0.2).abs().max() < 4 * (0.16 / 12_000) ** 0.5 and shares[-1] == 0
 
 
 def test_time_may_stand_at_the_end() -> None:
-    assert StandingEnd(0.01, 0.5)(8).tolist()[-5:] == pytest.approx([0.01] * 4 + [0])
-    assert StandingEnd(0.01, 0.5)(1).tolist() == [1, 0]
-    assert all(len(StandingEnd(0.01, 0.5)(steps)) == steps + 1 for steps in range(1, 9))
+    assert HoldAtEnd(0.01, 0.5)(8).tolist()[-5:] == pytest.approx([0.01] * 4 + [0])
+    assert HoldAtEnd(0.01, 0.5)(1).tolist() == [1, 0]
+    assert all(len(HoldAtEnd(0.01, 0.5)(steps)) == steps + 1 for steps in range(1, 9))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,9 @@ def test_time_may_stand_at_the_end() -> None:
 )
 def test_rewriting_hides_exactly_as_many_as_the_schedule_says(how: dict) -> None:
     frames: list[Frame] = []
-    generate(random_network("mdlm", LANGUAGE), 20, 8, generator(4), stepper=Rewriting(**how), watch=frames.append)
+    generate(
+        random_network("mdlm", LANGUAGE), 20, 8, generator(4), stepper=PlannedRemasking(**how), watch=frames.append
+    )
     counts = torch.stack([frame.tokens.eq(HIDDEN).sum(1) for frame in frames])
     expected = torch.tensor([-(-6 * (8 - i) // 8) for i in range(1, 9)])
     assert torch.equal(counts, expected[:, None].expand(8, 20))
@@ -155,21 +164,21 @@ def test_the_critic_decides_what_is_hidden() -> None:
     """It takes token 0 for wrong wherever it stands; what is kept has none while there is room to hide them."""
     frames: list[Frame] = []
     model = random_network("mdlm", LANGUAGE)
-    stepper = Rewriting(lambda z: (z == 0).double(), temperature=0.0)
+    stepper = PlannedRemasking(lambda z: (z == 0).double(), temperature=0.0)
     drawn = generate(model, 50, 30, generator(5), stepper=stepper, watch=frames.append)
     assert drawn.nfe == 30 + 29  # the last step hides nothing and needs no critic
-    plain = generate(model, 50, 30, generator(5), stepper=Rewriting(temperature=torch.inf))
+    plain = generate(model, 50, 30, generator(5), stepper=PlannedRemasking(temperature=torch.inf))
     assert (drawn.tokens == 0).sum() < 0.5 * (plain.tokens == 0).sum()
 
 
-@pytest.mark.parametrize("wrong", [lambda: Cap(1.5), lambda: Rescale(-0.1), lambda: Rewriting(temperature=-1.0)])
+@pytest.mark.parametrize("wrong", [lambda: Cap(1.5), lambda: Rescale(-0.1), lambda: PlannedRemasking(temperature=-1.0)])
 def test_impossible_remasking_is_refused(wrong) -> None:
     with pytest.raises(ls.UserError):
         wrong()
     with pytest.raises(ls.UserError):
         Windowed(Remasking(), 0.2, 0.5)
     with pytest.raises(ls.UserError):
-        Loop(0.1, on=0.1, off=0.5)
+        HoldInMiddle(0.1, on=0.1, off=0.5)
 
 
 def test_path_planning_hides_what_no_longer_fits() -> None:
@@ -180,11 +189,13 @@ def test_path_planning_hides_what_no_longer_fits() -> None:
     z = torch.tensor([[1, 1, 2, 1, 1]])
     t, s = torch.full((1, 5), 0.3), torch.full((1, 5), 0.2)
 
-    def ask(z, t, where):
+    def evaluate(z, t, where):
         """p(x_i | all others), and what z_i itself says, as a network answers."""
         alone = z.expand(5, 5).where(~torch.eye(5).bool(), 3)
         others = oracle(alone, t.expand(5, 5), alone)[range(5), range(5)][None]
         return model.process.add_evidence(others, z, t)[where]
 
-    moved = Rewriting(temperature=0.0, review=True)(model.process, ask, z, t, s, GeneratorNoise(generator(1), 1))
+    moved = PlannedRemasking(temperature=0.0, review=True)(
+        model.process, evaluate, z, t, s, GeneratorNoise(generator(1), 1)
+    )
     assert moved.tolist() == [[1, 1, 3, 1, 1]]

@@ -8,13 +8,12 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.errors import UserError
-from logosphere.sampling.generate import generate, model_plan
-from logosphere.sampling.plan import GRIDS, Plan, cosine_grid, uniform_grid
-from logosphere.sampling.steppers import Ordered, ancestral, entropy_order, first_hitting, likelihood_order
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.generate import generate, model_time_grid
+from logosphere.sampling.loop import GRIDS, Frame, TimeGrid, cosine_grid, uniform_grid
+from logosphere.sampling.steppers import OrderedUnmasking, ancestral, entropy_order, first_hitting, likelihood_order
 
 LANGUAGE = skewed_chain(5, 6)
-ORDERS = {"confidence": Ordered(likelihood_order), "entropy": Ordered(entropy_order)}
+ORDERS = {"confidence": OrderedUnmasking(likelihood_order), "entropy": OrderedUnmasking(entropy_order)}
 orders = pytest.mark.parametrize("stepper", ORDERS.values(), ids=ORDERS)
 
 
@@ -36,7 +35,7 @@ def test_the_cosine_grid_begins_with_small_steps() -> None:
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("length, block, steps", [(6, 6, 4), (6, 3, 2), (6, 1, 1), (6, 2, 5), (1, 1, 1)])
 def test_a_plan_falls_from_all_noise_to_all_data_block_by_block(grid, length: int, block: int, steps: int) -> None:
-    times = Plan.blocks(length, block, steps, grid).times
+    times = TimeGrid.blocks(length, block, steps, grid).times
     assert times.shape == (steps * length // block + 1, length)
     assert times[0].eq(1).all() and times[-1].eq(0).all()
     assert times.diff(dim=0).le(0).all() and times.diff(dim=0).lt(0).any(1).all()
@@ -47,20 +46,20 @@ def test_a_plan_falls_from_all_noise_to_all_data_block_by_block(grid, length: in
 
 
 def test_left_to_right_is_blocks_of_one() -> None:
-    assert torch.equal(Plan.left_to_right(5).times, Plan.blocks(5, 1, 1).times)
-    assert torch.equal(Plan.left_to_right(3).times, torch.ones(4, 3).triu())
+    assert torch.equal(TimeGrid.left_to_right(5).times, TimeGrid.blocks(5, 1, 1).times)
+    assert torch.equal(TimeGrid.left_to_right(3).times, torch.ones(4, 3).triu())
 
 
 @pytest.mark.parametrize("length, block, steps", [(6, 4, 1), (6, 0, 1), (6, 6, 0), (6, -1, 2)])
 def test_impossible_plans_are_refused(length: int, block: int, steps: int) -> None:
     with pytest.raises(UserError):
-        Plan.blocks(length, block, steps)
+        TimeGrid.blocks(length, block, steps)
 
 
 def test_a_process_takes_no_more_steps_than_it_has() -> None:
-    assert len(model_plan(System("d3pm-uniform", {"timesteps": 10}).model(LANGUAGE), 500).times) == 11
-    assert len(model_plan(System("ar").model(LANGUAGE), 500).times) == 7
-    assert len(model_plan(System("mdlm", {"block": 2}).model(LANGUAGE), 12).times) == 13
+    assert len(model_time_grid(System("d3pm-uniform", {"timesteps": 10}).model(LANGUAGE), 500).times) == 11
+    assert len(model_time_grid(System("ar").model(LANGUAGE), 500).times) == 7
+    assert len(model_time_grid(System("mdlm", {"block": 2}).model(LANGUAGE), 12).times) == 13
 
 
 @pytest.mark.thorough

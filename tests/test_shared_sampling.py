@@ -15,11 +15,19 @@ from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, GeneratorNoise
-from logosphere.runs.create import create_run
-from logosphere.runs.loop import run_training
-from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LATENT, LISTINGS
+from logosphere.runs.loop import create_run, run_training
 from logosphere.sampling.generate import generate
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.registry import (
+    BAYESIAN_FLOW,
+    EULER_FLOW,
+    GAUSSIAN,
+    GAUSSIAN_OR_FLOW,
+    LATENT,
+    SAMPLERS,
+    SPHERE,
+    UNIFORM,
+    sampler,
+)
 from logosphere.types import Condition
 
 
@@ -43,15 +51,15 @@ def written(model: Model, name: str, group: ProcessGroup, **more: object) -> lis
 def cases() -> list[tuple[str, str]]:
     """Every system with its own sampler, and every sampler with a system that it fits."""
     fits = {
-        "uniform diffusion": "udlm",
-        "the sphere": "rdlm",
-        "Gaussian diffusion": "gaussian-ce",
-        "Gaussian diffusion and flows": "fisher-flow",
-        EULERIAN: "fisher-flow",
-        BAYESIAN: "bfn",
+        UNIFORM: "udlm",
+        SPHERE: "rdlm",
+        GAUSSIAN: "gaussian-ce",
+        GAUSSIAN_OR_FLOW: "fisher-flow",
+        EULER_FLOW: "fisher-flow",
+        BAYESIAN_FLOW: "bfn",
         LATENT: "ld4lg",
     }
-    made = [(fits.get(listing.fits, "mdlm"), listing.name) for listing in LISTINGS]
+    made = [(fits.get(info.supports, "mdlm"), name) for name, info in SAMPLERS.items()]
     made = [("cdcd" if name == "renormalised" else system, name) for system, name in made]
     made += [("udlm", "tau-leaping-pc"), ("rdlm-heat", "ancestral"), ("gaussian-ce", "heun")]
     own = [(name, ls.build(name, vocab_size=6, length=8, denoiser=None).sampler) for name in ls.systems()]
@@ -63,7 +71,7 @@ def test_a_team_writes_what_one_process_writes(tmp_path: Path) -> None:
     """Two processes of three and two texts each: all systems, all samplers; the counts of evaluations too."""
     todo = [(system, name, model_of(system)) for system, name in cases()]
     assert len({system for system, _, _ in todo}) == len(ls.systems())
-    assert {name for _, name, _ in todo} >= {listing.name for listing in LISTINGS}
+    assert {name for _, name, _ in todo} >= set(SAMPLERS)
 
     def work(group: ProcessGroup) -> list[object]:
         return [written(model, name, group) for _, name, model in todo]

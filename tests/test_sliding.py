@@ -24,7 +24,7 @@ def test_a_chain_goes_on_as_a_chain(length: int) -> None:
     def write(known, tokens):
         return generate(model, 5000, 4, rng, oracle, known, tokens, stepper=first_hitting)
 
-    drawn = ls.slide(write, window=4, length=length, overlap=2)
+    drawn = ls.generate_long(write, window=4, length=length, overlap=2)
     assert sequence_p_value(drawn.tokens, ls.languages.markov(*CHAIN, length)) > MIN_P_VALUE
     assert drawn.nfe == {3: 4, 4: 4, 7: 4 + 2 + 2}[length]
 
@@ -38,11 +38,11 @@ def test_every_system_that_takes_a_prompt_can_slide(name: str) -> None:
     def write(known, tokens):
         return generate(model, 3, 4, rng, None, known, tokens)
 
-    drawn = ls.slide(write, window=6, length=20, overlap=3, known=known, tokens=tokens)
+    drawn = ls.generate_long(write, window=6, length=20, overlap=3, known=known, tokens=tokens)
     assert drawn.tokens.shape == (3, 20) and drawn.tokens[:, :2].eq(1).all()
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"overlap": 4}, {"overlap": -1}])
 def test_impossible_windows_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
-        ls.slide(lambda known, tokens: None, **{"window": 4, "length": 8, "overlap": 2} | wrong)
+        ls.generate_long(lambda known, tokens: None, **{"window": 4, "length": 8, "overlap": 2} | wrong)

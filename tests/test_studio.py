@@ -130,7 +130,7 @@ def test_a_text_comes_moment_by_moment(client: TestClient, system: int, models: 
     last = ["".join(symbols[token] for token in row) for row in moments[-1]["tokens"]]
     assert last == ["".join(models[system].tokenizer.symbol(t) for t in row) for row in moments[-1]["tokens"]]
     assert told[-1][1]["texts"] == [models[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
-    assert (moments[0]["places"] is not None) == (system == 1)
+    assert (moments[0]["projected_xy"] is not None) == (system == 1)
     assert told[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
 
 

@@ -17,12 +17,11 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
-from logosphere.geometry.simplex import linear_assignment
+from logosphere.geometry.simplex import assigned
 from logosphere.processes.simplex.geodesic import GeodesicPath
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.plan import Plan
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.walk import walk
+from logosphere.sampling.loop import TimeGrid, sample_loop
+from logosphere.sampling.registry import sampler
 from logosphere.types import Batch
 
 CARRIED = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior": "simplex"})]
@@ -40,9 +39,9 @@ def end_of_path(which: int, name: str, steps: int) -> Tensor:
     def grid(count: int) -> Tensor:
         return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
 
-    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), Plan.diffuse(2, steps + 1, grid)
+    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), TimeGrid.diffuse(2, steps + 1, grid)
     stepper, noise = sampler(name, model).stepper, GeneratorNoise(generator(1), 200)
-    return list(walk(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
+    return list(sample_loop(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=map(str, CARRIED))
@@ -138,7 +137,7 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
     for n in range(1, 7):
         cost = torch.randn(n, n, generator=generator(n))
         best = min(sum(float(cost[i, j]) for i, j in enumerate(order)) for order in itertools.permutations(range(n)))
-        found = linear_assignment(cost)
+        found = assigned(cost)
         assert sorted(found.tolist()) == list(range(n))
         assert float(cost[torch.arange(n), found].sum()) == pytest.approx(best, abs=1e-5)
     for cost in (
@@ -146,11 +145,9 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
         torch.randint(0, 3, (40, 40), generator=generator(8)).float(),
     ):
         rows, columns = linear_sum_assignment(cost.numpy())
-        assert float(cost[torch.arange(40), linear_assignment(cost)].sum()) == pytest.approx(
-            cost.numpy()[rows, columns].sum()
-        )
-    with pytest.raises(UserError, match="square matrix"):
-        linear_assignment(torch.zeros(2, 3))
+        assert float(cost[torch.arange(40), assigned(cost)].sum()) == pytest.approx(cost.numpy()[rows, columns].sum())
+    with pytest.raises(UserError, match="square table"):
+        assigned(torch.zeros(2, 3))
 
 
 def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:

@@ -12,11 +12,12 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
+from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.catalogue import HIDDEN, LISTINGS
-from logosphere.sampling.steppers import Moved
+from logosphere.sampling.registry import SAMPLERS, UNMASKING
+from logosphere.sampling.steppers import SphericalStepper
 
 ORDERS = ["random", "left-to-right"]
 TOGETHER = {"path": "together"}
@@ -91,7 +92,7 @@ def test_whose_turn_it_is_may_be_decided_on_the_way(name: str) -> None:
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("name", [one.name for one in LISTINGS if one.fits == HIDDEN])
+@pytest.mark.parametrize("name", [name for name, info in SAMPLERS.items() if info.supports is UNMASKING])
 def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=5, length=8, **SMALL)
@@ -107,7 +108,7 @@ def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
 @pytest.mark.parametrize(("system", "options"), [("rdlm", {}), ("rdlm-heat", {"base": 3}), ("rdlm-heat", TOGETHER)])
 def test_positions_that_take_no_turns_are_in_no_order(system: str, options: dict[str, object]) -> None:
     model = ls.build(system, vocab_size=5, length=4, **options, **SMALL)
-    with pytest.raises(UserError, match="do not take turns by whole tokens"):
+    with pytest.raises(UserError, match="rdlm-heat with path=in-turn and without base"):
         ls.sampler("entropy", model)
 
 
@@ -139,7 +140,7 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
 def test_steps_share_out_the_turns_evenly() -> None:
     free = torch.ones(3, 10, dtype=torch.bool)
     free[1, :4] = False
-    rows = ls.sampling.plan.uniform_grid(4)[:, None].expand(-1, 10)
+    rows = uniform_grid(4)[:, None].expand(-1, 10)
     clocks = AnyOrder().position_times(rows, free, GeneratorNoise(generator(1), 3))
     assert [(clocks[i, 0] == 0).sum().item() for i in range(5)] == [0, 2, 5, 7, 10]
     assert [((clocks[i, 1] == 0) & free[1]).sum().item() for i in range(5)] == [0, 1, 3, 4, 6]
@@ -150,7 +151,7 @@ def test_positions_may_still_move_together() -> None:
     language = sticky_chain(3, 4)
     in_turn = joint_sphere_model("rdlm-heat", language, path="in-turn")
     together = joint_sphere_model("rdlm-heat", language, path="together")
-    settings = {"n": 16, "steps": 8, "stepper": Moved(MOVES["bridge"])}
+    settings = {"n": 16, "steps": 8, "stepper": SphericalStepper(MOVES["bridge"])}
     texts = [ls.sample(m, rng=generator(3), denoiser=Oracle(m, language), **settings) for m in (in_turn, together)]
     assert torch.equal(*texts)
     assert ls.generate(in_turn, n=4, steps=64, denoiser=Oracle(in_turn, language)).nfe == 4  # never more than positions

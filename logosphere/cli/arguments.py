@@ -23,7 +23,6 @@ from logosphere.runs.settings import (
     SampleConfig,
     SampleMetrics,
 )
-from logosphere.sampling.catalogue import listing
 from logosphere.systems import system, systems
 
 
@@ -78,7 +77,9 @@ class Sample(Arguments):
         if (self.watch or self.save is not None) and (self.nproc > 1 or is_distributed()):
             raise UserError("--watch and --save need a single process; leave out --nproc.")
         if self.config.sampler != "auto":
-            listing(self.config.sampler)
+            from logosphere.sampling.registry import sampler_info  # needs torch
+
+            sampler_info(self.config.sampler)
         if self.save is not None and self.save.suffix not in SAVED_AS:
             raise UserError(f"The name of --save must end in one of {', '.join(SAVED_AS)}, not be '{self.save.name}'.")
         if self.save is not None and self.config.length is not None:

@@ -11,7 +11,7 @@ from logosphere.cli.arguments import Data, Samplers, Systems
 from logosphere.cli.console import DISPLAY, print_json
 from logosphere.data.sources import CORPORA, DATASETS
 from logosphere.presets import DEFAULT, Preset, presets
-from logosphere.sampling.catalogue import LISTINGS
+from logosphere.sampling.registry import SAMPLERS
 from logosphere.systems import system
 
 
@@ -61,11 +61,11 @@ def _as_dict(preset: Preset) -> dict[str, Any]:
 def samplers(arguments: Samplers, argv: list[str]) -> int:
     """logosphere samplers"""
     if arguments.json:
-        print_json({"samplers": [asdict(listing) for listing in LISTINGS]})
+        print_json({"samplers": [info.as_dict() for info in SAMPLERS.values()]})
         return 0
-    for listing in LISTINGS:
-        kind = "draws from the model" if listing.draw else "not a draw from the model"
-        print(f"{listing.name:<17} {listing.about}\n{'':<17} for {listing.fits}; {kind}")
+    for info in SAMPLERS.values():
+        kind = "samples" if info.samples_model else "does not sample"
+        print(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
     return 0
 
 

@@ -15,7 +15,7 @@ from logosphere.errors import UserError
 from logosphere.io import write_atomic
 from logosphere.report.images import render_animated_svg, render_gif
 from logosphere.report.page import Player, build_animation, render_player_page
-from logosphere.sampling.trajectory import Moment, Trajectory
+from logosphere.sampling.trajectory import Trajectory, TrajectoryFrame
 
 FRAMES_PER_SECOND = 30
 CONFIDENCE_COLOURS = ((3, "magenta"), (6, "blue"), (9, "cyan"))
@@ -59,24 +59,24 @@ class LiveView:
         self.live.start()
         self.last = 0.0
 
-    def show(self, moment: Moment) -> None:
+    def show(self, frame: TrajectoryFrame) -> None:
         """Draw a frame, at most FRAMES_PER_SECOND of them."""
         pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
         if pause > 0:
             time.sleep(pause)
         self.last = time.monotonic()
-        texts = [self.line(moment, sample) for sample in range(len(moment.tokens))]
+        texts = [self.line(frame, sample) for sample in range(len(frame.tokens))]
         parts = [part for text in texts for part in (text, Text())]
-        self.live.update(Group(*parts, self.legend(moment)), refresh=True)
+        self.live.update(Group(*parts, self.legend(frame)), refresh=True)
 
-    def line(self, moment: Moment, sample: int) -> Text:
+    def line(self, frame: TrajectoryFrame, sample: int) -> Text:
         """One text with its colours."""
-        fresh = set(moment.changed[sample]) if moment.step < moment.steps else set()
-        sure = moment.sure[sample] if moment.sure is not None else ""
+        fresh = set(frame.changed[sample]) if frame.step < frame.steps else set()
+        sure = frame.confidence[sample] if frame.confidence is not None else ""
         line = Text()
-        for i, token in enumerate(moment.tokens[sample]):
+        for i, token in enumerate(frame.tokens[sample]):
             if token < 0:
-                guess = moment.guessed[sample][i] if moment.guessed is not None else -1
+                guess = frame.predicted[sample][i] if frame.predicted is not None else -1
                 line.append(self.tokenizer.symbol(guess) if guess >= 0 else "·", style="dim")
                 continue
             doubtful = next((colour for limit, colour in CONFIDENCE_COLOURS if sure and int(sure[i]) < limit), "")
@@ -85,9 +85,9 @@ class LiveView:
             line.append(self.tokenizer.symbol(token), style=style)
         return line
 
-    def legend(self, moment: Moment) -> Text:
+    def legend(self, frame: TrajectoryFrame) -> Text:
         """The step, and what the colours mean, each in its colour."""
-        line = Text(f"step {moment.step}/{moment.steps}   ", style="dim")
+        line = Text(f"step {frame.step}/{frame.steps}   ", style="dim")
         line.append("· masked  predicted", style="dim").append("   ")
         line.append("just changed", style="bold yellow").append("   confidence ")
         for limit, colour in reversed(CONFIDENCE_COLOURS):

@@ -12,7 +12,7 @@ from logosphere.parallel.process_group import init_distributed
 from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
-from logosphere.sampling.trajectory import Moment
+from logosphere.sampling.trajectory import TrajectoryFrame
 
 
 def sample(arguments: Sample, argv: list[str]) -> int:
@@ -21,10 +21,10 @@ def sample(arguments: Sample, argv: list[str]) -> int:
         check_installed(arguments.save)
     live: LiveView | None = None
 
-    def watch(sampled: Run, given: Prompt | None, moment: Moment) -> None:
+    def watch(sampled: Run, given: Prompt | None, frame: TrajectoryFrame) -> None:
         nonlocal live
         live = live or LiveView(sampled.tokenizer, given)
-        live.show(moment)
+        live.show(frame)
 
     watching = arguments.watch and messages.is_terminal
     try:

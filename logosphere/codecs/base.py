@@ -18,6 +18,12 @@ class Codec(nn.Module, ABC):
 
     vocab_size: int
 
+    is_discrete: bool = False
+    """Whether states are token ids, one of them perhaps the mask, and not vectors."""
+
+    on_sphere: bool = False
+    """Whether states are points of the sphere, with one coordinate for each token and the mask last."""
+
     @property
     def num_classes(self) -> int:
         """The number of classes that a network predicts at a state: all tokens, or the values of a digit."""

@@ -11,6 +11,7 @@ class TokenCodec(Codec):
     """States are token ids; with `mask`, state V is the mask."""
 
     local = True
+    is_discrete = True
 
     def __init__(self, vocab_size: int, *, mask: bool):
         super().__init__()

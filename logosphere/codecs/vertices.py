@@ -19,6 +19,7 @@ class VertexCodec(Codec):
     """States are unit vectors [B, L, V + 1]."""
 
     local = True
+    on_sphere = True
 
     def __init__(self, vocab_size: int):
         super().__init__()

@@ -8,6 +8,7 @@ A new process implements five methods: `prior`, `corrupt`, `log_likelihood`, `el
 have defaults. What only some processes can do is declared by the classes of capabilities.py.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -25,6 +26,11 @@ MAX_LOGIT = 1e4
 def uniform_grid(steps: int) -> Float[Tensor, " n"]:
     """Equal steps from 1 to 0, both included."""
     return torch.arange(steps, -1, -1) / steps
+
+
+def cosine_grid(steps: int) -> Float[Tensor, " n"]:
+    """t_i = cos(π/2 · i/n) (Shi et al. 2024, MD4): few tokens are unmasked while the context is small, more later."""
+    return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 
 class ForwardSample(NamedTuple):
@@ -78,6 +84,12 @@ class Process(nn.Module, ABC):
     """Whether `elbo_rate` and `loss` depend on each row of logits separately, so that rows may be computed in chunks."""
     predicts_tokens: bool = True
     """Whether the network predicts logits of tokens. Otherwise it predicts a velocity, a score or a clean state."""
+    predicts_states: bool = False
+    """Whether the network predicts clean states, directly or through the noise or the velocity."""
+    predicts_ratios: bool = False
+    """Whether the network predicts log ratios p_t(y)/p_t(z) to the current state (SEDD), not a distribution."""
+    guides_transitions: bool = False
+    """Whether guidance acts on the distribution of a step instead of the prediction. It must where tokens change."""
 
     # ---- abstract: what defines a process ----------------------------------------------------------------------
 

@@ -89,12 +89,26 @@ class MixtureOfPaths(ABC):
 class DiscreteTransitions(ABC):
     """A process whose reverse step is a distribution over finitely many states."""
 
-    guides_transitions: bool = False
-    """Whether guidance acts on the distribution of a step instead of the prediction. It must where tokens change."""
-
     @abstractmethod
     def log_transition(self, out: Logits, z: State, t: Tensor, s: Tensor) -> Float[Tensor, "... K"]:
         """log p(z_s = k | z_t) at the positions of `out`, for every state k."""
+
+
+class Unmasking(ABC):
+    """A process with states in which each position is masked or clean, so that a sampler may choose the order."""
+
+    @property
+    @abstractmethod
+    def unmasks_tokens(self) -> bool:
+        """Whether whole tokens are unmasked and never change afterwards; it may depend on the options."""
+
+    @abstractmethod
+    def masked_fraction(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The expected fraction of masked positions at time t."""
+
+    def unmasking_times(self, t: Times, masked: Positions) -> Times:
+        """The times at which the network is evaluated when these positions are masked and all others clean."""
+        return t
 
 
 class PositionTimes(ABC):

@@ -11,6 +11,7 @@ from logosphere.networks.backbone import LinearHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import CausalTransformer
 from logosphere.networks.wrappers import CarryOver, LogisticHead, PosteriorHead
+from logosphere.processes.base import cosine_grid
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion, Weighting
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian
 from logosphere.processes.discrete.genmd4 import GenMD4
@@ -29,7 +30,6 @@ from logosphere.recipes.discrete_parts import (
     score_model,
     transformer,
 )
-from logosphere.sampling.plan import cosine_grid
 from logosphere.schedules.signal import Squeezed, cosine_betas, from_betas
 from logosphere.schedules.signal import find_schedule as schedule_by_name
 

@@ -28,20 +28,20 @@ class Animation:
 
 def build_animation(trajectory: Trajectory, symbol: Callable[[int], str], max_frames: int = 256) -> Animation:
     """Build an animation of at most `max_frames` frames from a trajectory; `symbol` gives the text of a token."""
-    moments = trajectory.moments
-    if len(moments) > max_frames:
-        moments = [moments[i * (len(moments) - 1) // (max_frames - 1)] for i in range(max_frames)]
-    predictions = [moment.guessed for moment in moments if moment.guessed is not None]
-    confidences = [moment.sure for moment in moments if moment.sure is not None]
-    shown = [moment.tokens for moment in moments] + predictions
+    frames = trajectory.frames
+    if len(frames) > max_frames:
+        frames = [frames[i * (len(frames) - 1) // (max_frames - 1)] for i in range(max_frames)]
+    predictions = [frame.predicted for frame in frames if frame.predicted is not None]
+    confidences = [frame.confidence for frame in frames if frame.confidence is not None]
+    shown = [frame.tokens for frame in frames] + predictions
     used = sorted({token for rows in shown for row in rows for token in row if token >= 0})
     index = {token: i for i, token in enumerate(used)} | {-1: -1}
     return Animation(
         trajectory.length,
         [symbol(token) for token in used],
-        _find_changes([moment.tokens for moment in moments], index),
-        confidences if len(confidences) == len(moments) else [],
-        _find_changes(predictions, index) if len(predictions) == len(moments) else [],
+        _find_changes([frame.tokens for frame in frames], index),
+        confidences if len(confidences) == len(frames) else [],
+        _find_changes(predictions, index) if len(predictions) == len(frames) else [],
     )
 
 

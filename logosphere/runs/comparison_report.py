@@ -40,7 +40,7 @@ from logosphere.report.page import Animation, build_animation
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import SHORT, Run, environment, sum_records
 from logosphere.runs.settings import Display, EvaluateConfig, SampleMetrics
-from logosphere.sampling.generate import filters, generate, model_plan
+from logosphere.sampling.generate import generate, model_time_grid
 from logosphere.sampling.trajectory import Recorder
 from logosphere.systems import system
 from logosphere.types import Batch, Condition
@@ -240,10 +240,10 @@ def report_samples(
     samplings, texts, tried = [], against.real, set()
     most = max(settings.sampling_steps)
     every = [(steps, 1.0) for steps in sorted(settings.sampling_steps)]
-    if filters(model.process):
+    if model.process.predicts_tokens:
         every += [(most, temperature) for temperature in settings.temperatures if temperature != 1]
     for steps, temperature in every:
-        taken = len(model_plan(model, steps).times) - 1
+        taken = len(model_time_grid(model, steps).times) - 1
         if (taken, temperature) in tried:
             continue  # the steps of an autoregressive model do not depend on the request
         tried.add((taken, temperature))
@@ -298,5 +298,5 @@ def record_animation(model: Model, against: Reference, seed: int, condition: Con
     recorder = Recorder(model)
     rng = torch.Generator(model.device).manual_seed(seed)
     steps = min(ANIMATION_STEPS, 2 * model.length)
-    generate(model, n=ANIMATED, steps=steps, rng=rng, condition=_slice(condition, 0, ANIMATED), watch=recorder.see)
+    generate(model, n=ANIMATED, steps=steps, rng=rng, condition=_slice(condition, 0, ANIMATED), watch=recorder.record)
     return build_animation(recorder.trajectory, against.tokenizer.symbol, MOST_FRAMES)

@@ -22,8 +22,8 @@ from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import estimate_bounds
 from logosphere.model import Model
 from logosphere.runs.run import Run
-from logosphere.sampling.generate import filters, generate
-from logosphere.sampling.samplers import sampler_of
+from logosphere.sampling.generate import generate
+from logosphere.sampling.registry import default_sampler
 from logosphere.sampling.steppers import as_stepper
 from logosphere.types import Batch
 
@@ -142,7 +142,7 @@ class Harness(LM):  # type: ignore[misc]
 
     def _filters(self) -> bool:
         """Can sampling be restricted to the most likely token?"""
-        return filters(self.model.process) and not as_stepper(sampler_of(self.model).stepper).unfiltered
+        return self.model.process.predicts_tokens and not as_stepper(default_sampler(self.model).stepper).unfiltered
 
     def _continued(self, prompt: str, how: dict[str, Any]) -> str:
         stops = how.get("until") or []

@@ -16,15 +16,13 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import ClassifierGuidance, SampleConfig
+from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
+from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
 from logosphere.sampling.guidance import Guide
-from logosphere.sampling.labeller import Labeller
-from logosphere.sampling.lengths import of_length
-from logosphere.sampling.plan import GRIDS
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.sliding import slide
-from logosphere.sampling.trajectory import Moment, Recorder, Trajectory
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.loop import GRIDS, Frame
+from logosphere.sampling.registry import sampler
+from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Condition, Tokens
 
 RENOISED = (
@@ -52,7 +50,7 @@ def sample_run(
     config: SampleConfig | None = None,
     *,
     record: bool = False,
-    watch: Callable[[Run, Prompt | None, Moment], None] | None = None,
+    watch: Callable[[Run, Prompt | None, TrajectoryFrame], None] | None = None,
     notify: Callable[[str], None] = lambda message: None,
     group: ProcessGroup = SINGLE,
 ) -> Samples:
@@ -70,9 +68,9 @@ def sample_run(
 
     def see(frame: Frame) -> None:
         assert recorder is not None
-        moment = recorder.see(frame)
+        recorded = recorder.record(frame)
         if watch is not None:
-            watch(run, given, moment)
+            watch(run, given, recorded)
 
     drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
@@ -124,7 +122,7 @@ def _draw(
     known, tokens = (None, None) if given is None else (given.known, given.tokens)
     denoiser, length, tokenizer = None, config.length, run.tokenizer
     if length is not None and isinstance(tokenizer, WithEOS):
-        wanted = of_length(model, tokenizer.eos, length, known, tokens)
+        wanted = with_length(model, tokenizer.eos, length, known, tokens)
         denoiser, known, tokens, length = wanted.denoiser, wanted.known, wanted.tokens, None
     renoise = known is not None and bool(known.any()) and run.needs_renoise(model)
     if renoise:
@@ -161,7 +159,7 @@ def _draw(
     if length is None:
         return write(known, tokens)
     overlap = model.length // 2 if config.overlap is None else config.overlap
-    return slide(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)
+    return generate_long(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)
 
 
 def find_condition(run: Run, label: str, source: str, signal: Path | None, n: int) -> Condition | None:
@@ -220,6 +218,6 @@ def classifier_guide(settings: ClassifierGuidance, run: Run, model: Model, label
     """The guide of n texts towards a label, or None where there is no classifier."""
     if settings.classifier is None:
         return None
-    labeller = Labeller.load(settings.classifier, model, run.tokenizer.fingerprint)
+    checkpoint = ClassifierCheckpoint.load(settings.classifier, model, run.tokenizer.fingerprint)
     strength = 1.0 if settings.strength is None else settings.strength
-    return labeller.guide(model, label, n, strength, exact=settings.exact_edits)
+    return checkpoint.guide(model, label, n, strength, exact=settings.exact_edits)

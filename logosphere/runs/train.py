@@ -30,8 +30,8 @@ from logosphere.runs.create import create_run_and_model, tokenizer_for
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
+from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.generate import generate
-from logosphere.sampling.labeller import Labeller
 from logosphere.training.auxiliary import RemaskerStep, measure_classifier, train_classifier, train_remasker
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
@@ -263,18 +263,18 @@ def train_classifier_of(
         raise UserError(f"{corpus.name} has other tokens than the run in {run.path}; use data with its tokenizer.")
     torch.manual_seed(config.seed)
     names = corpus.labels or tuple(map(str, range(examples.label_count)))
-    labeller = Labeller.fresh(model, names, network)
+    checkpoint = ClassifierCheckpoint.fresh(model, names, network)
     steps = train_classifier(
-        labeller.classifier, model, _batches(examples, model, config), steps=config.steps, optim=_optimizer(config),
+        checkpoint.classifier, model, _batches(examples, model, config), steps=config.steps, optim=_optimizer(config),
         seed=config.seed,
     )  # fmt: skip
     last = _take_all(steps, config, display, "train-classifier", lambda step: f"{step.loss:.3f} nats")
     held_out = eval_batches(corpus.valid, model.length, config.batch, CLASSIFIER_SEQUENCES)
-    nats, right = measure_classifier(labeller.classifier, model, held_out, config.seed)
+    nats, right = measure_classifier(checkpoint.classifier, model, held_out, config.seed)
     folder = out or run.path / "classifier"
     folder.mkdir(parents=True, exist_ok=True)
-    labeller.save(folder, model, run.tokenizer.fingerprint)
-    return TrainedClassifier(folder, tuple(labeller.labels), last.loss, nats, right)
+    checkpoint.save(folder, model, run.tokenizer.fingerprint)
+    return TrainedClassifier(folder, tuple(checkpoint.labels), last.loss, nats, right)
 
 
 def _batches(split: Split, model: Model, config: AuxiliaryConfig) -> Iterator[Batch]:

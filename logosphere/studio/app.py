@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from logosphere.errors import UserError
 from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
-from logosphere.sampling.catalogue import LISTINGS
+from logosphere.sampling.registry import SAMPLERS
 from logosphere.studio.job_functions import make_elbo_job, make_generate_job
 from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached
 from logosphere.studio.models import ReportFile, StudioModel
@@ -62,7 +61,7 @@ def create_app(
         return JSONResponse(
             {
                 "systems": [model.describe() for model in models],
-                "samplers": [asdict(listing) for listing in LISTINGS],
+                "samplers": [info.as_dict() for info in SAMPLERS.values()],
                 "reports": [report.name for report in reports],
                 "limits": {"steps": MAX_STEPS, "n": MAX_TEXTS},
             }

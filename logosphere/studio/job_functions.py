@@ -9,10 +9,10 @@ import torch
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import TimeBin, elbo_over_time
-from logosphere.sampling.generate import filters, generate
-from logosphere.sampling.samplers import sampler
-from logosphere.sampling.trajectory import Moment, Recorder
-from logosphere.sampling.walk import Frame
+from logosphere.sampling.generate import generate
+from logosphere.sampling.loop import Frame
+from logosphere.sampling.registry import sampler
+from logosphere.sampling.trajectory import Recorder, TrajectoryFrame
 from logosphere.studio.jobs import Job, JobFunction, JobStopped
 from logosphere.studio.models import StudioModel
 from logosphere.studio.requests import GenerateRequest, resolve_pins, to_command, to_python
@@ -38,7 +38,7 @@ def _generate(job: Job, studio_model: StudioModel, request: GenerateRequest) -> 
     model, tokenizer = studio_model.model, studio_model.tokenizer
     if request.sampler == "auto" and studio_model.default_sampler != model.sampler:
         request = replace(request, sampler=studio_model.default_sampler)  # so that the snippets name it
-    filtered = filters(model.process)
+    filtered = model.process.predicts_tokens
     if not filtered:
         request = replace(request, temperature=1.0, top_p=1.0)
     pinned = resolve_pins(request, model, tokenizer)
@@ -59,7 +59,7 @@ def _generate(job: Job, studio_model: StudioModel, request: GenerateRequest) -> 
     recorder, sent = Recorder(model), set[int]()
 
     def watch(frame: Frame) -> None:
-        job.emit("moment", describe_moment(recorder.see(frame), sent, tokenizer))
+        job.emit("moment", describe_moment(recorder.record(frame), sent, tokenizer))
 
     drawn = generate(
         model,
@@ -78,12 +78,12 @@ def _generate(job: Job, studio_model: StudioModel, request: GenerateRequest) -> 
     job.emit("done", {"texts": texts, "nfe": round(drawn.nfe, 2), "seconds": round(drawn.seconds, 3)})
 
 
-def describe_moment(moment: Moment, sent: set[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Describe a moment for the page, with the symbols of tokens that are not in `sent` yet; add them to it."""
-    rows = moment.tokens + (moment.guessed or [])
+def describe_moment(frame: TrajectoryFrame, sent: set[int], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Describe a frame for the page, with the symbols of tokens that are not in `sent` yet; add them to it."""
+    rows = frame.tokens + (frame.predicted or [])
     new = {token for row in rows for token in row if token >= 0} - sent
     sent |= new
-    return asdict(moment) | {"symbols": {token: tokenizer.symbol(token) for token in sorted(new)}}
+    return asdict(frame) | {"symbols": {token: tokenizer.symbol(token) for token in sorted(new)}}
 
 
 def make_elbo_job(studio_model: StudioModel) -> JobFunction:

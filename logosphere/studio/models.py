@@ -18,8 +18,7 @@ from logosphere.parallel.process_group import find_device
 from logosphere.pretrained import PREFIX, RECORD, list_pretrained, sampling_defaults
 from logosphere.runs.evaluate import read_record, sequences_of
 from logosphere.runs.run import Run
-from logosphere.sampling.catalogue import LISTINGS
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.registry import SAMPLERS, sampler
 from logosphere.types import Batch
 
 MAX_CURVE_POINTS = 120
@@ -101,7 +100,7 @@ class StudioModel:
         """Return the default sampler (own) and all samplers that support the model (fit)."""
         with self.lock:
             model = self.model
-        supported = [listing.name for listing in LISTINGS if _supports(model, listing.name)]
+        supported = [name for name in SAMPLERS if _supports(model, name)]
         return {"own": self.default_sampler, "fit": supported}
 
     def training_curves(self) -> dict[str, list[list[float]]]:

@@ -9,7 +9,7 @@ import torch
 from logosphere.data.tokenizers import Tokenizer, encode_prompt
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.sampling.catalogue import listing
+from logosphere.sampling.registry import sampler_info
 from logosphere.types import Positions, Tokens
 
 MAX_STEPS, MAX_TEXTS, MAX_PROMPT, MAX_TOKENS = 1024, 8, 4000, 16384
@@ -50,7 +50,7 @@ class GenerateRequest:
             raise UserError(f"A request is an object with some of the fields {', '.join(sorted(FIELDS))}.")
         name = _parse_text(content.get("sampler", "auto"), "sampler", 40)
         if name != "auto":
-            listing(name)
+            sampler_info(name)
         locks = content.get("locks", [])
         if not isinstance(locks, list) or len(locks) > MAX_TOKENS:
             raise UserError(f"Locks are a list of at most {MAX_TOKENS} positions.")
@@ -169,7 +169,7 @@ def to_python(request: GenerateRequest, name: str, pinned: PinnedPositions | Non
         "import torch",
         "import logosphere as ls",
         "from logosphere.runs.run import Run",
-        "from logosphere.sampling.samplers import sampler",
+        "from logosphere.sampling.registry import sampler",
         "",
         f"run = Run({name!r})",
         "model = run.model()",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pretend_device
 import torch
+from logosphere.training.debug import use_deterministic
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,9 +24,9 @@ from logosphere.autoencoders import pretrained
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.runs.create import stacks_of_blocks
-from logosphere.sampling.samplers import MAKERS
-from logosphere.training.checkpoint import load_checkpoint, save_checkpoint, use_deterministic
+from logosphere.runs.loop import _for_blocks, _recompute_activations
+from logosphere.sampling.registry import SAMPLERS
+from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
 
@@ -60,8 +61,7 @@ def small_encoder() -> Path:
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
         tensors = {
-            pretrained._published_name(name): tensor.clone()
-            for name, tensor in pretrained.Bert(config).state_dict().items()
+            pretrained._published(name): tensor.clone() for name, tensor in pretrained.Bert(config).state_dict().items()
         }
     save_file(tensors, place / "model.safetensors")
     return place
@@ -142,8 +142,7 @@ def settings(system: str, preset: str) -> Report:
         fitted(model, **change)
         assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
     plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
-    for blocks in stacks_of_blocks(recomputing):
-        blocks.recompute = True
+    _for_blocks(recomputing, _recompute_activations)
     check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
     return {}
 
@@ -166,7 +165,7 @@ def sample(system: str, preset: str, options: dict[str, Any] | None = None) -> R
     """Every sampler that fits."""
     model = built(system, preset, **(options or {}))
     used, failed = [], []
-    for name in MAKERS:
+    for name in SAMPLERS:
         try:
             check_samples(ls.sample(model, B, STEPS, rng(), sampler=name), model)
             used.append(name)
@@ -187,11 +186,11 @@ def infill(system: str, preset: str) -> Report:
     model, text = built(system, preset), tokens(3)
     gaps = torch.tensor([True, False, True, True, False, False, True, False])
     start = torch.arange(L) < 3
-    known = next((where for where in (gaps, start) if model.process.codec.local and model.can_see(where)), None)
+    known = next((where for where in (gaps, start) if model.process.codec.local and model.sees(where)), None)
     if known is None:
         return {"skipped": "no position can be held fixed"}
     used, failed = [], []
-    for name in MAKERS:
+    for name in SAMPLERS:
         try:
             drawn = ls.sample(model, B, STEPS, rng(), known=known, tokens=text, sampler=name)
             check_samples(drawn, model)
@@ -212,7 +211,7 @@ def guide(system: str, preset: str) -> Report:
     done = []
     model = built(system, preset, labels=LABELS)
     given = batches(2, labelled=True)
-    list(ls.fit(model, given, steps=2, cond_dropout=0.5))
+    list(ls.fit(model, given, steps=2, withhold=0.5))
     condition = Condition.of(labels=torch.arange(B) % LABELS)
     model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.map(lambda field: field.cuda()))
     for what, options in (
@@ -227,11 +226,11 @@ def guide(system: str, preset: str) -> Report:
         except UserError:
             continue
     try:
-        labeller = ls.Labeller.fresh(model, ["a", "b", "c"])
-        list(ls.train_classifier(labeller.classifier, model, given, steps=2))
-        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0)), model)
+        checkpoint = ls.ClassifierCheckpoint.fresh(model, ["a", "b", "c"])
+        list(ls.train_classifier(checkpoint.classifier, model, given, steps=2))
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=checkpoint.guide(model, "b", B, 2.0)), model)
         done.append("classifier")
-        check_samples(ls.sample(model, B, STEPS, rng(), guide=labeller.guide(model, "b", B, 2.0, exact=True)), model)
+        check_samples(ls.sample(model, B, STEPS, rng(), guide=checkpoint.guide(model, "b", B, 2.0, exact=True)), model)
         done.append("exact edits")
     except UserError:
         pass  # the classifier does not fit this process, which it has said
@@ -265,7 +264,7 @@ def conditions(system: str, preset: str) -> Report:
     source = torch.tensor([[1, 2, -1]] * B)
     condition = Condition.of(source=source, signal=torch.ones(B, L, 2))
     given = [Batch.of(tokens(step), first=B * step, condition=condition) for step in range(2)]
-    list(ls.fit(model, given, steps=2, cond_dropout=0.5))
+    list(ls.fit(model, given, steps=2, withhold=0.5))
     check_samples(ls.sample(model, B, STEPS, rng(), condition=condition, guidance=1.5), model)
     assert ls.evaluate(model, given, rng=0).bits > 0
     return {}
@@ -274,10 +273,10 @@ def conditions(system: str, preset: str) -> Report:
 def lengths(system: str, preset: str) -> Report:
     """Texts of a wanted length, texts longer than a model, and frames on the way."""
     model, frames = built(system, preset), []
-    wanted = ls.of_length(model, 0, 5)
+    wanted = ls.with_length(model, 0, 5)
     drawn = ls.sample(model, B, STEPS, rng(), wanted.denoiser, wanted.known, wanted.tokens)
     assert bool((drawn[:, :5] != 0).all()) and bool((drawn[:, 5:] == 0).all())
-    long = ls.slide(
+    long = ls.generate_long(
         lambda known, tokens: ls.generate(model, B, STEPS, 0, known=known, tokens=tokens, watch=frames.append),
         window=L, length=2 * L, overlap=2,
     )  # fmt: skip
@@ -287,7 +286,7 @@ def lengths(system: str, preset: str) -> Report:
 
 def remasker(system: str, preset: str) -> Report:
     """The second network of g-star."""
-    from logosphere.training.auxiliary import train_remasker
+    from logosphere.training.remasker import train_remasker
 
     model = built(system, preset)
     list(train_remasker(model, batches(2), steps=2))

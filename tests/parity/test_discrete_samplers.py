@@ -14,11 +14,11 @@ from scipy.stats import chisquare
 
 import logosphere as ls
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.plan import FinalStep, cosine_grid
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.loop import FinalStep, cosine_grid
+from logosphere.sampling.registry import sampler
 from logosphere.sampling.steppers import as_stepper
-from logosphere.sampling.steppers.remasking import Cap, chances, fresh, largest
-from logosphere.sampling.steppers.scores import analytic_step, euler_step, ratios
+from logosphere.sampling.steppers.jumps import analytic_step, euler_step, ratios
+from logosphere.sampling.steppers.remasking import Cap, full_remask, max_sigma, remask_probabilities
 
 V, N = 5, 40_000
 RNG = np.random.default_rng(1)
@@ -42,14 +42,14 @@ def one_step(
     model: ls.Model, name: str, z: torch.Tensor, t: float, s: float, out: np.ndarray, seed: int = 1
 ) -> torch.Tensor:
     """One step of a sampler from the states z, with the same prediction at every position or one for each."""
-    move = as_stepper(sampler(name, model).stepper).session()
+    move = as_stepper(sampler(name, model).stepper).begin_sampling()
     logits = torch.as_tensor(out)
 
-    def ask(z: torch.Tensor, t: torch.Tensor, where: torch.Tensor, of: Any = None) -> torch.Tensor:
+    def evaluate(z: torch.Tensor, t: torch.Tensor, where: torch.Tensor, denoiser: Any = None) -> torch.Tensor:
         return logits.expand(*z.shape, logits.shape[-1])[where]
 
     times = [torch.full(z.shape, time, dtype=torch.float32) for time in (t, s)]
-    return move(model.process, ask, z, *times, GeneratorNoise(torch.Generator().manual_seed(seed), len(z)))
+    return move(model.process, evaluate, z, *times, GeneratorNoise(torch.Generator().manual_seed(seed), len(z)))
 
 
 def sedd_noise(t: float, masked: bool) -> tuple[float, float]:
@@ -143,8 +143,8 @@ def test_remdm_steps_have_the_published_probabilities() -> None:
     torch.testing.assert_close(model.process.schedule.noise(torch.stack([t, s])), torch.stack([noise_t, noise_s]))
     sigma = Cap()(noise_t, noise_s, noise_t)
     assert float(sigma) == min(0.04, (1 - a_s) / a_t)
-    assert float(largest(noise_t, noise_s)) == pytest.approx(min(1, (1 - a_s) / a_t), rel=1e-12)
-    hide, lift = chances(sigma, noise_t, noise_s)
+    assert float(max_sigma(noise_t, noise_s)) == pytest.approx(min(1, (1 - a_s) / a_t), rel=1e-12)
+    hide, lift = remask_probabilities(sigma, noise_t, noise_s)
     assert float(hide) == 0.04 and float(lift) == pytest.approx((a_s - 0.96 * a_t) / (1 - a_t), rel=1e-9)
     logits = RNG.normal(size=V)
     lifted = one_step(model, "remdm-cap", torch.full((N // 4, 4), V), 0.5, 0.45, logits)
@@ -157,7 +157,7 @@ def test_star_masks_every_position_afresh() -> None:
     """Below t = 0.3: z_s is the mask with probability 1 - a_s whatever z_t was, and else a drawn or the old token."""
     model, logits = model_of("star"), RNG.normal(size=V)
     masked = 1 - ref.log_linear(float(np.float32(0.15)))[0]
-    assert float(fresh(torch.tensor(0.2), torch.tensor(masked), torch.tensor(0.0))) == pytest.approx(masked)
+    assert float(full_remask(torch.tensor(0.2), torch.tensor(masked), torch.tensor(0.0))) == pytest.approx(masked)
     for z, tokens in ((V, softmax(logits)), (3, np.eye(V)[3])):
         moved = one_step(model, "star", torch.full((N // 4, 4), z), 0.2, 0.15, logits)
         assert fits(frequencies(moved), np.append((1 - masked) * tokens, masked))

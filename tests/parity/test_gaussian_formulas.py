@@ -16,9 +16,9 @@ import logosphere as ls
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
 from logosphere.processes.gaussian.updates import ancestral, ddim, renoised, wide
-from logosphere.processes.time_sampler import TimeSampler
+from logosphere.processes.time_sampler import TrainingTimes
 from logosphere.rng import Noise
-from logosphere.sampling.steppers.gaussian import Multistep, Tempered
+from logosphere.sampling.steppers.gaussian import DPMSolverPP2M, ScoreTemperature
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 
 V, L, D = 7, 5, 4
@@ -244,7 +244,7 @@ def test_steps(name: str) -> None:
 def test_dpm_solver_2m() -> None:
     """x' = (σ'/σ) x - α' (e^{-h} - 1) ((1 + 1/2r) x̂ - x̂_before/2r), r = h_before/h (Lu et al. 2022, algorithm 2)."""
     model = built("gaussian-ce", codec="one-hot", schedule="linear", highest=2.0, lowest=-6.0, clock="even").eval()
-    process, stepper = model.process, Multistep()
+    process, stepper = model.process, DPMSolverPP2M()
     answers = [at(20 + i, 2, L, V) for i in range(4)]
     times = [1.0, 0.8, 0.55, 0.3, 0.2]
     z, x = (first := at(19, 2, L, V)), array(first)
@@ -252,11 +252,11 @@ def test_dpm_solver_2m() -> None:
     before = None
     for i, out in enumerate(answers):
 
-        def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None, out: Tensor = out) -> Tensor:
+        def evaluate(z: Tensor, t: Tensor, where: Tensor, denoiser: Any = None, out: Tensor = out) -> Tensor:
             return out[where]
 
         t, s = torch.full((2, L), times[i]), torch.full((2, L), times[i + 1])
-        z = stepper(process, ask, z, t, s, Given())
+        z = stepper(process, evaluate, z, t, s, Given())
         clean, h = softmax(array(out)), half[i + 1] - half[i]
         aim = clean
         if before is not None:
@@ -276,7 +276,7 @@ def test_score_temperature() -> None:
     alpha, sigma = np.sqrt(sigmoid(-g))[:, None], np.sqrt(sigmoid(g))[:, None]
     clean = softmax(array(out)) @ array(process.codec.table())
     eps = (array(z) - alpha * clean) / sigma / 0.9
-    close(Tempered(0.9)(process, out, z, t, Given()), (array(z) - sigma * eps) / alpha, 1e-5)
+    close(ScoreTemperature(0.9)(process, out, z, t, Given()), (array(z) - sigma * eps) / alpha, 1e-5)
 
 
 # ---- what is learned of time -------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_time_warp() -> None:
     """Draws follow the fall of the cross-entropy: F(t) = H(t)/H is uniform, but for floors of 8% and 2%."""
     steps = 128
     even = torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64)
-    clock = TimeSampler(even, warped=True).train()
+    clock = TrainingTimes(even, warped=True).train()
     middle = (np.arange(steps) + 0.5) / steps  # step 0 is the noisy end
     fall = np.exp(-0.5 * ((middle - 0.6) / 0.15) ** 2)
     entropy = 3 * (1 - np.cumsum(fall) / fall.sum())
@@ -325,7 +325,7 @@ def test_time_warp() -> None:
 def test_published_time_warp() -> None:
     """F(t_w) is linear in w: draws fall on equal parts of the cross-entropy, but for 0.001 nats in each of 100 bins."""
     steps = 100
-    clock = TimeSampler(
+    clock = TrainingTimes(
         torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100
     )
     middle = (np.arange(steps) + 0.5) / steps
@@ -349,7 +349,7 @@ def test_published_time_warp() -> None:
 def test_split_clock() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
-    clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
+    clock = TrainingTimes(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
     assert clock.eval().probabilities()[-1] == 1 / 8
     step = torch.arange(128).repeat(200)
     nats = torch.from_numpy(rng.gamma(2.0, 1.5, len(step)) * (1 + step.numpy() / 64))

@@ -21,7 +21,7 @@ from logosphere.networks.transformer import FullTransformer
 from logosphere.presets import presets
 from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.rng import CounterNoise, Noise
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.registry import sampler
 from logosphere.types import Batch
 
 V, L = 7, 5

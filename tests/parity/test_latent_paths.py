@@ -16,7 +16,7 @@ import logosphere as ls
 from logosphere.model import Model
 from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.samplers import sampler
+from logosphere.sampling.registry import sampler
 
 SYSTEMS = ["ld4lg", "planner", "tencdm", "cosmos"]
 CASES = [(name, preset) for name in SYSTEMS for preset in ("default", "paper")]
@@ -223,7 +223,7 @@ def test_every_step_of_the_published_sampler(name: str, steps: int) -> None:
     for i in range(steps):
         t, s = grid[i].expand(3, count), grid[i + 1].expand(3, count)
 
-        def ask(z: torch.Tensor, t: torch.Tensor, where: torch.Tensor, of: object = None) -> torch.Tensor:
+        def evaluate(z: torch.Tensor, t: torch.Tensor, where: torch.Tensor, denoiser: object = None) -> torch.Tensor:
             alpha, sigma = levels(schedule_time(t[where], name, "paper"), name)
             return torch.from_numpy(estimate(name, z[where].double().numpy(), alpha, sigma)[0]).float()
 
@@ -232,7 +232,7 @@ def test_every_step_of_the_published_sampler(name: str, steps: int) -> None:
         times = [float(schedule_time(grid[i + j], name, "paper")) for j in (0, 1)]
         last = i == steps - 1
         expected = published_step(name, before, times[0], even[-1] if last else times[1], noise, last=last)
-        z = way.stepper.session()(model.process, ask, z, t, s, GeneratorNoise(generator(i), 3))
+        z = way.stepper.begin_sampling()(model.process, evaluate, z, t, s, GeneratorNoise(generator(i), 3))
         size = np.abs(expected).max()
         np.testing.assert_allclose(z.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5 * size)
 

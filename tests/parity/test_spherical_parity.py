@@ -16,13 +16,13 @@ from scipy import integrate, optimize, special
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
-from logosphere.geometry.bridge_tables import fit_normal
-from logosphere.geometry.bridges import BridgeTable
+from logosphere.geometry.bridge_tables import normal_parameters
+from logosphere.geometry.bridges import Law
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
 from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.rng import GeneratorNoise, Noise
-from logosphere.sampling.steppers import PublishedWalk
+from logosphere.sampling.steppers import GeodesicRandomWalk
 
 Array = npt.NDArray[np.float64]
 LOW, HIGH = 1e-3, 0.2
@@ -238,8 +238,8 @@ def test_the_riemannian_normal(d: int, uniform: bool, published: bool) -> None:
     angle = np.linspace(0.15, 0.9, 6)[:, None] + rng.normal(size=(6, 400)) * 0.05
     length = 1 - np.abs(rng.normal(size=(6, 400))) * 0.02
     a, b = (length * np.cos(angle)).astype(np.float32), (length * np.sin(angle)).astype(np.float32)
-    law = BridgeTable(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
-    alpha, rho = fit_normal(law, d, cosine, published=published, scale=1.14).numpy()
+    law = Law(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
+    alpha, rho = normal_parameters(law, d, cosine, published=published, scale=1.14).numpy()
     mean_a = a.astype(float).mean(1)
     mean_start = (cosine * a.astype(float) + sine * b.astype(float)).mean(1)  # E <X, x₀>
     ratio = mean_a / mean_start
@@ -315,7 +315,7 @@ def test_a_step_of_the_published_walk(schedule: str) -> None:
         dt = min(then[i], 1 - 1e-5) - tau[i]
         v = drift(schedule, softmax(out[i]), x[i], tau[i]) * dt + math.sqrt(RATES[schedule](tau[i]) * dt) * z[i]
         truth.append(exp_map(x[i], v))
-    walked = PublishedWalk.walked(
+    walked = GeodesicRandomWalk.step(
         process, torch.from_numpy(out), torch.from_numpy(x), torch.from_numpy(1 - tau), torch.from_numpy(1 - then),
         Given(z),
     )  # fmt: skip
@@ -327,7 +327,7 @@ def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
     model, process = paper()
     assert model.sampler == "rdlm"
     torch.testing.assert_close(process.prior(2, 4, Given(np.zeros(0))), torch.full((2, 4, 28), 28**-0.5))
-    walk = PublishedWalk()
+    walk = GeodesicRandomWalk()
     grid = walk.grid(process, 256)
     assert len(grid) == 257 and float(grid[-1]) == 0
     truth = torch.from_numpy(1 - np.arange(256) * (1 - 1e-5) / 256)
@@ -337,9 +337,9 @@ def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
     out = torch.zeros(1, 27)
     out[0, 5] = 1.0
     t = torch.full((1, 1), 1 / 256)
-    ask = lambda z, t, where, of=None: out  # noqa: E731
-    z = walk(process, ask, x, t, torch.zeros(1, 1), Given(np.zeros((1, 28)) + 1e-12))
-    walked = walk.walked(process, out, x[0], t[0], torch.zeros(1), Given(np.zeros((1, 28)) + 1e-12))
+    evaluate = lambda z, t, where, denoiser=None: out  # noqa: E731
+    z = walk(process, evaluate, x, t, torch.zeros(1, 1), Given(np.zeros((1, 28)) + 1e-12))
+    walked = walk.step(process, out, x[0], t[0], torch.zeros(1), Given(np.zeros((1, 28)) + 1e-12))
     assert int(z.argmax()) == int(walked[0, :27].argmax()) and float(z.max()) == 1
     assert int(walked[0, :27].argmax()) == 3
 
@@ -386,8 +386,8 @@ def test_digits_as_published_and_by_default() -> None:
     assert isinstance(codec, DigitCodec) and codec.digits == 10
     token = 20_197
     digits = [token // 3**i % 3 for i in range(10)]
-    assert codec.to_digits(torch.tensor([token]))[0].tolist() == digits
-    assert DigitCodec(30_522, 3).to_digits(torch.tensor([token]))[0].tolist() == digits[::-1]
+    assert codec.written(torch.tensor([token]))[0].tolist() == digits
+    assert DigitCodec(30_522, 3).written(torch.tensor([token]))[0].tolist() == digits[::-1]
     states = codec.encode(torch.tensor([[token, 5]]))
     assert states.shape == (1, 20, 4) and codec.decode(states).tolist() == [[token, 5]]
 
@@ -414,7 +414,7 @@ def test_the_likelihood_of_digits(codes: str) -> None:
 def test_codes_of_no_token_become_the_nearest_token(smallest_first: bool) -> None:
     codec = DigitCodec(11, 4, smallest_first=smallest_first)
     z = torch.randn(200, 2, 5, generator=torch.Generator().manual_seed(14))
-    digits = codec.to_digits(torch.arange(11))
+    digits = codec.written(torch.arange(11))
     score = torch.stack([z[:, 0, digits[k, 0]] + z[:, 1, digits[k, 1]] for k in range(11)], 1)
     assert torch.equal(codec.decode(z)[:, 0], score.argmax(1))
     assert ((z[..., :4].argmax(-1) * codec.powers).sum(1) >= 11).any()

@@ -17,7 +17,7 @@ from torch import Tensor
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.processes.base import Encoded, ForwardSample, Process, uniform_grid
-from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics
+from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics, Unmasking
 from logosphere.processes.discrete.masking import masks_by_count, masks_within
 from logosphere.processes.discrete.mixing import MixingDistribution
 from logosphere.processes.discrete.parameterization import Head, Posterior, Score, cross_entropy
@@ -30,7 +30,7 @@ Weighting = Callable[[MixingDistribution, State, State, Tensor], Tensor]
 """Another weight in training for the divergence of marginals, from (law, x, z, t): see weighting.py."""
 
 
-class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
+class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmasking):
     """Diffusion of tokens with one noise law, in continuous time or in `timesteps` steps.
 
     Options of training, under which the bound stays the same:
@@ -80,6 +80,7 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         self.codec: TokenCodec = TokenCodec(law.vocab_size, mask=law.hides)
         self.mask, self.max_steps, self.time_conditional = self.codec.mask, timesteps, law.spreads
         self.guides_transitions = law.spreads
+        self.predicts_ratios = isinstance(self.head, Score)
         self.recon_time = 0.0 if timesteps is None else 1.5 / timesteps  # halfway from the first time to the second
 
     def _check(self) -> None:
@@ -178,6 +179,13 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         t = self.schedule.time(rate)
         z = torch.where(hidden, self.vocab_size, u)
         return ForwardSample(z, torch.where(free, t, 0.0).float(), (1 / self.schedule.slope(t)).float())
+
+    @property
+    def unmasks_tokens(self) -> bool:
+        return self.law.hides and not self.law.spreads
+
+    def masked_fraction(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return self.schedule.noise(t)
 
     # ---- what a state says ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ where tokens, read off one by one, are not clear yet at the end.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -39,7 +40,16 @@ BRINK = 1 - 1e-9
 """Where a schedule ends without signal, its slope is infinite; it is not asked beyond this share of the path."""
 
 
-class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
+class GaussianPath(ABC):
+    """A process that is a Gaussian diffusion or runs along one, as latent diffusion does."""
+
+    @property
+    @abstractmethod
+    def gaussian_path(self) -> "Gaussian":
+        """The Gaussian diffusion of the states."""
+
+
+class Gaussian(Process, GaussianPath, LearnedCodec, OnlineStatistics, TrainingPhases):
     """Diffusion of a codec's states.
 
     `predicts` says how x̂ follows from the network's output; None if this is logits of tokens, x̂ = Σ_k p_k e_k.
@@ -75,6 +85,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
         super().__init__()
         self.codec, self.schedule, self.clock = codec, schedule, clock
         self.predicts, self.loss_type, self.anchor, self.spacing = predicts, loss, anchor, spacing
+        self.predicts_tokens, self.predicts_states = predicts is None, predicts is not None
         self.intervals = clock.steps - 1
         self._separable: tuple[object, bool] | None = None
         if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
@@ -100,6 +111,10 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
             raise UserError(f"head_warmup is a fraction of the training from 0 to 1, not {head_warmup}.")
         self.discrete, self.head_warmup, self.holds = discrete, head_warmup, holds
         self.register_buffer("head_scale", torch.ones(()), persistent=False)
+
+    @property
+    def gaussian_path(self) -> "Gaussian":
+        return self
 
     # ---- levels -----------------------------------------------------------------------------------------------
 

@@ -81,6 +81,10 @@ class Latent(Process, AutoencoderStage, OnlineStatistics):
         return self.path.codec
 
     @property
+    def gaussian_path(self) -> Gaussian:
+        return self.path
+
+    @property
     def training_autoencoder(self) -> bool:
         """Whether the autoencoder is being trained."""
         return self.training and (self.joint or bool(self.done < self.stage_one))

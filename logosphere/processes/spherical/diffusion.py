@@ -27,7 +27,13 @@ from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
-from logosphere.processes.capabilities import MixtureOfPaths, OnlineStatistics, PositionTimes, TrainingPhases
+from logosphere.processes.capabilities import (
+    MixtureOfPaths,
+    OnlineStatistics,
+    PositionTimes,
+    TrainingPhases,
+    Unmasking,
+)
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.noise_rates import noise_left
 from logosphere.processes.spherical.rolling import RollingOffsets
@@ -49,7 +55,7 @@ class Start(NamedTuple):
     law: BridgeTable
 
 
-class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPaths, PositionTimes):
+class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPaths, PositionTimes, Unmasking):
     """Bridges from one of `starts` to vertices, along tabulated laws that have the same times.
 
     `shares` [N, C] say how likely each start is, at each time. Where they are constant the start is drawn once per
@@ -166,6 +172,17 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         q = self.stagger.covered(1 - rows[:, None].double(), self.stagger.offsets(free, noise))
         t = 1 - place(self.clock.pace(), q.clamp(0, 1)) / self.timesteps
         return torch.where(q < 1, t, 0.0).float()
+
+    @property
+    def unmasks_tokens(self) -> bool:
+        """In any order positions are at the start or at a vertex; digits of one token move at once and do not count."""
+        return self.turns is not None and self.turns.together == 1
+
+    def masked_fraction(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return t
+
+    def unmasking_times(self, t: Times, masked: Positions) -> Times:
+        return masked.float()
 
     # ---- forward ----------------------------------------------------------------------------------------------
 

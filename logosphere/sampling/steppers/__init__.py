@@ -1,57 +1,46 @@
-"""Steppers: how one step of the walk moves the positions. What each is and whether it draws from the model:
-docs/samplers.md."""
+"""Steppers: the transitions of the sampling loop (docs/samplers.md)."""
 
-from logosphere.sampling.steppers.ancestral import Ancestral, FirstHitting, ancestral, first_hitting
-from logosphere.sampling.steppers.base import Ask, Rule, Ruled, Stepper, Tilt, as_stepper
-from logosphere.sampling.steppers.correcting import SelfCorrecting
-from logosphere.sampling.steppers.jumps import Leaping
-from logosphere.sampling.steppers.ordered import (
-    Above,
-    Ordered,
-    WithinEntropy,
+from logosphere.sampling.steppers.base import (
+    Ancestral,
+    Evaluate,
+    GreedyLastStep,
+    Requirement,
+    Rule,
+    RuleStepper,
+    Stepper,
+    TransitionGuide,
+    Windowed,
+    ancestral,
+    as_stepper,
+)
+from logosphere.sampling.steppers.jumps import ScoreStepper, SelfCorrecting, TauLeaping
+from logosphere.sampling.steppers.manifold import GeodesicRandomWalk, SphericalStepper
+from logosphere.sampling.steppers.remasking import (
+    Cap,
+    ConfidenceRemasking,
+    PlannedRemasking,
+    Remasking,
+    Rescale,
+    forward_backward,
+    full_remask,
+)
+from logosphere.sampling.steppers.unmasking import (
+    EntropyBudget,
+    FirstHitting,
+    OrderedUnmasking,
+    ThresholdCommit,
     entropy_order,
+    first_hitting,
     likelihood_order,
     margin_order,
     random_order,
     scheduled,
 )
-from logosphere.sampling.steppers.remasking import Cap, Doubtful, Remasking, Rescale, forward_backward, fresh
-from logosphere.sampling.steppers.rewriting import Rewriting
-from logosphere.sampling.steppers.scores import Scored
-from logosphere.sampling.steppers.sphere import Moved, PublishedWalk
-from logosphere.sampling.steppers.windows import GreedyEnd, Windowed
 
 __all__ = [
-    "Above",
-    "Ancestral",
-    "Ask",
-    "Cap",
-    "Doubtful",
-    "FirstHitting",
-    "GreedyEnd",
-    "Leaping",
-    "Moved",
-    "Ordered",
-    "PublishedWalk",
-    "Remasking",
-    "Rescale",
-    "Rewriting",
-    "Rule",
-    "Ruled",
-    "Scored",
-    "SelfCorrecting",
-    "Stepper",
-    "Tilt",
-    "Windowed",
-    "WithinEntropy",
-    "ancestral",
-    "as_stepper",
-    "entropy_order",
-    "first_hitting",
-    "forward_backward",
-    "fresh",
-    "likelihood_order",
-    "margin_order",
-    "random_order",
-    "scheduled",
-]
+    "Ancestral", "Cap", "ConfidenceRemasking", "EntropyBudget", "Evaluate", "FirstHitting", "GeodesicRandomWalk",
+    "GreedyLastStep", "OrderedUnmasking", "PlannedRemasking", "Remasking", "Requirement", "Rescale", "Rule",
+    "RuleStepper", "ScoreStepper", "SelfCorrecting", "SphericalStepper", "Stepper", "TauLeaping", "ThresholdCommit",
+    "TransitionGuide", "Windowed", "ancestral", "as_stepper", "entropy_order", "first_hitting", "forward_backward",
+    "full_remask", "likelihood_order", "margin_order", "random_order", "scheduled",
+]  # fmt: skip

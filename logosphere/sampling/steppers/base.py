@@ -1,162 +1,275 @@
-"""What a stepper is: one move of the walk, from times t to times s."""
+"""The interface of a stepper, which makes one transition of the sampling loop, and the steppers for every process."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.processes.capabilities import DiscreteTransitions, PositionTimes
-from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.rng import Noise
-from logosphere.schedules.signal import Schedule
-from logosphere.types import Float, Int64, Logits, Positions, Predict, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Float, Logits, Positions, Predict, State, Times
+
+TIME_TOLERANCE = 1e-6
+"""Times are float32."""
+C = TypeVar("C")
 
 
 @runtime_checkable
-class Ask(Protocol):
-    """(states, times, positions wanted) -> their predictions, packed as [N, V]: one evaluation of the network.
+class Evaluate(Protocol):
+    """(states, times, positions) -> predictions at these positions, packed as [N, V]: one evaluation of the network.
 
-    `of` asks another network than the walk's own, in the same way.
+    `denoiser` evaluates another network than that of the sampling loop, in the same way.
     """
 
-    def __call__(self, z: State, t: Times, where: Positions, of: Predict | None = None) -> Logits: ...
+    def __call__(self, z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits: ...
 
 
-Tilt = Callable[[Process, Ask, Float[Tensor, "N K"], State, Times, Times, Positions], Float[Tensor, "N K"]]
-"""(process, ask, log p(z_s | z_t) of the positions `where`, z, t, s, where) -> another law in its place, up to a
-constant: how guidance enters a step (sampling/guidance.py)."""
+TransitionGuide = Callable[
+    [Process, Evaluate, Float[Tensor, "N K"], State, Times, Times, Positions], Float[Tensor, "N K"]
+]
+"""(process, evaluate, log p(z_s | z_t) at the positions `where`, z, t, s, where) -> the logits of a guided transition
+distribution (sampling/guidance.py)."""
 
 Rule = Callable[[Process, Logits, State, Times, Times, Positions, Noise], State]
-"""The simple case: (process, prediction packed for `where`, z, t, s, where, noise) -> z_s. One look, one move."""
+"""The simple case: (process, prediction packed for `where`, z, t, s, where, noise) -> z_s, from one evaluation."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a sampler needs of a process, and how messages describe it."""
+
+    description: str
+    is_met: Callable[[Process], bool] = lambda process: True
+
+    def error(self, subject: str, model: str) -> UserError:
+        """The error for a model that does not meet the requirement."""
+        return UserError(f"{subject} needs {self.description}; this model is {model}. Use ancestral.")
+
+
+ANY = Requirement("any system")
+TRANSITIONS = Requirement(
+    "discrete diffusion such as mdlm or udlm", lambda process: isinstance(process, DiscreteTransitions)
+)
+
+
+def require(process: Process, kind: type[C], needs: Requirement) -> C:
+    """The process as an instance of a capability or of a family's class; an error if it is none."""
+    if not needs.is_met(process) or not isinstance(process, kind):
+        raise needs.error("This sampler", type(process).__name__)
+    return process
 
 
 class Stepper(ABC):
-    """Moves the states of all positions from t to s, and asks the network as often as it likes."""
+    """Moves the states of all positions from times t to times s, with any number of evaluations of the network."""
 
+    needs: Requirement = ANY
     time_free: bool = False
-    """Does it need a denoiser that does not read the time?"""
-
+    """Whether it needs a denoiser without time conditioning."""
     unfiltered: bool = False
-    """Does it need predictions as they are, without temperature or filters?"""
+    """Whether it needs predictions without temperature and filters."""
 
     @abstractmethod
-    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State: ...
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State: ...
 
-    def check(self, process: Process) -> None:  # noqa: B027 (most steppers fit every process)
-        """Refuse a process that this stepper does not fit, with a sentence that says which does."""
+    def supports(self, process: Process) -> bool:
+        """Whether this stepper can sample from a process."""
+        return self.needs.is_met(process)
+
+    def check(self, process: Process) -> None:
+        """Raise UserError for a process that is not supported."""
+        if not self.supports(process):
+            raise self.needs.error(f"The stepper {type(self).__name__}", type(process).__name__)
 
     @property
     def adaptive(self) -> bool:
-        """Do sequences finish at different steps? Then only those that are not finished are asked about."""
+        """Whether sequences finish at different steps. Then only unfinished ones are evaluated."""
         return False
 
     def steps(self, length: int, steps: int) -> int:
-        """Steps the plan must have when `steps` were asked for."""
+        """The number of steps of the time grid for the requested number."""
         return steps
 
-    def tilted(self, tilt: Tilt) -> "Stepper":
-        """The same stepper with other laws of its steps."""
-        raise UserError("This sampler cannot be guided step by step; use the ancestral sampler.")
+    def with_guide(self, guide: TransitionGuide) -> "Stepper":
+        """The same stepper with guided transition distributions."""
+        raise UserError(f"The stepper {type(self).__name__} has no transitions that can be guided; use ancestral.")
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
-        """Times of the common clock that suit this stepper: the process's own, unless it takes another path."""
+        """The times of the steps: those of the process by default."""
         return process.grid(steps)
 
     def position_times(
         self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
-        """What the clock of each position shows when the common one shows `rows`."""
+        """The time of each position for each row of the time grid."""
         return process.position_times(rows, free, noise) if isinstance(process, PositionTimes) else rows[:, None]
 
-    def session(self) -> "Stepper":
-        """A stepper for one walk, free to remember what it has seen; by default itself."""
+    def begin_sampling(self) -> "Stepper":
+        """A stepper for one sampling loop, which may keep state between steps; by default itself."""
         return self
 
     @property
-    def asked(self) -> int:
-        """Sequences that networks other than the denoiser were asked about in this walk."""
+    def extra_nfe(self) -> int:
+        """Sequences on which networks other than the denoiser were evaluated in this loop."""
         return 0
 
 
-@dataclass(frozen=True)
-class Ruled(Stepper):
-    """Asks once about the undetermined positions whose clocks fall, and moves them by a rule."""
+class PointwiseStepper(Stepper):
+    """Evaluates the network once, and moves each position by its own prediction."""
 
-    rule: Rule
+    @abstractmethod
+    def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """z_s for the positions that need a prediction; all arguments are packed."""
 
-    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         where = process.needs_prediction(z, t > s)
         if not where.any():
             return z
-        return self.rule(process, ask(z, t, where), z, t, s, where, noise)
+        out, moved = evaluate(z, t, where), z.clone()
+        moved[where] = self.move(process, out, z[where], t[where], s[where], noise.for_positions(where))
+        return moved
+
+
+@dataclass(frozen=True)
+class RuleStepper(Stepper):
+    """Evaluates the network once at the positions that need a prediction, and moves them by a rule."""
+
+    rule: Rule
+
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        where = process.needs_prediction(z, t > s)
+        if not where.any():
+            return z
+        return self.rule(process, evaluate(z, t, where), z, t, s, where, noise)
 
 
 def as_stepper(given: "Stepper | Rule") -> Stepper:
-    return given if isinstance(given, Stepper) else Ruled(given)
+    return given if isinstance(given, Stepper) else RuleStepper(given)
 
 
-def require_transitions(process: Process) -> DiscreteTransitions:
-    """The distributions of steps of a process, or an error."""
-    if not isinstance(process, DiscreteTransitions):
-        raise UserError("A step can be guided state by state in discrete diffusion only, such as mdlm or udlm.")
-    return process
+@dataclass(frozen=True)
+class Ancestral(Stepper):
+    """Samples z_s from the process's own reverse step, or from guided transition distributions.
+
+    For a predicted token this is also the analytic sampler (Tweedie τ-leaping; Lou et al. 2024, SEDD eq. 19): with the
+    score s_y = q(y | x̂)/q(z | x̂), (e^{-dQ} s)_y (e^{dQ})(y → z) is the posterior q(y | z, x̂). For raw scores, which
+    need not be normalised, see jumps.py.
+    """
+
+    guides: tuple[TransitionGuide, ...] = ()
+
+    def with_guide(self, guide: TransitionGuide) -> Stepper:
+        return Ancestral((*self.guides, guide))
+
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        where = process.needs_prediction(z, t > s)
+        if not where.any():
+            return z
+        out, moved = evaluate(z, t, where), z.clone()
+        if not self.guides:
+            moved[where] = process.step(out, z[where], t[where], s[where], noise.for_positions(where))
+            return moved
+        log_p = require(process, DiscreteTransitions, TRANSITIONS).log_transition(out, z[where], t[where], s[where])
+        for guide in self.guides:
+            log_p = guide(process, evaluate, log_p, z, t, s, where)
+        moved[where] = categorical(log_p, noise.for_positions(where).uniform(len(log_p)))
+        return moved
 
 
-def guides_transitions(process: Process) -> bool:
-    """Whether guidance acts on the distribution of a step instead of the prediction."""
-    return isinstance(process, DiscreteTransitions) and process.guides_transitions
+ancestral = Ancestral()
 
 
-def masked(process: Process) -> tuple[Schedule, int]:
-    """The schedule and the mask of masked diffusion, or a sentence."""
-    if not isinstance(process, DiscreteDiffusion) or process.law.spreads or process.mask is None:
-        raise UserError(
-            "This sampler reveals masks and needs masked diffusion such as mdlm; use the ancestral sampler here."
-        )
-    return process.schedule, process.mask
-
-
-def moving(t: Times, s: Times) -> Positions:
-    """Positions whose clocks fall, or stand between the ends: remasking goes on while time stands still."""
+def is_active(t: Times, s: Times) -> Positions:
+    """Positions whose time decreases, or is held between the ends: remasking continues while it is held."""
     return (t > s) | ((t > 0) & (t < 1))
 
 
-Level = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-"""Time -> the share of positions that is hidden then."""
+@dataclass(frozen=True)
+class Windowed(Stepper):
+    """Steps within first >= t >= s >= last are made by `inside`, the others by `outside`."""
+
+    inside: Stepper
+    first: float
+    last: float = 0.0
+    outside: Stepper = field(default_factory=lambda: ancestral)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.last <= self.first <= 1:
+            raise UserError(f"A time window needs 1 >= first >= last >= 0, not first={self.first}, last={self.last}.")
+
+    def begin_sampling(self) -> Stepper:
+        return Windowed(self.inside.begin_sampling(), self.first, self.last, self.outside.begin_sampling())
+
+    def supports(self, process: Process) -> bool:
+        return self.inside.supports(process) and self.outside.supports(process)
+
+    def check(self, process: Process) -> None:
+        self.inside.check(process)
+        self.outside.check(process)
+
+    def with_guide(self, guide: TransitionGuide) -> Stepper:
+        return Windowed(self.inside.with_guide(guide), self.first, self.last, self.outside.with_guide(guide))
+
+    @property
+    def extra_nfe(self) -> int:
+        return self.inside.extra_nfe + self.outside.extra_nfe
+
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        active = is_active(t, s)
+        if not active.any():
+            return z
+        begins = float(t[active].max()) <= self.first + TIME_TOLERANCE
+        ends = float(s[active].max()) >= self.last - TIME_TOLERANCE
+        return (self.inside if begins and ends else self.outside)(process, evaluate, z, t, s, noise)
 
 
-def still_hidden(level: Level, s: Times, among: Positions) -> Int64[Tensor, "B 1"]:
-    """ceil((1 - a_s) n): how many of the n positions `among` are left hidden at time s."""
-    share = level(torch.where(among, s, 0.0).amax(1, keepdim=True))
-    # Times are rounded to float32, so 7/13 of 13 may come out a little above 7 and must not become 8.
-    return (share.double() * among.sum(1, keepdim=True) - 1e-4).ceil().long()
+@dataclass(frozen=True)
+class GreedyLastStep(Stepper):
+    """Takes the likeliest token in the last step of each position instead of a draw, which reduces diversity."""
+
+    inner: Stepper
+
+    def begin_sampling(self) -> Stepper:
+        return GreedyLastStep(self.inner.begin_sampling())
+
+    def supports(self, process: Process) -> bool:
+        return self.inner.supports(process)
+
+    def check(self, process: Process) -> None:
+        self.inner.check(process)
+
+    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
+        return self.inner.grid(process, steps)
+
+    def position_times(
+        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
+    ) -> Float[Tensor, " S #B M"]:
+        return self.inner.position_times(process, rows, free, noise)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.inner.adaptive
+
+    def steps(self, length: int, steps: int) -> int:
+        return self.inner.steps(length, steps)
+
+    @property
+    def extra_nfe(self) -> int:
+        return self.inner.extra_nfe
+
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        is_last = bool((s == 0)[t > s].all())
+        return self.inner(process, _greedy(evaluate) if is_last else evaluate, z, t, s, noise)
 
 
-def field(where: Positions, values: Float[Tensor, " N"], elsewhere: float) -> Float[Tensor, "B L"]:
-    """Packed values back at their positions."""
-    return torch.full(where.shape, elsewhere, dtype=values.dtype, device=values.device).masked_scatter(where, values)
+def _greedy(evaluate: Evaluate) -> Evaluate:
+    """Predictions with all probability on the likeliest token."""
 
+    def evaluate_greedily(z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits:
+        out = evaluate(z, t, where, denoiser)
+        return out.new_full(out.shape, -float("inf")).scatter(-1, out.argmax(-1, keepdim=True), 0.0)
 
-def perturbed(scores: Float[Tensor, "B L"], temperature: float, noise: Noise) -> Float[Tensor, "B L"]:
-    """scores/τ + Gumbel noise: the n best of them are n draws from softmax(scores/τ) without replacement.
-
-    τ = 0 is the plain order (Kool et al. 2019).
-    """
-    if temperature == 0:
-        return scores
-    return scores.double() / temperature - (-noise.uniform(*scores.shape).log()).log()
-
-
-def best(scores: Float[Tensor, "B L"], count: Int64[Tensor, "B 1"]) -> Positions:
-    """The `count` positions of each row with the highest scores."""
-    return scores.argsort(dim=1, descending=True, stable=True).argsort(1) < count
-
-
-def log_probability(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """log p of the tokens drawn."""
-    return out.log_softmax(-1).gather(-1, drawn[:, None]).squeeze(-1)
+    return evaluate_greedily

@@ -1,10 +1,13 @@
-"""Steppers of Gaussian diffusion. All of them go to the end of the path and read the token off there.
+"""Steppers of Gaussian diffusion. All of them follow the path to its end, where the token is decoded.
 
-Between times they move by a rule of processes.gaussian_moves towards an aim, or solve the probability flow
+Between times they move by an update of processes/gaussian/updates.py towards a target x0, or solve the probability flow
 
     z' = (σ'/σ) z + σ' ∫ e^ℓ x̂ dℓ,    ℓ = λ/2 = log α/σ
 
-to second order, with what the network said a step before (DPM-Solver++ 2M) or with a second look (Heun).
+to second order, with the prediction of the step before (DPM-Solver++ 2M) or a second evaluation (Heun).
+
+Published samplers of latent diffusion take steps of equal length in the time of the whole schedule on [0, 1]. A path is
+the part of a schedule down to a finite log-SNR and has a time of its own.
 """
 
 from collections.abc import Callable
@@ -17,51 +20,56 @@ from torch import Tensor
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
+from logosphere.processes.gaussian.diffusion import FIRST, Gaussian, GaussianPath
 from logosphere.processes.gaussian.latent import Latent
 from logosphere.processes.gaussian.parameterization import LEAST
 from logosphere.processes.gaussian.updates import Move, ancestral, ddim
 from logosphere.rng import Noise, categorical
-from logosphere.sampling.steppers.base import Ask, Stepper
-from logosphere.types import State, Times
+from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, Requirement, Stepper, require
+from logosphere.types import Float, State, Times
 
-Aim = Callable[[Gaussian, Tensor, State, Tensor, Noise], State]
-"""(process, prediction, z, t, noise) -> the clean state to go to, for the positions asked about."""
+GAUSSIAN = Requirement(
+    "Gaussian diffusion such as plaid or gaussian-ce", lambda process: isinstance(process, GaussianPath)
+)
+LATENT = Requirement("latent diffusion such as tencdm or ld4lg", lambda process: isinstance(process, Latent))
+
+X0Target = Callable[[Gaussian, Tensor, State, Tensor, Noise], State]
+"""(process, prediction, z, t, noise) -> the clean state to move towards, for the evaluated positions."""
 
 
-def expected(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-    """x̂, the mean."""
+def expected_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂, the posterior mean."""
     return process.clean(out, z, t)
 
 
-def drawn(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-    """The point of a token drawn from p(x | z) (SSD-LM's projection by sampling)."""
-    if process.predicts is not None or not isinstance(process.codec, Embeddings):
-        raise UserError("This sampler draws tokens in every step; use it with networks that predict tokens.")
+def sampled_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """The embedding of a token drawn from p(x | z) (SSD-LM's projection by sampling)."""
+    if process.predicts_states or not isinstance(process.codec, Embeddings):
+        raise UserError("This sampler draws tokens in every step and needs a network that predicts tokens.")
     return process.codec.rows(categorical(out, noise.uniform(len(out))))
 
 
-def rounded(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-    """The row nearest to x̂ (Li et al. 2022: the clamping trick)."""
+def rounded_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """The embedding nearest to x̂ (Li et al. 2022: the clamping trick)."""
     if not isinstance(process.codec, Embeddings):
-        raise UserError("Only states of single tokens can be rounded to them; use another sampler.")
+        raise UserError("This sampler rounds states to tokens and needs one embedding per token; use ancestral.")
     return process.codec.rows(process.codec.nearest(process.clean(out, z, t)))
 
 
-def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-    """x̂ at the length that all embeddings have (Dieleman et al. 2022, CDCD)."""
+def renormalised_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂ rescaled to the common length of the embeddings (Dieleman et al. 2022, CDCD)."""
     if not isinstance(process.codec, Embeddings) or process.codec.norm is None:
-        raise UserError("Only embeddings of one length can be brought to it; use another sampler.")
+        raise UserError("This sampler rescales states and needs embeddings of one length; use ancestral.")
     return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
 
 
-def clipped(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-    """x̂ within ±1, as far as bits go (Chen et al. 2022, Bit Diffusion)."""
+def clipped_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+    """x̂ clipped to ±1, the range of bits (Chen et al. 2022, Bit Diffusion)."""
     return process.clean(out, z, t).clamp(-1, 1)
 
 
 @dataclass(frozen=True)
-class Tempered:
+class ScoreTemperature:
     """x̂ that follows from ε̂/τ: (z - (z - α x̂)/τ)/α (Gulrajani and Hashimoto 2023, Plaid's score temperature)."""
 
     temperature: float
@@ -72,102 +80,133 @@ class Tempered:
         return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(LEAST)
 
 
-def gaussian(process: Process) -> Gaussian:
-    """A Gaussian diffusion, of latents too, or a sentence."""
-    if isinstance(process, Latent):
-        return process.path
-    if not isinstance(process, Gaussian):
-        raise UserError(
-            "This sampler needs Gaussian diffusion such as plaid or gaussian-ce; use the ancestral sampler here."
-        )
-    return process
-
-
 @dataclass(frozen=True)
-class Directed(Stepper):
-    """Moves towards an aim. With `ahead` it goes that much time further than the network is told (Chen et al. 2022).
-
-    With `greedy` the last step takes the likeliest token instead of a draw.
+class GaussianStepper(PointwiseStepper):
+    """Moves towards `x0_target`. With `ahead` a step goes that much further in time than the network is evaluated for
+    (Chen et al. 2022). With `greedy` the last step takes the likeliest token instead of a draw.
     """
 
-    move: Move = ancestral
-    aim: Aim = expected
+    needs = GAUSSIAN
+
+    update: Move = ancestral
+    x0_target: X0Target = expected_x0
     ahead: float = 0.0
     greedy: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.ahead < 1:
-            raise UserError(f"A step goes ahead by a share of the time from 0 to below 1, not {self.ahead}.")
+            raise UserError(f"ahead is a fraction of the time, at least 0 and below 1, not {self.ahead}.")
 
-    def check(self, process: Process) -> None:
-        gaussian(process)
-
-    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.needs_prediction(z, t > s)
-        if not where.any():
-            return z
-        out, now, then = ask(z, t, where), t[where], s[where]
+    def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        path = require(process, GaussianPath, self.needs).gaussian_path
         if self.ahead:
-            then = torch.where(then > 0, (then - self.ahead).clamp_min(FIRST), then)
-        moved = z.clone()
-        packed = noise.for_positions(where)
-        aim = self.aim(path, out, z[where], now, packed)
-        moved[where] = path.moved(self.move, aim, out, z[where], now, then, packed, greedy=self.greedy)
-        return moved
+            s = torch.where(s > 0, (s - self.ahead).clamp_min(FIRST), s)
+        target = self.x0_target(path, out, z, t, noise)
+        return path.moved(self.update, target, out, z, t, s, noise, greedy=self.greedy)
 
 
 @dataclass(frozen=True)
 class Heun(Stepper):
-    """Heun's method: the mean of x̂ at both ends of a step; two looks at the network for each but the last."""
+    """Heun's method: the mean of x̂ at both ends of a step; two evaluations per step, one in the last."""
 
-    def check(self, process: Process) -> None:
-        gaussian(process)
+    needs = GAUSSIAN
 
-    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.needs_prediction(z, t > s)
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        path, where = require(process, GaussianPath, self.needs).gaussian_path, process.needs_prediction(z, t > s)
         if not where.any():
             return z
-        out, moved = ask(z, t, where), z.clone()
+        out, moved = evaluate(z, t, where), z.clone()
         clean = path.clean(out, z[where], t[where])
         moved[where] = path.moved(ddim, clean, out, z[where], t[where], s[where], noise.for_positions(where))
         again = where & (s > 0)
         if not again.any():
             return moved
-        seen = ask(moved, s, again)
-        after = path.clean(seen, moved[again], s[again])
+        out_after = evaluate(moved, s, again)
+        after = path.clean(out_after, moved[again], s[again])
         mean = (clean[again[where]] + after) / 2
-        moved[again] = path.moved(ddim, mean, seen, z[again], t[again], s[again], noise.for_positions(again))
+        moved[again] = path.moved(ddim, mean, out_after, z[again], t[again], s[again], noise.for_positions(again))
         return moved
 
 
-class Multistep(Stepper):
-    """DPM-Solver++ (2M) (Lu et al. 2022): x̂ continued in a straight line from the step before; one look a step."""
+class DPMSolverPP2M(Stepper):
+    """DPM-Solver++ (2M) (Lu et al. 2022): x̂ extrapolated linearly from the step before; one evaluation per step."""
+
+    needs = GAUSSIAN
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
-        """x̂ of the step before, and how long that was in ℓ; where there was none it was as if infinitely long."""
+        """x̂ of the step before, and the length of that step in ℓ, infinite where there was none."""
         self.length: Tensor | None = None
 
-    def check(self, process: Process) -> None:
-        gaussian(process)
+    def begin_sampling(self) -> "Stepper":
+        return DPMSolverPP2M()
 
-    def session(self) -> "Stepper":
-        return Multistep()
-
-    def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = gaussian(process), process.needs_prediction(z, t > s)
+    def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
+        path, where = require(process, GaussianPath, self.needs).gaussian_path, process.needs_prediction(z, t > s)
         if not where.any():
             return z
-        out, now, then = ask(z, t, where), t[where], s[where]
+        out, now, then = evaluate(z, t, where), t[where], s[where]
         clean = path.clean(out, z[where], now)
         if self.last is None or self.length is None:
             self.last = torch.zeros_like(z)
             self.length = torch.full(t.shape, torch.inf, dtype=torch.float64, device=t.device)
         length = ((path.logsnr(then) - path.logsnr(now)) / 2).abs()
-        share = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
-        aim = clean + share * (clean - self.last[where])
+        weight = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
+        target = clean + weight * (clean - self.last[where])
         moved, last, lengths = z.clone(), self.last.clone(), self.length.clone()
-        moved[where] = path.moved(ddim, aim, out, z[where], now, then, noise.for_positions(where))
+        moved[where] = path.moved(ddim, target, out, z[where], now, then, noise.for_positions(where))
         last[where], lengths[where] = clean, length
         self.last, self.length = last, lengths
         return moved
+
+
+# ---- latent diffusion ------------------------------------------------------------------------------------------------
+
+
+def path_time(path: Gaussian, t: float) -> float:
+    """The time of the path's schedule at which the whole schedule has the time t, or the nearest on the path."""
+    return float(path.schedule.restricted_time(torch.tensor(t, dtype=torch.float64)).clamp(0, 1))
+
+
+@dataclass(frozen=True)
+class EvenTimes:
+    """n equally spaced times 1, …, end + (1 - end)/n of the whole schedule; after the last the latents are decoded."""
+
+    path: Gaussian
+    end: float = 0.0
+
+    def __call__(self, steps: int) -> Float[Tensor, " n"]:
+        own = self.path.schedule.restricted_time(torch.linspace(1, self.end, steps + 1, dtype=torch.float64)).clamp(
+            0, 1
+        )
+        times = (FIRST + (1 - FIRST) * own).float()
+        times[0], times[-1] = 1.0, 0.0
+        return times
+
+
+@dataclass(frozen=True)
+class EulerMaruyama(PointwiseStepper):
+    """The reverse SDE (Song et al. 2021) by Euler's method: TEncDM and COSMOS.
+
+        z' = z + (½ β z + β score) dt + √(β dt) ε,    score = (α x̂ - z)/σ²,    β = -d log α²/dt = σ² · (-dλ/dt)
+
+    The last step goes to the time `end` of the whole schedule and returns its mean. β is that of the time `latest` for
+    all later times, because it is infinite at t = 1.
+    """
+
+    needs = LATENT
+
+    end: float
+    latest: float = 0.95
+
+    def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        path = require(process, Latent, self.needs).gaussian_path
+        own, next_own = ((time.double() - FIRST) / (1 - FIRST) for time in (t, s))
+        is_last = s == 0
+        step = (own - torch.where(is_last, path_time(path, self.end), next_own))[:, None].clamp_min(0)
+        early = own.clamp_max(path_time(path, self.latest))
+        variance = (torch.sigmoid(-path.schedule.logsnr(early)) * path.schedule.slope(early))[:, None] * step
+        alpha, sigma = path.levels(t)
+        score = (alpha * path.clean(out, z, t) - z) / sigma.square()
+        mean = z + variance.float() * (z / 2 + score)
+        return torch.where(is_last[:, None], mean, mean + variance.sqrt().float() * noise.normal(*z.shape))

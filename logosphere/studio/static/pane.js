@@ -65,7 +65,7 @@ export class Pane {
 
   describeSampler() {
     const name = this.sampler.value === "auto" ? this.own : this.sampler.value;
-    const about = this.studio.samplers.find(one => one.name === name)?.about;
+    const about = this.studio.samplers.find(one => one.name === name)?.description;
     this.root.querySelector(".way").textContent = about ? `Sampler ${name}: ${about}.` : "";
   }
 
@@ -140,7 +140,7 @@ export class Pane {
   }
 
   caption() {
-    const still = this.moments[0]?.places && !hasInnerStates(this.moments) && this.fit?.has("bridge");
+    const still = this.moments[0]?.projected_xy && !hasInnerStates(this.moments) && this.fit?.has("bridge");
     this.root.querySelector(".still").textContent = still ? "On the any-order path each position moves from the mask to its token in one step; with the sampler bridge (joint path) all positions move at once." : "";
   }
 
@@ -151,7 +151,7 @@ export class Pane {
     const finished = moment.step === moment.steps;
     this.shown = at;
     this.rows.forEach((row, k) => {
-      const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.sure?.[k], guess = moment.guessed?.[k];
+      const fresh = new Set(finished ? [] : moment.changed[k]), sure = moment.confidence?.[k], guess = moment.predicted?.[k];
       moment.tokens[k].forEach((token, i) => this.mark(row.children[i], token, i, fresh.has(i), sure && +sure[i], guess ? guess[i] : -1));
     });
     drawSphere(this.canvas, this.moments, at, 0, this.about.alphabet);
@@ -172,7 +172,7 @@ export class Pane {
     const row = this.rows.indexOf(place.parentElement);
     const at = +place.dataset.at, moment = this.moments[this.shown];
     const token = moment?.tokens[row][at] ?? -1;
-    return token >= 0 ? token : moment?.guessed?.[row][at] ?? -1;
+    return token >= 0 ? token : moment?.predicted?.[row][at] ?? -1;
   }
 
   toggle(place) {

@@ -66,7 +66,7 @@ export function drawElbo(place, slices, done) {
 
 // States on the sphere: the mask in the middle, the tokens around the rim, each state with its last steps.
 export function drawSphere(canvas, moments, at, text, alphabet) {
-  const places = moments[at]?.places;
+  const places = moments[at]?.projected_xy;
   canvas.parentElement.hidden = !places;
   if (!places) return;
   const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
@@ -89,7 +89,7 @@ export function drawSphere(canvas, moments, at, text, alphabet) {
     pen.globalAlpha = 0.3;
     pen.beginPath();
     for (let k = Math.max(0, at - 5); k <= at; k++) {
-      pen.lineTo(...spot(moments[k].places[text][i]));
+      pen.lineTo(...spot(moments[k].projected_xy[text][i]));
     }
     pen.stroke();
     pen.globalAlpha = 0.9;
@@ -99,4 +99,4 @@ export function drawSphere(canvas, moments, at, text, alphabet) {
 }
 
 // Whether any state lies between the mask and a token.
-export const hasInnerStates = moments => moments.some(moment => moment.places?.some(row => row.some(([x, y]) => { const r = Math.hypot(x, y); return r > 0.02 && r < 0.98; })));
+export const hasInnerStates = moments => moments.some(moment => moment.projected_xy?.some(row => row.some(([x, y]) => { const r = Math.hypot(x, y); return r > 0.02 && r < 0.98; })));
