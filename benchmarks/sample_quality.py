@@ -17,7 +17,7 @@ from harness import present
 from judging import judge, real_text, verdict
 
 import logosphere as ls
-from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.processes.simplex.process import DeterministicPath, SimplexProcess
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
@@ -30,8 +30,8 @@ STEPS = (4, 8, 16, 32, 64, 128, 256)
 
 def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
     """The ways to sample this model."""
-    if isinstance(model.process, Gaussian):
-        names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
+    if isinstance(model.process, GaussianDiffusion):
+        names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts_tokens else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if isinstance(model.process, SimplexProcess):
         path: object = model.process.path

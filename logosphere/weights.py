@@ -1,6 +1,8 @@
 """Weights on disk: safetensors, written whole, and read with a sentence for whatever may be wrong with them."""
 
 import json
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,13 @@ WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
 VERSION = 2
+RENAMED = (
+    (r"process\.path\.", "process."),  # the Gaussian path of latent diffusion
+    (r"process\.price$", "process.recon_ema"),
+    (r"process\.done$", "process.progress"),
+    (r"denoiser\.(inner\.)?stem\.weight$", "process.codec.weight"),  # the projection of rdlm with projected=True
+)
+"""Tensors that had other names in earlier versions: a pattern of the old name, and the new one."""
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -35,9 +44,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
 
 
+def current_name(name: str, expected: Collection[str]) -> str:
+    """The name of this version for a tensor of a file, where `expected` are the names of the model."""
+    if name not in expected:
+        for old, new in RENAMED:
+            if (renamed := re.sub(rf"^{old}", new, name)) in expected:
+                return renamed
+    return name
+
+
 def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Put tensors into a module; they must be exactly its own, by name, shape and being finite."""
     expected = module.state_dict()
+    tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
     if foreign := sorted(tensors.keys() - expected.keys()):

@@ -13,8 +13,7 @@ from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import Gaussian
-from logosphere.processes.gaussian.latent import Latent
+from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.shapes import Float
 from logosphere.types import Predict, State, Times
 
@@ -58,13 +57,12 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
     if predict is None:
         raise UserError("A classifier of continuous states reads what a network expects; build the model with one.")
     out, path = predict(z, t, context=z), state_path(process)
-    return out.softmax(-1) if path is None else path.clean(out, z, t)
+    return out.softmax(-1) if path is None else path.predict_x0(out, z, t)
 
 
-def state_path(process: Process) -> Gaussian | None:
+def state_path(process: Process) -> GaussianDiffusion | None:
     """Return the Gaussian path of a process whose network predicts clean states; None if it predicts tokens."""
-    path = process.path if isinstance(process, Latent) else process
-    return path if isinstance(path, Gaussian) and path.predicts is not None else None
+    return process if isinstance(process, GaussianDiffusion) and process.predicts_states else None
 
 
 def _shape(process: Process, length: int) -> tuple[int, int]:

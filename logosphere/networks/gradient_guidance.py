@@ -12,7 +12,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.shapes import Bool, Float
 from logosphere.types import Logits, Positions, State, Times
 
@@ -59,21 +59,20 @@ class GradientGuidedState(Wrapper):
     predicts states; c is a function of the predicted clean states.
     """
 
-    def __init__(self, inner: Denoiser, process: Gaussian, judge: LogObjective, strength: float = 1.0):
+    def __init__(self, inner: Denoiser, process: GaussianDiffusion, judge: LogObjective, strength: float = 1.0):
         super().__init__(inner)
-        if process.predicts is None:
+        if process.predicts_tokens:
             raise UserError("This model predicts tokens; guide it by Steered, whose judge reads their probabilities.")
         self.judge, self.strength, self._process = judge, strength, [process]
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        process, (alpha, sigma) = self._process[0], self._process[0].levels(t)
-        assert process.predicts is not None
+        process, (alpha, sigma) = self._process[0], self._process[0].alpha_sigma(t)
         with torch.enable_grad():
             noisy = z.detach().requires_grad_()
-            clean = process.clean(self.inner(noisy, t, context), noisy, t)
+            clean = process.predict_x0(self.inner(noisy, t, context), noisy, t)
             gradient = _gradient(self.judge(clean), noisy)
         guided = clean.detach() + self.strength * sigma.square() / alpha.clamp_min(1e-3) * gradient
-        out = process.predicts.answer(guided, z, alpha, sigma)
+        out = process.from_x0(guided, z, t)
         return out if where is None else out[where]
 
     def rewrap(self, inner: Denoiser) -> Denoiser:

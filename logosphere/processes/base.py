@@ -62,6 +62,8 @@ class Process(nn.Module, ABC):
     """Whether `elbo_rate` and `loss` depend on each row of logits separately, so that rows may be computed in chunks."""
     predicts_tokens: bool = True
     """Whether the network predicts logits of tokens. Otherwise it predicts a velocity, a score or a clean state."""
+    predicts_states: bool = False
+    """Whether the network predicts clean states, directly or through the noise or the velocity."""
 
     # ---- abstract: what defines a process ----------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, check_block
-from logosphere.networks.classifier import state_path
 from logosphere.networks.conditioning import check_guidable
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.noise import Keyed, as_generator
@@ -159,7 +158,7 @@ def _chosen(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule
 
 def filters(process: Process) -> bool:
     """Are there probabilities of tokens that a temperature, top-k, top-p or min-p could change?"""
-    return process.predicts_tokens and state_path(process) is None
+    return process.predicts_tokens
 
 
 def _check_move(move: Stepper, network: Denoiser, filtered: bool) -> None:

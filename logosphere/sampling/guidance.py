@@ -192,7 +192,7 @@ class Gradients(Guide):
     def fits(self, process: Process) -> None:
         if isinstance(process.codec, TokenCodec):
             raise UserError("Guidance by gradients needs continuous states; use Edits for discrete diffusion.")
-        if not process.predicts_tokens:
+        if not (process.predicts_tokens or process.predicts_states):
             raise UserError("This model predicts a velocity or a score, which guidance by gradients cannot tilt.")
 
     def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:

@@ -8,7 +8,7 @@ import torch
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
-from logosphere.processes.gaussian.updates import ddim, renoised, wide
+from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.processes.spherical.steps import MOVES
@@ -176,18 +176,18 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "euler-flow": _euler_flow,
     "messages": _always(Sampler(Messages())),
     "token-drawn": _always(Sampler(Directed(aim=drawn))),
-    "q-sampling": _always(Sampler(Directed(renoised))),
-    "ssd": _always(Sampler(Directed(renoised, drawn))),
+    "q-sampling": _always(Sampler(Directed(q_sample))),
+    "ssd": _always(Sampler(Directed(q_sample, drawn))),
     "clamped": _always(Sampler(Directed(aim=rounded))),
     "renormalised": _always(Sampler(Directed(ddim, renormalised))),
     "asymmetric": _always(Sampler(Directed(ddim, ahead=0.02))),
     "euler-tencdm": _evenly(EulerMaruyama(0.01), 0.01),
     "euler-cosmos": _evenly(EulerMaruyama(0.05), 0.05),
-    "ddpm-ld4lg": _evenly(Directed(wide)),
+    "ddpm-ld4lg": _evenly(Directed(ancestral_large)),
     "ddim-planner": _evenly(Directed(ddim)),
     "plaid": _always(Sampler(Directed(aim=Tempered(0.9), greedy=True))),
-    "diffusion-lm": _always(Sampler(Directed(wide, rounded, greedy=True))),
-    "bit-diffusion": _always(Sampler(Directed(wide, clipped, greedy=True))),
+    "diffusion-lm": _always(Sampler(Directed(ancestral_large, rounded, greedy=True))),
+    "bit-diffusion": _always(Sampler(Directed(ancestral_large, clipped, greedy=True))),
 }
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import HIDDEN
-from logosphere.networks.classifier import state_path
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.sampling.plan import Plan
@@ -38,7 +37,7 @@ class Frame:
 
 
 def _tells_tokens(process: Process) -> bool:
-    return process.predicts_tokens and state_path(process) is None
+    return process.predicts_tokens
 
 
 def walk(

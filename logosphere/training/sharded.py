@@ -28,7 +28,7 @@ from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
 from logosphere.training.trainer import Trainer
-from logosphere.weights import AVERAGED, WEIGHTS, write_tensors
+from logosphere.weights import AVERAGED, WEIGHTS, current_name, write_tensors
 
 SHARDS = "shards"
 MODEL, EMA, OPTIMIZER = "model/", "ema/", "optimizer/"
@@ -101,9 +101,11 @@ class ShardedSave:
 def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
     """Put a checkpoint that was saved by any number of processes into a training."""
     rest = restore_counts(path, trainer)
-    _allocate(trainer, _names(path / SHARDS))
+    names = _stored_names(trainer, _names(path / SHARDS))
+    _allocate(trainer, set(names))
     tensors = _tensors(trainer)
-    _read(path / SHARDS, tensors, alone=trainer.group.size == 1)
+    stored = {names.get(name, name): tensor for name, tensor in tensors.items()}
+    _read(path / SHARDS, stored, alone=trainer.group.size == 1)
     for name, tensor in tensors.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
@@ -133,6 +135,16 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
         for moment in MOMENTS:
             tensors[f"{OPTIMIZER}{names[parameter]}/{moment}"] = moments[moment]
     return tensors
+
+
+def _stored_names(trainer: Trainer, saved: set[str]) -> dict[str, str]:
+    """The names of a checkpoint's tensors in this version -> their names in its files."""
+    expected, found = trainer.model.state_dict().keys(), {}
+    for stored in saved:
+        kind, _, rest = stored.partition("/")
+        name, moment, suffix = rest.rpartition("/") if kind == OPTIMIZER.rstrip("/") else (rest, "", "")
+        found[f"{kind}/{current_name(name, expected)}{moment}{suffix}"] = stored
+    return found
 
 
 def _allocate(trainer: Trainer, saved: set[str]) -> None:

@@ -1,6 +1,6 @@
 """Steppers of Gaussian diffusion. All of them go to the end of the path and read the token off there.
 
-Between times they move by a rule of processes.gaussian_moves towards an aim, or solve the probability flow
+Between times they move by a rule of processes.gaussian.updates towards an aim, or solve the probability flow
 
     z' = (σ'/σ) z + σ' ∫ e^ℓ x̂ dℓ,    ℓ = λ/2 = log α/σ
 
@@ -18,46 +18,45 @@ from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.processes.gaussian.latent import Latent
-from logosphere.processes.gaussian.parameterization import LEAST
-from logosphere.processes.gaussian.updates import Move, ancestral, ddim
+from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
+from logosphere.processes.gaussian.parameterization import MIN_LEVEL
+from logosphere.processes.gaussian.updates import Update, ancestral, ddim
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
 
-Aim = Callable[[Gaussian, Tensor, State, Tensor, Noise], State]
+Aim = Callable[[GaussianDiffusion, Tensor, State, Tensor, Noise], State]
 """(process, prediction, z, t, noise) -> the clean state to go to, for the positions asked about."""
 
 
-def expected(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def expected(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂, the mean."""
-    return process.clean(out, z, t)
+    return process.predict_x0(out, z, t)
 
 
-def drawn(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def drawn(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """The point of a token drawn from p(x | z) (SSD-LM's projection by sampling)."""
-    if process.predicts is not None or not isinstance(process.codec, Embeddings):
+    if not process.predicts_tokens or not isinstance(process.codec, Embeddings):
         raise UserError("This sampler draws tokens in every step; use it with networks that predict tokens.")
     return process.codec.rows(categorical(out, noise.uniform(len(out))))
 
 
-def rounded(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def rounded(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """The row nearest to x̂ (Li et al. 2022: the clamping trick)."""
     if not isinstance(process.codec, Embeddings):
         raise UserError("Only states of single tokens can be rounded to them; use another sampler.")
-    return process.codec.rows(process.codec.nearest(process.clean(out, z, t)))
+    return process.codec.rows(process.codec.nearest(process.predict_x0(out, z, t)))
 
 
-def renormalised(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def renormalised(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂ at the length that all embeddings have (Dieleman et al. 2022, CDCD)."""
     if not isinstance(process.codec, Embeddings) or process.codec.norm is None:
         raise UserError("Only embeddings of one length can be brought to it; use another sampler.")
-    return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
+    return process.codec.norm * F.normalize(process.predict_x0(out, z, t), dim=-1)
 
 
-def clipped(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def clipped(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂ within ±1, as far as bits go (Chen et al. 2022, Bit Diffusion)."""
-    return process.clean(out, z, t).clamp(-1, 1)
+    return process.predict_x0(out, z, t).clamp(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,15 @@ class Tempered:
 
     temperature: float
 
-    def __call__(self, process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-        alpha, _ = process.levels(t)
-        clean = process.clean(out, z, t)
-        return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(LEAST)
+    def __call__(self, process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+        alpha, _ = process.alpha_sigma(t)
+        clean = process.predict_x0(out, z, t)
+        return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(MIN_LEVEL)
 
 
-def gaussian(process: Process) -> Gaussian:
+def gaussian(process: Process) -> GaussianDiffusion:
     """A Gaussian diffusion, of latents too, or a sentence."""
-    if isinstance(process, Latent):
-        return process.path
-    if not isinstance(process, Gaussian):
+    if not isinstance(process, GaussianDiffusion):
         raise UserError(
             "This sampler needs Gaussian diffusion such as plaid or gaussian-ce; use the ancestral sampler here."
         )
@@ -90,7 +87,7 @@ class Directed(Stepper):
     With `greedy` the last step takes the likeliest token instead of a draw.
     """
 
-    move: Move = ancestral
+    move: Update = ancestral
     aim: Aim = expected
     ahead: float = 0.0
     greedy: bool = False
@@ -108,11 +105,11 @@ class Directed(Stepper):
             return z
         out, now, then = ask(z, t, where), t[where], s[where]
         if self.ahead:
-            then = torch.where(then > 0, (then - self.ahead).clamp_min(FIRST), then)
+            then = torch.where(then > 0, (then - self.ahead).clamp_min(T_DECODE), then)
         moved = z.clone()
         packed = noise.at(where)
         aim = self.aim(path, out, z[where], now, packed)
-        moved[where] = path.moved(self.move, aim, out, z[where], now, then, packed, greedy=self.greedy)
+        moved[where] = path.apply_step(self.move, aim, out, z[where], now, then, packed, greedy=self.greedy)
         return moved
 
 
@@ -128,15 +125,15 @@ class Heun(Stepper):
         if not where.any():
             return z
         out, moved = ask(z, t, where), z.clone()
-        clean = path.clean(out, z[where], t[where])
-        moved[where] = path.moved(ddim, clean, out, z[where], t[where], s[where], noise.at(where))
+        clean = path.predict_x0(out, z[where], t[where])
+        moved[where] = path.apply_step(ddim, clean, out, z[where], t[where], s[where], noise.at(where))
         again = where & (s > 0)
         if not again.any():
             return moved
         seen = ask(moved, s, again)
-        after = path.clean(seen, moved[again], s[again])
+        after = path.predict_x0(seen, moved[again], s[again])
         mean = (clean[again[where]] + after) / 2
-        moved[again] = path.moved(ddim, mean, seen, z[again], t[again], s[again], noise.at(again))
+        moved[again] = path.apply_step(ddim, mean, seen, z[again], t[again], s[again], noise.at(again))
         return moved
 
 
@@ -159,7 +156,7 @@ class Multistep(Stepper):
         if not where.any():
             return z
         out, now, then = ask(z, t, where), t[where], s[where]
-        clean = path.clean(out, z[where], now)
+        clean = path.predict_x0(out, z[where], now)
         if self.last is None or self.length is None:
             self.last = torch.zeros_like(z)
             self.length = torch.full(t.shape, torch.inf, dtype=torch.float64, device=t.device)
@@ -167,7 +164,7 @@ class Multistep(Stepper):
         share = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
         aim = clean + share * (clean - self.last[where])
         moved, last, lengths = z.clone(), self.last.clone(), self.length.clone()
-        moved[where] = path.moved(ddim, aim, out, z[where], now, then, noise.at(where))
+        moved[where] = path.apply_step(ddim, aim, out, z[where], now, then, noise.at(where))
         last[where], lengths[where] = clean, length
         self.last, self.length = last, lengths
         return moved

@@ -12,23 +12,23 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.processes.gaussian.latent import Latent
+from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.shapes import Float
 from logosphere.types import State, Times
 
 
-def latent_path(process: Process) -> Gaussian:
+def latent_path(process: Process) -> LatentDiffusion:
     """The path of latent diffusion, or a sentence."""
-    if not isinstance(process, Latent):
+    if not isinstance(process, LatentDiffusion):
         raise UserError(
             "This sampler needs latent diffusion such as tencdm or ld4lg; use the ancestral sampler or ddim here."
         )
-    return process.path
+    return process
 
 
-def own_time(path: Gaussian, t: float) -> float:
+def own_time(path: LatentDiffusion, t: float) -> float:
     """The time of the path's schedule at which the whole schedule has the time t, or the nearest on the path."""
     return float(path.schedule.part_time(torch.tensor(t, dtype=torch.float64)).clamp(0, 1))
 
@@ -37,12 +37,12 @@ def own_time(path: Gaussian, t: float) -> float:
 class EvenTimes:
     """n times 1, …, end + (1 - end)/n of the whole schedule, equally far apart; after the last the latents are read."""
 
-    path: Gaussian
+    path: LatentDiffusion
     end: float = 0.0
 
     def __call__(self, steps: int) -> Float[Tensor, " n"]:
         own = self.path.schedule.part_time(torch.linspace(1, self.end, steps + 1, dtype=torch.float64)).clamp(0, 1)
-        times = (FIRST + (1 - FIRST) * own).float()
+        times = (T_DECODE + (1 - T_DECODE) * own).float()
         times[0], times[-1] = 1.0, 0.0
         return times
 
@@ -68,13 +68,13 @@ class EulerMaruyama(Stepper):
         if not where.any():
             return z
         out, seen, now, then = ask(z, t, where), z[where], t[where].double(), s[where].double()
-        own, next_own = ((time - FIRST) / (1 - FIRST) for time in (now, then))
+        own, next_own = ((time - T_DECODE) / (1 - T_DECODE) for time in (now, then))
         last = then == 0
         step = (own - torch.where(last, own_time(path, self.end), next_own))[:, None].clamp_min(0)
         early = own.clamp_max(own_time(path, self.latest))
         spent = (torch.sigmoid(-path.schedule.logsnr(early)) * path.schedule.slope(early))[:, None] * step
-        alpha, sigma = path.levels(t[where])
-        score = (alpha * path.clean(out, seen, t[where]) - seen) / sigma.square()
+        alpha, sigma = path.alpha_sigma(t[where])
+        score = (alpha * path.predict_x0(out, seen, t[where]) - seen) / sigma.square()
         mean = seen + spent.float() * (seen / 2 + score)
         drawn = spent.sqrt().float() * noise.at(where).normal(*seen.shape)
         moved = z.clone()
