@@ -19,9 +19,8 @@ from judging import judge, real_text, verdict
 import logosphere as ls
 from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.processes.simplex.process import DeterministicPath, SimplexProcess
-from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.runs.run import Run
 from logosphere.sampling.steppers import Moved, ancestral
 
@@ -39,9 +38,9 @@ def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if not isinstance(model.process, SphericalDiffusion):
         return {"ancestral": {"stepper": ancestral}}
-    model.process.turns = model.process.turns or AnyOrder()  # movers take all positions together all the same
+    model.process = model.process.with_path("any-order")  # the steps below move all positions jointly all the same
     ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": ancestral}}
-    return ways | {move: {"stepper": Moved(MOVES[move])} for move in MOVES}
+    return ways | {move: {"stepper": Moved(SPHERICAL_STEPS[move])} for move in SPHERICAL_STEPS}
 
 
 def main() -> None:

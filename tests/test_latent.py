@@ -372,7 +372,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         ("ld4lg", {"latents": 4}, "4 latents do not compress 4 tokens"),
         ("cosmos", {"latents": 0}, "0 latents do not compress 4 tokens"),
         ("planner", {"length": 1, "latents": None}, "1 latents do not compress 1 tokens"),
-        ("cosmos", {"stage_one": 1.0}, "stage_one is a share of the training between 0 and 1"),
+        ("cosmos", {"stage_one": 1.0}, "stage_one is a fraction of the training between 0 and 1"),
         ("cosmos", {"position_drop": 1.0}, "position_drop"),
         ("planner", {"divergence": -1.0}, "must not be negative"),
         ("tencdm", {"tan": 0.0}, "tan, the d of a tan-d schedule, must be above 0"),

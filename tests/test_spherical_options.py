@@ -22,8 +22,8 @@ from logosphere.networks.base import Denoiser
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
-from logosphere.processes.spherical.noise_rates import rdlm_importance_density, rdlm_time, rdlm_time_density
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
+from logosphere.processes.spherical.times import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
@@ -72,13 +72,13 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatc
     model = joint_sphere_model("rdlm-heat", language, start="mask+uniform")
     right = Oracle(model, language)
     drawn: list[int | None] = []
-    draw_start = SphericalDiffusion._which
+    draw_start = SphericalDiffusion._sample_start
 
     def record_component(process: SphericalDiffusion, t: torch.Tensor, noise: Noise) -> torch.Tensor:
         drawn.append(process.component)
         return draw_start(process, t, noise)
 
-    monkeypatch.setattr(SphericalDiffusion, "_which", record_component)
+    monkeypatch.setattr(SphericalDiffusion, "_sample_start", record_component)
 
     class OneSided(Oracle):
         def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
@@ -219,14 +219,14 @@ def test_the_walk_has_a_bound_of_its_own() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("move", list(MOVES))
+@pytest.mark.parametrize("move", list(SPHERICAL_STEPS))
 @pytest.mark.parametrize("spacing", ["uniform", "information"])
 def test_every_move_draws_the_language(move: str, spacing: str) -> None:
     language = random_joint()
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=Moved(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
+        stepper=Moved(SPHERICAL_STEPS[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
@@ -337,7 +337,7 @@ def test_impossible_options_are_refused() -> None:
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
     model = ls.build("mdlm", vocab_size=4, length=4, **SMALL)
     with pytest.raises(UserError, match="sphere"):
-        ls.sample(model, stepper=Moved(MOVES["matched"]))
+        ls.sample(model, stepper=Moved(SPHERICAL_STEPS["matched"]))
 
 
 def test_times_must_be_times() -> None:

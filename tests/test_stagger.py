@@ -12,7 +12,7 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Keyed
-from logosphere.processes.spherical.rolling import RollingOffsets
+from logosphere.processes.spherical.times import RollingOffsets
 from logosphere.processes.time_sampler import locate, place
 from logosphere.types import Batch
 
@@ -98,7 +98,9 @@ def test_the_last_to_set_out_arrives_last() -> None:
         chi_square_p_value(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten())
         > MIN_P_VALUE
     )
-    together = RollingOffsets(0.5, together=2).offsets(torch.ones(4, 6, dtype=torch.bool), Drawn(generator(3), 4))
+    together = RollingOffsets(0.5, states_per_token=2).offsets(
+        torch.ones(4, 6, dtype=torch.bool), Drawn(generator(3), 4)
+    )
     assert torch.equal(together[:, ::2], together[:, 1::2])
 
 

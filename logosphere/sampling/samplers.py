@@ -11,7 +11,7 @@ from logosphere.processes.base import uniform_grid
 from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.tangent_flow import TangentFlow
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import FinalStep, Grid, Loop, StandingEnd, cosine_grid
 from logosphere.sampling.steppers import (
@@ -166,9 +166,9 @@ MAKERS: dict[str, Callable[[Model], Sampler]] = {
     "threshold": _always(Sampler(Ordered(likelihood_order, Above()))),
     "entropy-bounded": _always(Sampler(Ordered(entropy_order, WithinEntropy()))),
     "self-correcting": _correcting,
-    "bridge": _always(Sampler(Moved(MOVES["bridge"]))),
-    "geodesic": _always(Sampler(Moved(MOVES["geodesic"]))),
-    "matched": _always(Sampler(Moved(MOVES["matched"]))),
+    "bridge": _always(Sampler(Moved(SPHERICAL_STEPS["bridge"]))),
+    "geodesic": _always(Sampler(Moved(SPHERICAL_STEPS["geodesic"]))),
+    "matched": _always(Sampler(Moved(SPHERICAL_STEPS["matched"]))),
     "rdlm": _always(Sampler(PublishedWalk())),
     "ddim": _always(Sampler(Directed(ddim))),
     "dpm++": _always(Sampler(Multistep())),

@@ -4,8 +4,8 @@ They write good text in few steps, but what they write is not a draw from the mo
 MaskGIT (Chang et al. 2022), LLaDA (Nie et al. 2025) and Dream (Ye et al. 2025) are fixed counts by three orders; a
 threshold (Wu et al. 2025, Fast-dLLM) and a budget of entropy (Ben-Hamu et al. 2025, EB) let the count adapt.
 
-On the sphere, positions that take turns wait at the start or stand at their vertices (processes/spherical/any_order.py): a network
-that knows such states answers about those that wait as about masks, and is read by the same orders.
+On the sphere, positions of the any-order path are at the start or at their vertices (processes/spherical/times.py). A
+network that is trained on such states predicts the waiting positions like masks, and the same orders apply.
 """
 
 from collections.abc import Callable
@@ -155,7 +155,7 @@ def _hiding(process: Process) -> Level:
     """Which share of the positions is hidden at a time, of a process that hides whole tokens; or a sentence."""
     if not isinstance(process, SphericalDiffusion):
         return masked(process)[0].noise
-    if process.turns is None or process.turns.together > 1:
+    if process.path_name != "any-order" or process.any_order.states_per_token > 1:
         raise UserError(
             "This sampler chooses whose turn it is, but positions of this model do not take turns by whole tokens; it "
             "needs masked diffusion such as mdlm, or rdlm-heat with path=in-turn and without base. Use ancestral here."

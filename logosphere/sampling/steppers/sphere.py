@@ -10,8 +10,8 @@ from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.processes.spherical.noise_rates import noise_left, noise_rate
-from logosphere.processes.spherical.steps import Move, geodesic
+from logosphere.processes.spherical.steps import SphericalStep, geodesic
+from logosphere.processes.spherical.times import noise_left, noise_rate
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.shapes import Float
 from logosphere.types import Logits, Positions, State, Times
@@ -22,9 +22,9 @@ ENDING = 1e-5
 
 @dataclass(frozen=True)
 class Moved(Stepper):
-    """Moves positions together, by one of the moves of processes.moves, whatever path the process takes by itself."""
+    """Moves positions jointly, by a rule of processes.spherical.steps, also where the path of the process is any-order."""
 
-    move: Move
+    move: SphericalStep
 
     def check(self, process: Process) -> None:
         _spherical(process)
@@ -42,7 +42,7 @@ class Moved(Stepper):
         if not where.any():
             return z
         moved = z.clone()
-        moved[where] = path.moved(self.move, ask(z, t, where), z[where], t[where], s[where], noise.at(where))
+        moved[where] = path.apply_step(self.move, ask(z, t, where), z[where], t[where], s[where], noise.at(where))
         return moved
 
 
