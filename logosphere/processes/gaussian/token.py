@@ -280,7 +280,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
             target = torch.where((t <= T_DECODE)[..., None], self.noisy_start.row(u), self.noisy_start.x0(u))
             return (target - self.predict_x0(out, z, t)).square().mean(-1)
         # Per coordinate; the rate of the bound and the error of the output are multiples of the error of x̂.
-        scale = 1.0
+        scale: Tensor | float = 1.0
         if self.parameterization is not None:
             scale = self.parameterization.loss_scale(*self.alpha_sigma(t)).squeeze(-1)
         return torch.where(t <= T_DECODE, rate, rate / self.bound_density(t) * scale / u.shape[-1])
