@@ -22,8 +22,8 @@ from logosphere.networks.base import Denoiser
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
+from logosphere.processes.spherical.noise_rates import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.processes.spherical.steps import MOVES
-from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 

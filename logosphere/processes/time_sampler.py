@@ -6,14 +6,11 @@ to know that states tell already. Where neighbours tell nothing yet, nats are on
 always measured at times drawn in proportion to the root mean square of the nats of a sequence: the calmest estimate.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.noise import running_sum
-from logosphere.processes.spherical.noise_rates import FIRST_RATE, LAST_RATE, noise_left
 from logosphere.shapes import Float, Int64
 
 BINS = 32
@@ -186,35 +183,3 @@ class TimeSampler(nn.Module):
 def uniform_density(steps: int) -> Float[Tensor, " T"]:
     """Every step alike."""
     return torch.full((steps,), 1 / steps, dtype=torch.float64)
-
-
-PAPER_FLOOR = 1e-4
-"""RDLM's weight outside its window."""
-
-
-def rdlm_time(schedule: str, s: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (rates.py)."""
-    if schedule == "geometric":
-        low, high = FIRST_RATE, LAST_RATE
-        return torch.log1p((high / low - 1) * s) / math.log(high / low)
-    t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
-    spent = 1 - noise_left(schedule, 1 - t)
-    right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
-    share = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
-    return torch.lerp(t[right - 1], t[right], share)
-
-
-def rdlm_time_density(schedule: str, times: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """How often each tabulated time is met when RDLM's time is drawn evenly, up to the last of them."""
-    middle = (times[1:] + times[:-1]) / 2
-    edges = rdlm_time(schedule, torch.cat([times[:1], middle, times[-1:]]).double())
-    return edges.diff() / edges[-1]
-
-
-def rdlm_importance_density(
-    schedule: str, times: Float[Tensor, " T"], left: float, right: float
-) -> Float[Tensor, " T"]:
-    """RDLM's importance sampling: weight 1 for left < t < right, 10⁻⁴ elsewhere."""
-    t = rdlm_time(schedule, times.double())
-    law = rdlm_time_density(schedule, times) * torch.where((t > left) & (t < right), 1.0, PAPER_FLOOR)
-    return law / law.sum()

@@ -23,11 +23,11 @@ from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
-from logosphere.processes.spherical.noise_rates import SCHEDULES, noise_left
+from logosphere.processes.spherical.noise_rates import SCHEDULES, noise_left, rdlm_importance_density, rdlm_time_density
 from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion, Projection
 from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion, table_times
 from logosphere.processes.spherical.rolling import RollingOffsets
-from logosphere.processes.time_sampler import TimeSampler, rdlm_importance_density, rdlm_time_density, uniform_density
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.recipes.starts import shares, starts
 
 CHOICES = {

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError, nearest
+from logosphere.processes.spherical.noise_rates import rdlm_time
 from logosphere.processes.spherical.published import UniformShare
-from logosphere.processes.time_sampler import rdlm_time
 
 
 def shares(uniform: UniformShare, times: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from logosphere.geometry.bridges import Law
 from logosphere.geometry.normal import normal_parameters
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.spherical.noise_rates import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
-from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.sampling.steppers import PublishedWalk
 
 Array = npt.NDArray[np.float64]

@@ -30,11 +30,11 @@ from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import MixtureOfPaths, OnlineStatistics, PositionTimes, TrainingPhases
 from logosphere.processes.spherical.any_order import AnyOrder
-from logosphere.processes.spherical.noise_rates import noise_left
+from logosphere.processes.spherical.noise_rates import noise_left, rdlm_time
 from logosphere.processes.spherical.rolling import RollingOffsets
 from logosphere.processes.spherical.steps import MOVES, Move
 from logosphere.processes.spherical.tangent_normal import normal_log_p, tangent_moments
-from logosphere.processes.time_sampler import TimeSampler, locate, place, rdlm_time
+from logosphere.processes.time_sampler import TimeSampler, locate, place
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 

@@ -18,6 +18,8 @@ from logosphere.shapes import Float
 FIRST_RATE, LAST_RATE = 1e-3, 0.2
 """β₀ and β₁."""
 SCHEDULES = ("geometric", "linear", "cosine")
+RDLM_FLOOR = 1e-4
+"""RDLM's weight of times outside of its window."""
 
 
 def noise_left(schedule: str, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -45,3 +47,31 @@ def noise_rate(schedule: str, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
             return (low + rise * (1 - t)) / (low + rise / 2)
         case _:
             return (low + rise * torch.cos(math.pi / 2 * t)) / (low + rise * 2 / math.pi)
+
+
+def rdlm_time(schedule: str, s: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise is spent."""
+    if schedule == "geometric":
+        low, high = FIRST_RATE, LAST_RATE
+        return torch.log1p((high / low - 1) * s) / math.log(high / low)
+    t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    spent = 1 - noise_left(schedule, 1 - t)
+    right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
+    fraction = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
+    return torch.lerp(t[right - 1], t[right], fraction)
+
+
+def rdlm_time_density(schedule: str, times: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The probability of each tabulated time when RDLM's time is uniform, up to the last of them."""
+    middle = (times[1:] + times[:-1]) / 2
+    edges = rdlm_time(schedule, torch.cat([times[:1], middle, times[-1:]]).double())
+    return edges.diff() / edges[-1]
+
+
+def rdlm_importance_density(
+    schedule: str, times: Float[Tensor, " T"], left: float, right: float
+) -> Float[Tensor, " T"]:
+    """RDLM's importance sampling: weight 1 for left < t < right, 10⁻⁴ elsewhere."""
+    t = rdlm_time(schedule, times.double())
+    weights = rdlm_time_density(schedule, times) * torch.where((t > left) & (t < right), 1.0, RDLM_FLOOR)
+    return weights / weights.sum()

@@ -23,8 +23,8 @@ from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.spherical.diffusion import Loss, SphericalDiffusion, Start
 from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
-from logosphere.processes.spherical.noise_rates import noise_left, noise_rate
-from logosphere.processes.time_sampler import PAPER_FLOOR, TimeSampler, uniform_density
+from logosphere.processes.spherical.noise_rates import RDLM_FLOOR, noise_left, noise_rate
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -175,6 +175,6 @@ def _quantiles(window: tuple[float, float] | None) -> Float[Tensor, "3 n"]:
     """The edges of the window's three parts, the probability before each edge, and Z / w of the part after it."""
     left, right = window or (0.0, 1.0)
     edges = torch.tensor([0.0, left, right, 1.0], dtype=torch.float64)
-    density = torch.tensor([PAPER_FLOOR, 1.0, PAPER_FLOOR, PAPER_FLOOR], dtype=torch.float64)
+    density = torch.tensor([RDLM_FLOOR, 1.0, RDLM_FLOOR, RDLM_FLOOR], dtype=torch.float64)
     mass = torch.cat([torch.zeros(1, dtype=torch.float64), (density[:3] * edges.diff()).cumsum(0)])
     return torch.stack([edges, mass / mass[-1], mass[-1] / density])
