@@ -1,6 +1,7 @@
 """Weights on disk: safetensors, written whole, and read with a sentence for whatever may be wrong with them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
 VERSION = 2
+RENAMED_TENSORS = {r"(^|\.)clock\.(measured|seen)$": r"\1time_sampler.\2"}
+"""Patterns in the tensor names of files of earlier versions, and what replaces them."""
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -28,11 +31,18 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file. Small ones are read whole: mapping a file loses 64 bytes a tensor (safetensors 0.8)."""
     try:
-        return load(path.read_bytes()) if path.stat().st_size <= WHOLE else load_file(path)
+        return migrate_tensor_names(load(path.read_bytes()) if path.stat().st_size <= WHOLE else load_file(path))
     except FileNotFoundError:
         raise UserError(f"{path} is missing; is its folder complete?") from None
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as problem:
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
+
+
+def migrate_tensor_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a file of an earlier version under their present names; present names stay."""
+    for pattern, replacement in RENAMED_TENSORS.items():
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -127,7 +127,10 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     model = built("gaussian-ce", language, {"highest": 4.0, "lowest": -6.0, "loss": "bound"})
     process = model.process
     states = Model(
-        Gaussian(process.codec, process.schedule, process.clock, predicts=STATES[predicts]), None, length=4, block=4
+        Gaussian(process.codec, process.schedule, process.time_sampler, predicts=STATES[predicts]),
+        None,
+        length=4,
+        block=4,
     )
     mean, error = mean_and_error(bound_excess(states.eval(), language, n=1500, draws=48))
     assert error < 0.01 * language.entropy()
@@ -178,7 +181,7 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
     bounds = []
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
         model = built("gaussian-ce", language, {"lowest": -5.0, "loss": "bound"})
-        model = Model(Gaussian(codec, model.process.schedule, model.process.clock), None, length=3, block=3)
+        model = Model(Gaussian(codec, model.process.schedule, model.process.time_sampler), None, length=3, block=3)
         bounds.append(
             model.eval().nelbo(
                 language.sample(200, generator(9)), generator(10), denoiser=Oracle(model, language), draws=8
@@ -249,7 +252,7 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
     process = built("gaussian-ce", independent_tokens(5, 2), {}).process
-    process = Gaussian(embeddings.Embeddings(rows), process.schedule, process.clock)
+    process = Gaussian(embeddings.Embeddings(rows), process.schedule, process.time_sampler)
     z, t = torch.randn(7, 2, 3, generator=generator(13)), torch.full((7, 2), 0.4)
     alpha, sigma = process.levels(t)
     normal = torch.distributions.Normal(alpha[..., None] * rows, sigma[..., None])

@@ -61,7 +61,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
         self,
         codec: Codec,
         schedule: LogSNR,
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         predicts: Prediction | None = None,
         loss: Loss = "bound",
@@ -74,9 +74,9 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
         holds: bool = False,
     ):
         super().__init__()
-        self.codec, self.schedule, self.clock = codec, schedule, clock
+        self.codec, self.schedule, self.time_sampler = codec, schedule, time_sampler
         self.predicts, self.loss_type, self.anchor, self.spacing = predicts, loss, anchor, spacing
-        self.intervals = clock.steps - 1
+        self.intervals = time_sampler.steps - 1
         self._told_apart: tuple[object, bool] | None = None
         if not isinstance(codec, Embeddings) and (predicts is None or loss == "cross-entropy"):
             raise UserError(
@@ -143,7 +143,9 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
         if steps == 1:
             return torch.tensor([1.0, 0.0])
         share = torch.linspace(0, 1, steps, dtype=torch.float64)
-        own = spaced_times(self.spacing, self.schedule, self.clock, share.to(self.clock.base.device)).cpu()
+        own = spaced_times(
+            self.spacing, self.schedule, self.time_sampler, share.to(self.time_sampler.base.device)
+        ).cpu()
         own[0], own[-1] = 1.0, 0.0
         return F.pad(FIRST + (1 - FIRST) * own, (0, 1)).float()
 
@@ -173,7 +175,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
         block = u.shape[1] // w.shape[1]
-        step, share, weight = self.clock.within(w, together=block)
+        step, share, weight = self.time_sampler.sample_interval(w, group_size=block)
         if self.discrete and self.training:
             share = torch.zeros_like(share)
         reading = step == self.intervals
@@ -273,7 +275,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
             doubt = self._cross_entropy(self.read_off(out, z if self.start is None else begins, t), u)
             nats = torch.where(last, doubt if self.start is None else doubt + self.start.first_step_nll(error), nats)
         if self.training:
-            self.clock.observe(self._place(t), nats, doubt)
+            self.time_sampler.observe(self._place(t), nats, doubt)
         return nats
 
     def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, " N"]:
@@ -322,10 +324,10 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
         return terms + self.schedule.calm(self._own(t.amax(1)), common)
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     def metrics(self) -> dict[str, float]:
         """How the embeddings are: they must neither collapse nor explode."""
@@ -333,7 +335,7 @@ class Gaussian(Process, LearnedCodec, OnlineStatistics, TrainingPhases):
 
     @torch.no_grad()
     def _first_levels(self) -> tuple[float, float]:
-        alpha, sigma = self.levels(torch.full((1,), FIRST, device=self.clock.base.device))
+        alpha, sigma = self.levels(torch.full((1,), FIRST, device=self.time_sampler.base.device))
         return float(alpha), float(sigma)
 
     # ---- backward ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from logosphere.logsnr.schedules import LogSNR
-from logosphere.processes.time_sampler import TimeSampler, place
+from logosphere.processes.time_sampler import TimeSampler, inverse_cdf
 from logosphere.shapes import Float
 
 Spacing = Literal["angle", "logsnr", "information", "time"]
@@ -15,7 +15,7 @@ Spacing = Literal["angle", "logsnr", "information", "time"]
 
 @torch.no_grad()
 def spaced_times(
-    spacing: Spacing, schedule: LogSNR, clock: TimeSampler, share: Float[Tensor, " n"]
+    spacing: Spacing, schedule: LogSNR, time_sampler: TimeSampler, share: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
     """The schedule's times at these fractions of the way from noise to data.
 
@@ -24,8 +24,8 @@ def spaced_times(
     if spacing == "time":
         return 1 - share
     if spacing == "information":
-        nats = clock.measured[1][clock.bin_of][:-1]
-        return 1 - place(nats / nats.sum(), share) / (clock.steps - 1)
+        nats = time_sampler.measured[1][time_sampler.bin_of][:-1]
+        return 1 - inverse_cdf(nats / nats.sum(), share) / (time_sampler.steps - 1)
     start, end = schedule.logsnr(torch.tensor([1.0, 0.0], device=share.device))
     if spacing == "logsnr" and math.isfinite(start):
         return schedule.time(start + (end - start) * share)

@@ -141,12 +141,12 @@ def couple_optimally(start: State, u: State, squared: Callable[[State, State], F
 class SimplexProcess(Process, OnlineStatistics):
     """A path for all positions at once, looked at when a clock says."""
 
-    def __init__(self, codec: Codec, path: Path, clock: TimeSampler, *, loss: Loss = "cross-entropy"):
+    def __init__(self, codec: Codec, path: Path, time_sampler: TimeSampler, *, loss: Loss = "cross-entropy"):
         super().__init__()
-        self.codec, self.path, self.clock, self.loss_type = codec, path, clock, loss
+        self.codec, self.path, self.time_sampler, self.loss_type = codec, path, time_sampler, loss
         self.kind: Kind = path.kind
         self.predicts_tokens = path.tokens
-        self.cells = clock.steps - 1
+        self.cells = time_sampler.steps - 1
         self.recon_time = (1 + 1e-4 if path.tail else 0.75) / (self.cells + 1)
 
     # ---- clocks -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class SimplexProcess(Process, OnlineStatistics):
 
     def grid(self, steps: int) -> Float[Tensor, " n"]:
         """A chain has its own steps; else equal shares of the information lie between the times."""
-        return super().grid(steps) if self.path.offset == 0 else self.clock.grid(steps)
+        return super().grid(steps) if self.path.offset == 0 else self.time_sampler.grid(steps)
 
     # ---- forward ----------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class SimplexProcess(Process, OnlineStatistics):
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
         block = u.shape[1] // w.shape[1]
-        cell, weight = self.clock.locate(w, together=block)
+        cell, weight = self.time_sampler.sample_step(w, group_size=block)
         t = torch.where(free, self._time(cell, w, weight, block).repeat_interleave(block, 1), 0.0)
         return ForwardSample(self.corrupt(u, t, noise), t, weight.repeat_interleave(block, 1).float())
 
@@ -185,7 +185,7 @@ class SimplexProcess(Process, OnlineStatistics):
         """
         within = torch.as_tensor(self.path.offset or 0.0, device=w.device)
         if self.path.offset is None:  # w is spread evenly over the cell, too
-            ends = running_sum(self.clock.probabilities(together=block), 0)[cell]
+            ends = running_sum(self.time_sampler.probabilities(group_size=block), 0)[cell]
             within = (1 - (ends - w) * weight).clamp(0, 1)
         half = torch.as_tensor(0.5, device=w.device)
         beyond = half if not self.path.tail else within if self.training else torch.zeros_like(half)
@@ -212,7 +212,7 @@ class SimplexProcess(Process, OnlineStatistics):
         nats = torch.where(last, cross_entropy, along)
         if self.training:
             cell = torch.where(last, self.cells, (s * self.cells + 1e-4).long().clamp_max(self.cells - 1))
-            self.clock.observe(cell, nats, cross_entropy)
+            self.time_sampler.observe(cell, nats, cross_entropy)
         return nats
 
     def _cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
@@ -233,10 +233,10 @@ class SimplexProcess(Process, OnlineStatistics):
         return torch.full(u.shape[:2], self.path.prior_kl(), device=u.device)
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     # ---- backward ---------------------------------------------------------------------------------------------
 

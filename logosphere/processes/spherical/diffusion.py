@@ -34,7 +34,7 @@ from logosphere.processes.spherical.noise_rates import noise_left, rdlm_time
 from logosphere.processes.spherical.rolling import RollingOffsets
 from logosphere.processes.spherical.steps import MOVES, Move
 from logosphere.processes.spherical.tangent_normal import normal_log_p, tangent_moments
-from logosphere.processes.time_sampler import TimeSampler, locate, place
+from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.shapes import Float, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -77,7 +77,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         codec: Codec,
         bridge: Bridge,
         starts: Sequence[Start],
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         shares: Float[Tensor, "N C"] | None = None,
         loss: Loss = "cross-entropy",
@@ -89,7 +89,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         any_order_fraction: float = 0.0,
     ):
         super().__init__()
-        self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
+        self.codec, self.bridge, self.time_sampler, self.choices = codec, bridge, time_sampler, codec.choices
         times = starts[0].law.times
         self.timesteps = len(times)
         self.recon_time = 1.5 / self.timesteps
@@ -136,7 +136,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         """
         if self.chain or self.stagger is not None:
             return super().grid(steps)
-        return self.clock.grid(steps)
+        return self.time_sampler.grid(steps)
 
     def schedule_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """RDLM's own time τ (rates.py) at t; times below that of the last row stand for s* … 1."""
@@ -164,7 +164,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         if self.stagger is None:
             return rows[:, None]
         q = self.stagger.covered(1 - rows[:, None].double(), self.stagger.offsets(free, noise))
-        t = 1 - place(self.clock.pace(), q.clamp(0, 1)) / self.timesteps
+        t = 1 - inverse_cdf(self.time_sampler.step_allocation(), q.clamp(0, 1)) / self.timesteps
         return torch.where(q < 1, t, 0.0).float()
 
     # ---- forward ----------------------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         """
         block = free.shape[1] // w.shape[1]
         if self.stagger is None:
-            node, weight = locate(self.clock.probabilities(together=block), w.repeat_interleave(block, 1))
+            node, weight = sample_step(self.time_sampler.probabilities(group_size=block), w.repeat_interleave(block, 1))
         else:
             q = self.stagger.covered(w.repeat_interleave(block, 1), self.stagger.offsets(free, noise))
-            node, weight = locate(self.clock.pace(), q.clamp(0, 1))
+            node, weight = sample_step(self.time_sampler.step_allocation(), q.clamp(0, 1))
             weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
@@ -314,24 +314,24 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
             moving = (weight > 0) & (t < 1)
-            self.clock.observe(node[moving], nats[moving], cross_entropy[moving])
+            self.time_sampler.observe(node[moving], nats[moving], cross_entropy[moving])
         if self.loss_type == "drift":
             return nats * weight
         late = self.switch is not None and self.done >= self.switch
         if self.loss_type == "bound-weighted" or late:
-            return cross_entropy * (self.clock.worth(node) * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.nats_per_ce(node) * weight).to(cross_entropy.dtype)
         if self.loss_type == "importance-weighted":
-            return cross_entropy * (self.clock.base[node] * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.base[node] * weight).to(cross_entropy.dtype)
         return torch.where(t > 0, cross_entropy, 0.0)
 
     def on_step_start(self, progress: float) -> None:
         self.done = progress
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
