@@ -60,9 +60,7 @@ def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -
     out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
-    each = torch.stack(
-        [process._log_step(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1
-    ).exp()
+    each = torch.stack([process._log_step(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1).exp()
     model = (out.softmax(-1)[..., None] * each).sum(1)
     true = each[torch.arange(len(x)), x]
     divergence = (true * (true.log() - model.log())).sum(-1)

@@ -60,8 +60,8 @@ class Leaping(Stepper):
     """A leap back from t to s (predictor), then `corrections` leaps at s with the sum of both rates (corrector).
 
     Forward and backward rates together have q_s as their stationary distribution, so a corrector repairs errors of
-    leaps; each costs an evaluation and lasts `duration` times the step. The last step is the posterior's, as no rate is finite
-    at t = 0.
+    leaps; each costs an evaluation and lasts `duration` times the step. The last step is the posterior's, as no rate
+    is finite at t = 0.
     """
 
     corrections: int = 0
