@@ -5,7 +5,8 @@
 All positions together, staggered more and more, and in turn, which is where staggering ends: one position moves at a
 time between starts and vertices, and its bridge has a closed form (processes/spherical/any_order.py). Staggered, the
 network itself has to weigh the evidence of a position on its way; in turn Bayes' rule does. Every row is a bound, and
-all have the same weights. Runs of other systems are measured as they are. Rows are compared with the first sequence by sequence.
+all have the same weights. Runs of other systems are measured as they are. Rows are compared with the first
+sequence by sequence.
 """
 
 import argparse

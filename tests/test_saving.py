@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
+from logosphere import pretrained
 from logosphere.atomic import write_json, write_whole
 from logosphere.errors import UserError
 from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
-from logosphere.weights import fill, read_recipe, read_tensors, write_tensors
+from logosphere.weights import fill, migrate_tensor_names, read_recipe, read_tensors, write_tensors
 
 LANGUAGE = skewed_chain(5, 6)
 TOKENS = LANGUAGE.sample(8, generator(1))
@@ -45,6 +47,20 @@ def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
     plain.save(tmp_path)
     write_tensors(tmp_path / "ema.safetensors", averaged.state_dict())
     assert torch.equal(answers(ls.load(tmp_path)), answers(averaged))
+
+
+@pytest.mark.parametrize("name", pretrained.list_pretrained())
+def test_tensors_of_bundled_checkpoints_get_their_present_names(name: str) -> None:
+    file = pretrained.resolve_folder(f"pretrained:{name}") / "model.safetensors"
+    found = read_tensors(file)
+    assert found.keys() == ls.load(file.parent).state_dict().keys()
+    if name == "rdlm":
+        assert "process.clock.measured" in load_file(file) and "process.time_sampler.measured" in found
+
+
+def test_tensor_names_of_earlier_versions_are_migrated() -> None:
+    names = {"clock.seen": "time_sampler.seen", "a.clock.measured": "a.time_sampler.measured", "clock.x": "clock.x"}
+    assert [*migrate_tensor_names(dict.fromkeys(names, torch.zeros(1)))] == [*names.values()]
 
 
 def spoilt(kind: str) -> dict[str, torch.Tensor]:
