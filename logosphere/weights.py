@@ -21,8 +21,10 @@ WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
 VERSION = 2
-RENAMED = (
-    (r"process\.path\.", "process."),  # the Gaussian path of latent diffusion
+RENAMED_TENSORS = (
+    (r"(.*\.)?clock\.(measured|seen)$", r"\1time_sampler.\2"),
+    (r"process\.path\.clock\.", "process.time_sampler."),  # the Gaussian path of latent diffusion
+    (r"process\.path\.", "process."),
     (r"process\.price$", "process.recon_ema"),
     (r"process\.done$", "process.progress"),
     (r"denoiser\.(inner\.)?stem\.weight$", "process.codec.weight"),  # the projection of rdlm with projected=True
@@ -47,7 +49,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def current_name(name: str, expected: Collection[str]) -> str:
     """The name of this version for a tensor of a file, where `expected` are the names of the model."""
     if name not in expected:
-        for old, new in RENAMED:
+        for old, new in RENAMED_TENSORS:
             if (renamed := re.sub(rf"^{old}", new, name)) in expected:
                 return renamed
     return name

@@ -129,7 +129,7 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     process = model.process
     states = Model(
         GaussianTokenDiffusion(
-            process.codec, process.schedule, process.clock, parameterization=PARAMETERIZATIONS[predicts]
+            process.codec, process.schedule, process.time_sampler, parameterization=PARAMETERIZATIONS[predicts]
         ),
         None,
         length=4,
@@ -185,7 +185,7 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
         model = built("gaussian-ce", language, {"lowest": -5.0, "loss": "bound"})
         model = Model(
-            GaussianTokenDiffusion(codec, model.process.schedule, model.process.clock), None, length=3, block=3
+            GaussianTokenDiffusion(codec, model.process.schedule, model.process.time_sampler), None, length=3, block=3
         )
         bounds.append(
             model.eval().nelbo(
@@ -257,7 +257,7 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
     process = built("gaussian-ce", independent_tokens(5, 2), {}).process
-    process = GaussianTokenDiffusion(embeddings.Embeddings(rows), process.schedule, process.clock)
+    process = GaussianTokenDiffusion(embeddings.Embeddings(rows), process.schedule, process.time_sampler)
     z, t = torch.randn(7, 2, 3, generator=generator(13)), torch.full((7, 2), 0.4)
     alpha, sigma = process.alpha_sigma(t)
     normal = torch.distributions.Normal(alpha[..., None] * rows, sigma[..., None])

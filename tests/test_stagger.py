@@ -13,7 +13,7 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Drawn, Keyed
 from logosphere.processes.spherical.times import RollingOffsets
-from logosphere.processes.time_sampler import locate, place
+from logosphere.processes.time_sampler import inverse_cdf, sample_step
 from logosphere.types import Batch
 
 WAYS = [(0.5, "random"), (0.8, "random"), (0.5, "left-to-right")]
@@ -120,8 +120,8 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
 def test_places_and_steps_agree() -> None:
     p = torch.tensor([0.1, 0.4, 0.0, 0.5]).double()
     w = torch.linspace(0.001, 0.999, 97).double()
-    step, _ = locate(p, w)
-    assert torch.equal(place(p, w).floor().long(), step)
+    step, _ = sample_step(p, w)
+    assert torch.equal(inverse_cdf(p, w).floor().long(), step)
 
 
 def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:

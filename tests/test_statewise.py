@@ -11,7 +11,7 @@ import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
 from logosphere.noise import Drawn
-from logosphere.processes.discrete.genmd4 import GenMD4
+from logosphere.processes.discrete.masked import GenMD4
 from logosphere.types import Batch
 
 LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(4, 4), "table": random_joint()}

@@ -19,7 +19,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.assignment import assigned
 from logosphere.noise import Drawn
-from logosphere.processes.simplex.geodesic import GeodesicPath
+from logosphere.processes.simplex.flow_matching import GeodesicPath
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.walk import walk
@@ -155,14 +155,14 @@ def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
     """In training only; tokens and starts are the same as before, and together they lie nearer to each other."""
     tokens = torch.randint(0, 5, (32, 3), generator=generator(1))
     u, s = torch.nn.functional.one_hot(tokens, 5).float(), torch.zeros(32, 3)
-    plain, optimal = GeodesicPath(5), GeodesicPath(5, optimal=True)
-    apart, together = (path.at(u, s, Drawn(generator(2), 32)) for path in (plain, optimal))
+    plain, optimal = GeodesicPath(5), GeodesicPath(5, ot_coupling=True)
+    apart, together = (path.q_sample(u, s, Drawn(generator(2), 32)) for path in (plain, optimal))
     order = torch.cdist(together.flatten(1), apart.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(32)) and order.tolist() != list(range(32))
     torch.testing.assert_close(together, apart[order])
     lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (apart, together)]
     assert lengths[1] < 0.95 * lengths[0]
-    torch.testing.assert_close(optimal.eval().at(u, s, Drawn(generator(2), 32)), apart)
+    torch.testing.assert_close(optimal.eval().q_sample(u, s, Drawn(generator(2), 32)), apart)
 
 
 @pytest.mark.parametrize("geometry", ["sphere", "flat"])

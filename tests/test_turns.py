@@ -212,7 +212,7 @@ def test_one_model_has_the_bounds_of_both_paths(options: dict[str, object]) -> N
         assert isinstance(model.process, SeveralPaths) and model.process.path_names == tuple(names)
         for name, option in names.items():
             one = Model(model.process.with_path(name), model.denoiser, length=4, block=4).eval()
-            assert one.process.path_name == name and one.process.clock is model.process.clock
+            assert one.process.path_name == name and one.process.time_sampler is model.process.time_sampler
             ours, theirs = (m.nelbo(tokens, generator(2), draws=4) for m in (one, models[option]))
             assert ours.kind == theirs.kind and torch.equal(ours.total, theirs.total)
             assert one.process.time_conditional == models[option].process.time_conditional

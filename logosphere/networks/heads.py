@@ -58,21 +58,21 @@ class LogisticHead(Wrapper):
 
 
 class ScoreHead(Wrapper):
-    """AnyOrder raw outputs into log ratios log p_t(k)/p_t(z), as the `Score` parameterization reads them (SEDD)."""
+    """Scales raw outputs to log ratios log p_t(k)/p_t(z), as the `Score` parameterisation takes them (SEDD)."""
 
-    def __init__(self, inner: Denoiser, law: MixingDistribution, head: Score):
+    def __init__(self, inner: Denoiser, mixing: MixingDistribution, scores: Score):
         super().__init__(inner)
-        self.law, self.head = law, head
+        self.mixing, self.scores = mixing, scores
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         out = self.inner(z, t, context, where)
         if where is not None:
             z, t = z[where], t[where]
-        return self.head.rated(self.law, out, z, t)
+        return self.scores.scale_scores(self.mixing, out, z, t)
 
     def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
         inner, z, t = self.inner.parts(z, t, context, where), z[where], t[where]
-        return lambda rows: self.head.rated(self.law, inner(rows), z[rows], t[rows])
+        return lambda rows: self.scores.scale_scores(self.mixing, inner(rows), z[rows], t[rows])
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return ScoreHead(inner, self.law, self.head)
+        return ScoreHead(inner, self.mixing, self.scores)

@@ -59,7 +59,7 @@ class Process(nn.Module, ABC):
     max_steps: int | None = None
     """The number of steps of a chain, above which a sampler gains nothing; None in continuous time."""
     chunkable: bool = False
-    """Whether `elbo_rate` and `loss` depend on each row of logits separately, so that rows may be computed in chunks."""
+    """Whether `elbo_rate` and `loss` treat rows of logits separately, so that rows may be computed in chunks."""
     predicts_tokens: bool = True
     """Whether the network predicts logits of tokens. Otherwise it predicts a velocity, a score or a clean state."""
     predicts_states: bool = False

@@ -161,8 +161,8 @@ def _clock(has: Settings) -> TimeSampler:
     even[-1] = reading
     drawn = even if has.clock in ("even", "uniform") else None
     if has.clock == "warp":
-        return TimeSampler(even, warped=True, bare=True, bins=WARPED)
-    return TimeSampler(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
+        return TimeSampler(even, entropy_warp=True, pure_warp=True, bins=WARPED)
+    return TimeSampler(even, drawn, entropy_warp=has.clock == "entropy", separate_last=has.clock == "split")
 
 
 class SimplexStem(Coordinates):

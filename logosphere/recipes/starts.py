@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError, nearest
-from logosphere.processes.spherical.times import rdlm_time
 from logosphere.processes.spherical.published import UniformProbability
+from logosphere.processes.spherical.times import rdlm_time
 
 
 def shares(uniform: UniformProbability, times: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.processes.discrete.parameterization import Score
 from logosphere.shapes import Bool, Int64
 from logosphere.types import Logits, Positions, State, Times
 
@@ -74,7 +73,8 @@ def of_length(
     if length < model.length and not model.sees(known | behind):
         reason = "writes from left to right" if process.codec.local else "has states of whole sequences"
         raise UserError(f"This model {reason} and cannot be told where a text is to end; leave out the length.")
-    if isinstance(process, DiscreteDiffusion) and isinstance(process.head, Score) and process.law.spreads:
+    discrete = process if isinstance(process, DiscreteDiffusion) else None
+    if discrete is not None and not discrete.parameterization.normalised and discrete.mixing.has_uniform:
         raise UserError("This model answers with ratios to the token that is there, which may be an end; use udlm.")
     denoiser = Unended(model.denoiser, end, length, model.vocab_size)
     return OfLength(denoiser, known | behind, torch.where(behind, end, tokens))

@@ -9,8 +9,8 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
+from logosphere.processes.simplex.flow_matching import TangentFlow
 from logosphere.processes.simplex.process import SimplexProcess
-from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.sampling.catalogue import listing
 from logosphere.sampling.plan import FinalStep, Grid, Loop, StandingEnd, cosine_grid

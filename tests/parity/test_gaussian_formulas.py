@@ -311,7 +311,7 @@ def test_time_warp() -> None:
     """Draws follow the fall of the cross-entropy: F(t) = H(t)/H is uniform, but for floors of 8% and 2%."""
     steps = 128
     even = torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64)
-    clock = TimeSampler(even, warped=True).train()
+    clock = TimeSampler(even, entropy_warp=True).train()
     middle = (np.arange(steps) + 0.5) / steps  # step 0 is the noisy end
     fall = np.exp(-0.5 * ((middle - 0.6) / 0.15) ** 2)
     entropy = 3 * (1 - np.cumsum(fall) / fall.sum())
@@ -327,7 +327,7 @@ def test_published_time_warp() -> None:
     """F(t_w) is linear in w: draws fall on equal parts of the cross-entropy, but for 0.001 nats in each of 100 bins."""
     steps = 100
     clock = TimeSampler(
-        torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100
+        torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), entropy_warp=True, pure_warp=True, bins=100
     )
     middle = (np.arange(steps) + 0.5) / steps
 
@@ -338,7 +338,7 @@ def test_published_time_warp() -> None:
     clock.observe(torch.arange(steps), torch.ones(steps), torch.from_numpy(entropy(middle)))
     clock.update_statistics()
     w = torch.from_numpy((np.arange(1000) + 0.5) / 1000)
-    step, share, weight = clock.within(w)
+    step, share, weight = clock.sample_interval(w)
     x = (step + share).numpy() / steps
     floor = 1e-3 * steps
     along = (entropy(np.array(0.0)) - entropy(x) + floor * x) / (
@@ -350,7 +350,7 @@ def test_published_time_warp() -> None:
 def test_split_clock() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
-    clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
+    clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), separate_last=True)
     assert clock.eval().probabilities()[-1] == 1 / 8
     step = torch.arange(128).repeat(200)
     nats = torch.from_numpy(rng.gamma(2.0, 1.5, len(step)) * (1 + step.numpy() / 64))

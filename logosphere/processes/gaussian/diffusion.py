@@ -49,7 +49,7 @@ class GaussianDiffusion(Process, OnlineStatistics):
         self,
         codec: Codec,
         schedule: LogSNR,
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         width: int,
         parameterization: Parameterization | None,
@@ -57,10 +57,10 @@ class GaussianDiffusion(Process, OnlineStatistics):
         discrete: bool = False,
     ):
         super().__init__()
-        self.codec, self.schedule, self.clock, self.width = codec, schedule, clock, width
+        self.codec, self.schedule, self.time_sampler, self.width = codec, schedule, time_sampler, width
         self.parameterization, self.spacing, self.discrete = parameterization, spacing, discrete
         self.predicts_tokens, self.predicts_states = parameterization is None, parameterization is not None
-        self.intervals = clock.steps - 1
+        self.intervals = time_sampler.steps - 1
         self.max_logsnr = float(schedule.logsnr(torch.zeros(())).detach())
         if not math.isfinite(self.max_logsnr):
             raise UserError(
@@ -123,7 +123,7 @@ class GaussianDiffusion(Process, OnlineStatistics):
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
         block = u.shape[1] // w.shape[1]
-        step, fraction, weight = self.clock.within(w, together=block)
+        step, fraction, weight = self.time_sampler.sample_interval(w, group_size=block)
         if self.discrete and self.training:
             fraction = torch.zeros_like(fraction)
         last = step == self.intervals
@@ -143,10 +143,10 @@ class GaussianDiffusion(Process, OnlineStatistics):
         return 0.5 * (alpha * u.square() + flat).sum(-1).float()
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     # ---- backward -----------------------------------------------------------------------------------------------
 
@@ -155,7 +155,9 @@ class GaussianDiffusion(Process, OnlineStatistics):
         if steps == 1:
             return torch.tensor([1.0, 0.0])
         fraction = torch.linspace(0, 1, steps, dtype=torch.float64)
-        time = spaced_times(self.spacing, self.schedule, self.clock, fraction.to(self.clock.base.device)).cpu()
+        time = spaced_times(
+            self.spacing, self.schedule, self.time_sampler, fraction.to(self.time_sampler.base.device)
+        ).cpu()
         time[0], time[-1] = 1.0, 0.0
         return F.pad(T_DECODE + (1 - T_DECODE) * time, (0, 1)).float()
 

@@ -62,7 +62,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
         self,
         codec: Autoencoder,
         schedule: LogSNR,
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         parameterization: Parameterization,
         stage_one: float,
@@ -70,7 +70,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
         joint: bool = False,
         weighting: Weighting = "uniform",
     ):
-        super().__init__(codec, schedule, clock, width=codec.features, parameterization=parameterization)
+        super().__init__(codec, schedule, time_sampler, width=codec.features, parameterization=parameterization)
         if not 0 < stage_one < 1:
             raise UserError(f"stage_one is a fraction of the training between 0 and 1, not {stage_one}.")
         self.stage_one, self.joint, self.weighting = stage_one, joint, weighting
@@ -166,7 +166,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
         error = (u - self.predict_x0(out, z, t)).square().sum(-1)
         rate = self.bound_density(t) * error
         if self.training:
-            self.clock.observe(self.interval_of(t), rate, error)
+            self.time_sampler.observe(self.interval_of(t), rate, error)
         return torch.where(t <= T_DECODE, 0.0, rate)
 
     def loss(self, rate: Tensor, out: Tensor, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:

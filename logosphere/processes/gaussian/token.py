@@ -105,7 +105,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         self,
         codec: Embeddings,
         schedule: LogSNR,
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         parameterization: Parameterization | None = None,
         loss: Loss = "bound",
@@ -122,7 +122,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         super().__init__(
             codec,
             schedule,
-            clock,
+            time_sampler,
             width=codec.width,
             parameterization=parameterization,
             spacing=spacing,
@@ -171,7 +171,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
     def metrics(self) -> dict[str, float]:
         """Statistics of the embeddings, which must neither collapse nor grow without limit."""
         with torch.no_grad():
-            alpha, sigma = self.alpha_sigma(torch.full((1,), T_DECODE, device=self.clock.base.device))
+            alpha, sigma = self.alpha_sigma(torch.full((1,), T_DECODE, device=self.time_sampler.base.device))
         return self.codec.metrics(float(alpha), float(sigma))
 
     # ---- forward ------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
             recon = cross_entropy + self.noisy_start.first_step_nll(error)
         rate = torch.where(t <= T_DECODE, recon, rate)
         if self.training:
-            self.clock.observe(self.interval_of(t), rate, cross_entropy)
+            self.time_sampler.observe(self.interval_of(t), rate, cross_entropy)
         return rate
 
     def _cross_entropy(self, logits: Logits, u: State) -> Float[Tensor, " N"]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise
-from logosphere.processes.time_sampler import TimeSampler, place
+from logosphere.processes.time_sampler import TimeSampler, inverse_cdf
 from logosphere.shapes import Float
 from logosphere.types import State
 
@@ -63,7 +63,7 @@ def _alpha_sigma(now: Level, then: Level) -> tuple[Level, Level, Level, Level]:
 
 @torch.no_grad()
 def spaced_times(
-    spacing: Spacing, schedule: LogSNR, clock: TimeSampler, fraction: Float[Tensor, " n"]
+    spacing: Spacing, schedule: LogSNR, time_sampler: TimeSampler, fraction: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
     """The schedule's times at these fractions of the path from noise to data.
 
@@ -72,8 +72,8 @@ def spaced_times(
     if spacing == "time":
         return 1 - fraction
     if spacing == "information":
-        nats = clock.measured[1][clock.bin_of][:-1]
-        return 1 - place(nats / nats.sum(), fraction) / (clock.steps - 1)
+        nats = time_sampler.measured[1][time_sampler.bin_of][:-1]
+        return 1 - inverse_cdf(nats / nats.sum(), fraction) / (time_sampler.steps - 1)
     start, end = schedule.logsnr(torch.tensor([1.0, 0.0], device=fraction.device))
     if spacing == "logsnr" and math.isfinite(start):
         return schedule.time(start + (end - start) * fraction)

@@ -41,7 +41,7 @@ from logosphere.processes.capabilities import (
 )
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
 from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, noise_left, rdlm_time
-from logosphere.processes.time_sampler import TimeSampler, locate, place
+from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.shapes import Float, Int64
 from logosphere.types import Kind, Logits, Positions, State, Times
 
@@ -85,7 +85,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         codec: Codec,
         bridge: Bridge,
         starts: Sequence[Start],
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
         start_probabilities: Float[Tensor, "N C"] | None = None,
         loss: Loss = "cross-entropy",
@@ -98,7 +98,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         any_order_fraction: float = 0.0,
     ):
         super().__init__()
-        self.codec, self.bridge, self.clock, self.choices = codec, bridge, clock, codec.choices
+        self.codec, self.bridge, self.time_sampler, self.choices = codec, bridge, time_sampler, codec.choices
         times = starts[0].law.times
         self.timesteps = len(times)
         self.recon_time = 1.5 / self.timesteps
@@ -175,7 +175,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         """
         if self.chain or self.rolling is not None:
             return super().grid(steps)
-        return self.clock.grid(steps)
+        return self.time_sampler.grid(steps)
 
     def schedule_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """RDLM's own time τ (times.py) at t; times below that of the last row stand for s* … 1."""
@@ -203,7 +203,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         if self.rolling is None:
             return rows[:, None]
         q = self.rolling.covered(1 - rows[:, None].double(), self.rolling.offsets(free, noise))
-        t = 1 - place(self.clock.pace(), q.clamp(0, 1)) / self.timesteps
+        t = 1 - inverse_cdf(self.time_sampler.step_allocation(), q.clamp(0, 1)) / self.timesteps
         return torch.where(q < 1, t, 0.0).float()
 
     # ---- forward ----------------------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         """
         block = free.shape[1] // w.shape[1]
         if self.rolling is None:
-            node, weight = locate(self.clock.probabilities(together=block), w.repeat_interleave(block, 1))
+            node, weight = sample_step(self.time_sampler.probabilities(group_size=block), w.repeat_interleave(block, 1))
         else:
             q = self.rolling.covered(w.repeat_interleave(block, 1), self.rolling.offsets(free, noise))
-            node, weight = locate(self.clock.pace(), q.clamp(0, 1))
+            node, weight = sample_step(self.time_sampler.step_allocation(), q.clamp(0, 1))
             weight = torch.where((q > 0) & (q < 1), weight / (1 - self.rolling.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
@@ -348,24 +348,24 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
             moving = (weight > 0) & (t < 1)
-            self.clock.observe(node[moving], rate[moving], cross_entropy[moving])
+            self.time_sampler.observe(node[moving], rate[moving], cross_entropy[moving])
         if self.loss_type == "drift":
             return rate * weight
         late = self.switch is not None and self.progress >= self.switch
         if self.loss_type == "bound-weighted" or late:
-            return cross_entropy * (self.clock.worth(node) * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.nats_per_ce(node) * weight).to(cross_entropy.dtype)
         if self.loss_type == "importance-weighted":
-            return cross_entropy * (self.clock.base[node] * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.base[node] * weight).to(cross_entropy.dtype)
         return torch.where(t > 0, cross_entropy, 0.0)
 
     def on_step_start(self, progress: float) -> None:
         self.progress = progress
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     # ---- backward ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Ask(Protocol):
 
 
 Tilt = Callable[[Process, Ask, Float[Tensor, "N K"], State, Times, Times, Positions], Float[Tensor, "N K"]]
-"""(process, ask, log p(z_s | z_t) of the positions `where`, z, t, s, where) -> another law in its place, up to a
+"""(process, ask, log p(z_s | z_t) of the positions `where`, z, t, s, where) -> a distribution in its place, up to a
 constant: how guidance enters a step (sampling/guidance.py)."""
 
 Rule = Callable[[Process, Logits, State, Times, Times, Positions, Noise], State]
@@ -115,7 +115,7 @@ def guides_transitions(process: Process) -> bool:
 
 def masked(process: Process) -> tuple[Schedule, int]:
     """The schedule and the mask of masked diffusion, or a sentence."""
-    if not isinstance(process, DiscreteDiffusion) or process.law.spreads or process.mask is None:
+    if not isinstance(process, DiscreteDiffusion) or process.mixing.has_uniform or process.mask is None:
         raise UserError(
             "This sampler reveals masks and needs masked diffusion such as mdlm; use the ancestral sampler here."
         )

@@ -28,9 +28,7 @@ class SelfCorrecting(Stepper):
         path, active = _spreading(process), moving(t, s)
         if not active.any():
             return z
-        out = path.add_evidence(
-            path.head.context(path.law, ask(z, t, active), z[active], t[active]).log(), z[active], t[active]
-        )
+        out = path.add_evidence(path.context_probs(ask(z, t, active), z[active], t[active]).log(), z[active], t[active])
         drawn = categorical(out / self.temperature, noise.at(active).uniform(len(out)))
         written = z.masked_scatter(active, drawn)
         surety = torch.where(written != z, field(active, log_probability(out, drawn), -torch.inf), -torch.inf)
@@ -39,6 +37,6 @@ class SelfCorrecting(Stepper):
 
 
 def _spreading(process: Process) -> DiscreteDiffusion:
-    if not isinstance(process, DiscreteDiffusion) or not process.law.spreads:
+    if not isinstance(process, DiscreteDiffusion) or not process.mixing.has_uniform:
         raise UserError("Self-correction needs tokens that may change, as in udlm or gidd; use remdm or star here.")
     return process

@@ -50,11 +50,11 @@ class Downstream(Stepper):
         again = where & (s > 0)
         if not again.any():
             return ahead
-        now, then, here = flow.share(t[again]), flow.share(s[again]), z[again]
-        first = path.flow(out[again[where]], here, now)
-        second = path.flow(ask(ahead, s, again), ahead[again], then)
+        now, then, here = flow.fraction(t[again]), flow.fraction(s[again]), z[again]
+        first = path.velocity(out[again[where]], here, now)
+        second = path.velocity(ask(ahead, s, again), ahead[again], then)
         moved = ahead.clone()
-        moved[again] = path.onto(here + (then - now)[:, None] * (first + second) / 2)
+        moved[again] = path.project(here + (then - now)[:, None] * (first + second) / 2)
         return moved
 
 
@@ -79,14 +79,14 @@ class Euler(Stepper):
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         flow, path = _eulerian(process)
-        return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
+        return F.pad(flow.time(path.euler_times(torch.arange(steps) / steps)), (0, 1))
 
     def __call__(self, process: Process, ask: Ask, z: State, t: Times, s: Times, noise: Noise) -> State:
         (flow, path), where = _eulerian(process), process.needs_prediction(z, t > s)
         if not where.any():
             return z
-        out, here, now, then = ask(z, t, where), z[where], flow.share(t[where]), flow.share(s[where])
-        corner = F.one_hot(path.decided(out, here, now), z.shape[-1]).to(z.dtype)
+        out, here, now, then = ask(z, t, where), z[where], flow.fraction(t[where]), flow.fraction(s[where])
+        corner = F.one_hot(path.final_token(out, here, now), z.shape[-1]).to(z.dtype)
         ahead = path.euler(out, here, now, then, noise.at(where))
         moved = z.clone()
         moved[where] = torch.where((s[where] == 0)[:, None], corner, ahead)

@@ -32,18 +32,18 @@ def jumping(process: Process) -> DiscreteDiffusion:
 
 def forward_rates(process: DiscreteDiffusion, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
-    law = process.law
-    rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
-    if law.hides:
-        rates = torch.cat([rates, law.hidden_rate(t)[:, None]], 1)
+    mixing = process.mixing
+    rates = mixing.uniform_rate(t)[:, None].expand(-1, mixing.vocab_size)
+    if mixing.has_mask:
+        rates = torch.cat([rates, mixing.mask_rate(t)[:, None]], 1)
     return rates.scatter(1, z[:, None], 0.0)
 
 
 def backward_rates(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
     """The rates z → y of the model, 0 at y = z."""
-    law, own = process.law, z[:, None]
-    q = law.marginal(process.head.context(law, out, z, t), t)
-    into = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t))[:, None]
+    mixing, own = process.mixing, z[:, None]
+    q = mixing.marginal(process.context_probs(out, z, t), t)
+    into = torch.where(mixing.is_mask(z), mixing.mask_rate(t), mixing.uniform_rate(t))[:, None]
     return torch.where(into > 0, into * q / q.gather(1, own), 0.0).scatter(1, own, 0.0)
 
 
@@ -59,9 +59,9 @@ def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, " N"], n
 class Leaping(Stepper):
     """A leap back from t to s (predictor), then `corrections` leaps at s with the sum of both rates (corrector).
 
-    Forward and backward rates together have q_s as their stationary law, so a corrector repairs what leaps have broken;
-    each costs an evaluation and lasts `duration` times the step. The last step is the posterior's, as no rate is finite
-    at t = 0.
+    Forward and backward rates together have q_s as their stationary distribution, so a corrector repairs errors of
+    leaps; each costs an evaluation and lasts `duration` times the step. The last step is the posterior's, as no rate
+    is finite at t = 0.
     """
 
     corrections: int = 0

@@ -17,7 +17,6 @@ from torch import Tensor
 from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.processes.discrete.parameterization import Score
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.sampling.steppers.jumps import jumping
 from logosphere.shapes import Float
@@ -28,26 +27,26 @@ Mass = Float[Tensor, "N K"]
 
 def ratios(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
     """p_t(y)/p_t(z) for every state y, 1 at y = z: the network's own where it predicts ratios, else those of x̂."""
-    law, own = process.law, z[:, None]
-    if not isinstance(process.head, Score):
-        q = law.marginal(process.context(out, z, t), t)
+    mixing, own = process.mixing, z[:, None]
+    if process.parameterization.normalised:
+        q = mixing.marginal(process.context_probs(out, z, t), t)
         return q / q.gather(1, own)
-    found = F.pad(out.exp(), (0, int(law.hides)))
+    found = F.pad(out.exp(), (0, int(mixing.has_mask)))
     return found.scatter(1, own, 1.0)
 
 
 def euler_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by one Euler step of the backward rates."""
-    law, own = process.law, z[:, None]
-    rate = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t)) * (t - s)
+    mixing, own = process.mixing, z[:, None]
+    rate = torch.where(mixing.is_mask(z), mixing.mask_rate(t), mixing.uniform_rate(t)) * (t - s)
     moved = (rate[:, None] * score).scatter(1, own, 0.0)
     return moved.scatter(1, own, 1 - moved.sum(1, keepdim=True)).clamp_min(0)
 
 
 def analytic_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by Tweedie's formula: the inverse of the noise from s to t applied to the score."""
-    law, states = process.law, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
-    stayed, added = law.jump(states, t[:, None], s[:, None])
+    mixing, states = process.mixing, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
+    stayed, added = mixing.transition(states, t[:, None], s[:, None])
     earlier = (score.double() - added * score.double().sum(1, keepdim=True)) / stayed
     into = stayed * (states == z[:, None]) + added.gather(1, z[:, None])
     return (earlier * into).clamp_min(0)
@@ -71,7 +70,7 @@ class Scored(Stepper):
         if not where.any():
             return z
         out, here, late, early = ask(z, t, where), z[where], t[where].double(), s[where].double()
-        blind = path.law.signal(late) == 0
+        blind = path.mixing.signal(late) == 0
         late = torch.where(blind, (late + early) / 2, late)
         score = ratios(path, out, here, late.to(out.dtype)).double()
         mass = analytic_step(path, score, here, late, early)
