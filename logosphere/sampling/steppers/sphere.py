@@ -22,7 +22,7 @@ ENDING = 1e-5
 
 @dataclass(frozen=True)
 class Moved(Stepper):
-    """Moves positions jointly, by a rule of processes.spherical.steps, also where the process has the any-order path."""
+    """Moves positions jointly, by a rule of processes.spherical.steps, also for processes with the any-order path."""
 
     move: SphericalStep
 
