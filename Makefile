@@ -33,7 +33,7 @@ docs: $(VENV)/docs.stamp  ## the documentation site, in site/
 test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium and chromium-driver); skipped without it
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/browser
 
-bench: $(VENV)/dev.stamp  ## the figures of docs/results.md that take minutes, not hours
+bench: $(VENV)/dev.stamp  ## the figures of docs/results/ that take minutes, not hours
 	for script in step_overhead bound_variance sampling_overhead oracle; do $(PYTHON) benchmarks/$$script.py || exit 1; done
 
 $(PYTHON):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import logosphere as ls
 from logosphere.data.datasets.examples import sequential_batches
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.gradient_guidance import GradientGuidedState
+from logosphere.networks.guidance import GradientGuidedState
 from logosphere.training.trainer import Trainer
 
 LENGTH, BASES, SAMPLES, BATCH = 70, 4, 256, 64

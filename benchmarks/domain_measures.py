@@ -17,8 +17,8 @@ from logosphere.data.corpus import Corpus
 from logosphere.data.datasets import synthetic_promoters
 from logosphere.data.datasets.examples import Examples, sequential_batches
 from logosphere.evaluation import validators
-from logosphere.evaluation.images import encode_png, make_image_grid
-from logosphere.evaluation.promoter_activity import activity_error
+from logosphere.evaluation.validators import activity_error
+from logosphere.report.images import encode_png, make_image_grid
 from logosphere.types import Batch
 
 Figures = dict[str, float | str]

@@ -66,14 +66,14 @@ def main() -> None:
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     read.add_argument("--updates", type=int, default=300, help="updates of each training")
     read.add_argument("--tokens", type=int, nargs="+", default=[4, 20, 40, 80, 160])
-    read.add_argument("--flows", nargs="+", choices=FLOWS, default=list(FLOWS), metavar="FLOW")
+    read.add_argument("--flows", nargs="+", num_classes=FLOWS, default=list(FLOWS), metavar="FLOW")
     read.add_argument("--seeds", type=int, default=1)
     given = read.parse_args()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in ["target", *given.flows]}
-    for choices in given.tokens:
-        law = torch.randn(choices, generator=torch.Generator().manual_seed(choices)).double().softmax(0)
+    for num_classes in given.tokens:
+        law = torch.randn(num_classes, generator=torch.Generator().manual_seed(num_classes)).double().softmax(0)
         for name in found:
-            started, column = time.process_time(), f"K = {choices}"
+            started, column = time.process_time(), f"K = {num_classes}"
             found[name][column] = [kl(name, law, given.updates, seed) for seed in range(given.seeds)]
             spent = time.process_time() - started
             print(f"{name}, {column}: {found[name][column]} ({spent:.1f} CPU s)", file=sys.stderr, flush=True)

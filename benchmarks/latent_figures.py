@@ -4,8 +4,8 @@ likelihood     bits per token with its kind, and what of it is reading (recon) a
 latents        tokens and texts read back from clean latents; nats per token from their own latents, those of another
                text (shuffled), their mean, and noise (random)
 samples        judge's bits per character (ar, trained on three quarters of the validation split); the rest is in
-               logosphere/evaluation/samples. Likeness is measured by n-grams, which no generator uses, and by MiniLM
-               where the generator did not use it
+               logosphere/evaluation/sample_metrics.py. MAUVE is measured with n-grams, which no generator uses, and
+               with MiniLM where the generator did not use it
 decoder alone  the same judge on what the decoder makes of noise: what the path adds is the difference
 slots          on E2E, the share of slots of the meaning that are mentioned, as learnt and with guidance 2
 """
@@ -25,10 +25,10 @@ from logosphere.data.splits import split_off, take_first_tokens
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.sentences import embeddings, word_pieces
 from logosphere.evaluation.latents import measure_reconstruction
-from logosphere.evaluation.samples.ngram_mauve import encoder_mauve
-from logosphere.evaluation.samples.registry import find_metrics, measure_samples, scorer_metric
-from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
+from logosphere.evaluation.ngram_mauve import encoder_mauve
+from logosphere.evaluation.sample_metrics import find_metrics, measure_samples, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer
+from logosphere.evaluation.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.evaluation.validators import slot_accuracy
 from logosphere.types import NO_TOKEN, Batch
 

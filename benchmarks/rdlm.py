@@ -29,8 +29,8 @@ from logosphere.codecs.vertices import VertexCodec
 from logosphere.data.batches import windows
 from logosphere.data.languages import Language, Oracle
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
-from logosphere.geometry.laws import bridge_laws
+from logosphere.geometry.bridge_tables import tabulate_bridges
+from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate_bridge
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput
@@ -66,7 +66,7 @@ def tables() -> dict[str, dict[str, float]]:
         for _ in range(3):
             fresh_cache()
             started = time.process_time()
-            bridge_laws(bridge(), d, [0.0])
+            tabulate_bridges(bridge(), d, [0.0])
             seconds.append(time.process_time() - started)
         rows[name] = {"first": seconds[0], "median of 3": statistics.median(seconds), "target": 2.0}
     return rows
@@ -105,7 +105,7 @@ class Published:
         self.bridge = LogBridge(NOISE)
         last = 1 - (RATIO**UNTIL - 1) / (RATIO - 1)
         times = 1 - last ** torch.linspace(0, 1, 401, dtype=torch.float64)
-        start = Start(start_point("mask", LETTERS), simulate(self.bridge, LETTERS + 1, 0.0, times, 4096))
+        start = Start(start_point("mask", LETTERS), simulate_bridge(self.bridge, LETTERS + 1, 0.0, times, 4096))
         self.process = SphericalDiffusion(
             VertexCodec(LETTERS), self.bridge, [start], TimeSampler(uniform_density(len(times)))
         )
@@ -118,9 +118,9 @@ class Published:
             s, then = (_share(t * (i / WALK)), _share(t * ((i + 1) / WALK)))
             ds = (then - s)[:, None, None]
             cosine = sphere.dot(z, u)
-            pull = self.bridge.pull(cosine, s[:, None].expand(cosine.shape[:2])) * ds
+            pull = self.bridge.drift_strength(cosine, s[:, None].expand(cosine.shape[:2])) * ds
             ambient = pull * u + (NOISE * ds).sqrt() * torch.randn(u.shape, generator=rng)
-            z = sphere.normalised(sphere.exp(z, sphere.project(z, ambient)))
+            z = sphere.normalise(sphere.exp(z, sphere.project(z, ambient)))
         return z
 
     def bound(self, tokens: Tensor, predict: Denoiser, rng: torch.Generator, until: float = UNTIL) -> Tensor:
@@ -130,7 +130,7 @@ class Published:
         z, s = self.states(u, t, rng), _share(t)
         out = predict(z, self._process_time(s)[:, None].expand(tokens.shape), context=u)
         cosine = z[..., :LETTERS]
-        pull = self.bridge.pull(cosine, s[:, None].expand(tokens.shape))
+        pull = self.bridge.drift_strength(cosine, s[:, None].expand(tokens.shape))
         excess = (out.softmax(-1) - u[..., :LETTERS]) * pull
         apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         speed = math.log(RATIO) * RATIO**t / (RATIO - 1)

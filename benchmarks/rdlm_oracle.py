@@ -18,8 +18,8 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.languages import Language, Markov, Oracle
-from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
-from logosphere.geometry.laws import PARTICLES, horizon
+from logosphere.geometry.bridge_tables import PARTICLES, decode_time
+from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate_bridge
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
@@ -104,7 +104,7 @@ def walked(bridge: Bridge, d: int, times: Tensor, chunk: int) -> Tensor:
             if i + 1 < len(times):
                 ds = float(times[i + 1] - times[i])
                 v = torch.randn(chunk, d, generator=rng).mul_((bridge.total_noise * ds) ** 0.5)
-                v[:, 0] += bridge.pull(x[:, :1], times[i].expand(chunk))[:, 0].float() * ds
+                v[:, 0] += bridge.drift_strength(x[:, :1], times[i].expand(chunk))[:, 0].float() * ds
                 v -= (v * x).sum(1, keepdim=True) * x
                 length = v.norm(dim=1, keepdim=True).clamp_min(1e-20)
                 x = length.cos() * x + (length.sin() / length) * v
@@ -119,13 +119,13 @@ def moments() -> dict[str, dict[str, float]]:
     for d, steps, chunk in ((4, 100, 20_000), (28, 100, 10_000), (256, 32, 5000)):
         noise = default_noise(d)
         for bridge in (LogBridge(noise), HeatBridge.on(d, noise)):
-            end = horizon(bridge, d, 0.0)
+            end = decode_time(bridge, d, 0.0)
             times = 1 - (1 - end) ** torch.linspace(0, 1, steps + 1, dtype=torch.float64)
             mean, variance = walked(bridge, d, times, chunk)[1:].unbind(1)
             error = (variance / WALKERS).sqrt()
             row: dict[str, float] = {"steps": steps}
             for particles in (PARTICLES, 16 * PARTICLES):
-                law = simulate(bridge, d, 0.0, times, particles, geodesic_walk=True)
+                law = simulate_bridge(bridge, d, 0.0, times, particles, geodesic_walk=True)
                 a, b = law.a[1:].double(), law.b[1:].double()
                 pairs = torch.stack([a.mean(1), a.square().mean(1), b.mean(1), b.square().mean(1)], 1)
                 off = ((pairs - mean) / error).abs()

@@ -15,9 +15,8 @@ from harness import paired_ratio, present
 
 import logosphere as ls
 from logosphere.data.batches import Crops
-from logosphere.networks.backbone import Backbone
+from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.training.trainer import Trainer
 
 LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15

@@ -2,7 +2,8 @@
 
     python benchmarks/text8_rows.py --minutes 10 --out runs/rows ar mdlm rdlm-heat      # or no names for all rows
 
-Rows already evaluated in the folder are not trained again, so the script may be stopped and started.
+Rows already evaluated in the folder are not trained again, so the script may be stopped and started. With --records it
+prints the evaluated rows as an experiment for benchmarks/results/text.json.
 """
 
 import argparse
@@ -13,17 +14,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from records import find_commit, print_experiment
+
 CONTINUOUS = ("rdlm", "rdlm-heat", "plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex",
               "bfn", "fisher-flow", "dirichlet-flow", "ddsm")  # fmt: skip
 RATES = {"ar": "4e-3", "mdlm": "2e-3"} | dict.fromkeys(CONTINUOUS, "2.5e-3")
-"""Learning rates by system: the best of the few that were tried for some of them (docs/LOG.md)."""
+"""Learning rates by system: the best of a few, for some systems (docs/LOG.md)."""
 
 RATE = "optim.lr="
 OTHER_RATE = "2e-3"
-"""Of systems that were not tried with several."""
+"""The learning rate of the other systems, which was not tuned."""
 
-TOGETHER = ["path=together"]
-"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere have it."""
+SPHERE = {"rdlm": "together", "rdlm-heat": "in-turn"}
+"""Systems on the sphere with their default path."""
+
+JOINT = ["path=together"]
+"""The joint path of the paper; the default of rdlm-heat is any-order. Rows that vary the sphere have it."""
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
@@ -46,21 +52,21 @@ ROWS: dict[str, list[str]] = {
     "rdlm": ["rdlm"],
     "rdlm-heat": ["rdlm-heat"],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
-    "rdlm-heat, together": ["rdlm-heat", *TOGETHER],
-    "rdlm-heat, not taught in turn": ["rdlm-heat", "any_order_fraction=0"],
-    "rdlm-heat, taught in turn alone": ["rdlm-heat", "any_order_fraction=0.99"],
-    "rdlm-heat, a quarter taught in turn": ["rdlm-heat", "any_order_fraction=0.25"],
-    "rdlm-heat, in turn, learning rate 4e-3": ["rdlm-heat", "optim.lr=4e-3"],
-    "rdlm, in turn": ["rdlm", "path=in-turn"],
-    "rdlm-heat, posterior head": ["rdlm-heat", *TOGETHER, "posterior_head=True"],
-    "rdlm-heat, states as input": ["rdlm-heat", *TOGETHER, "input=state"],
-    "rdlm-heat, start uniform": ["rdlm-heat", *TOGETHER, "start=uniform"],
-    "rdlm-heat, V = 0.01": ["rdlm-heat", *TOGETHER, "total_noise=0.01"],
-    "rdlm-heat, V = 0.1": ["rdlm-heat", *TOGETHER, "total_noise=0.1"],
-    "rdlm-heat, even clock": ["rdlm-heat", *TOGETHER, "clock=even"],
-    "rdlm-heat, geometric clock": ["rdlm-heat", *TOGETHER, "clock=geometric"],
-    "rdlm-heat, geometric clock in a window": ["rdlm-heat", *TOGETHER, "clock=geometric", "window=[0.2, 0.72]"],
-    "rdlm-heat, drift loss": ["rdlm-heat", *TOGETHER, "loss=drift"],
+    "rdlm-heat, joint": ["rdlm-heat", *JOINT],
+    "rdlm-heat, joint training only": ["rdlm-heat", "any_order_fraction=0"],
+    "rdlm-heat, any-order training only": ["rdlm-heat", "any_order_fraction=0.99"],
+    "rdlm-heat, a quarter any-order": ["rdlm-heat", "any_order_fraction=0.25"],
+    "rdlm-heat, learning rate 4e-3": ["rdlm-heat", "optim.lr=4e-3"],
+    "rdlm, any-order": ["rdlm", "path=in-turn"],
+    "rdlm-heat, posterior head": ["rdlm-heat", *JOINT, "posterior_head=True"],
+    "rdlm-heat, states as input": ["rdlm-heat", *JOINT, "input=state"],
+    "rdlm-heat, start uniform": ["rdlm-heat", *JOINT, "start=uniform"],
+    "rdlm-heat, V = 0.01": ["rdlm-heat", *JOINT, "total_noise=0.01"],
+    "rdlm-heat, V = 0.1": ["rdlm-heat", *JOINT, "total_noise=0.1"],
+    "rdlm-heat, uniform times": ["rdlm-heat", *JOINT, "clock=even"],
+    "rdlm-heat, geometric times": ["rdlm-heat", *JOINT, "clock=geometric"],
+    "rdlm-heat, geometric times in a window": ["rdlm-heat", *JOINT, "clock=geometric", "window=[0.2, 0.72]"],
+    "rdlm-heat, drift loss": ["rdlm-heat", *JOINT, "loss=drift"],
     "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
     "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
     "rdlm-heat, stagger 0.9": ["rdlm-heat", "stagger=0.9", "posterior_head=True"],
@@ -82,29 +88,29 @@ ROWS: dict[str, list[str]] = {
     "dirichlet-flow": ["dirichlet-flow"],
     "ddsm": ["ddsm"],
     "ld4lg": ["ld4lg"],
-    "ld4lg, latents of 8 numbers": ["ld4lg", "latent_width=8"],
-    "ld4lg, latents of 64 numbers": ["ld4lg", "latent_width=64"],
+    "ld4lg, latents of 8 features": ["ld4lg", "latent_width=8"],
+    "ld4lg, latents of 64 features": ["ld4lg", "latent_width=64"],
     "planner": ["planner"],
-    "planner, latents of 64 numbers": ["planner", "latent_width=64"],
+    "planner, latents of 64 features": ["planner", "latent_width=64"],
     "tencdm": ["tencdm"],
     "cosmos": ["cosmos"],
-    "cosmos, latents of 64 numbers": ["cosmos", "latent_width=64"],
+    "cosmos, latents of 64 features": ["cosmos", "latent_width=64"],
 }
 
 
 def main() -> None:
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("rows", nargs="*", help="rows to make; all when none is named")
-    read.add_argument("--minutes", type=float, default=10.0, help="processor time of each training")
+    read.add_argument("rows", nargs="*", help="names of rows; all when none is given")
+    read.add_argument("--minutes", type=float, default=10.0, help="CPU time of each training")
     read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
     read.add_argument(
-        "--neighbours", type=int, default=0, help="of the networks; the table in docs/results.md has none"
+        "--neighbours", type=int, default=0, help="local mixing; the table in docs/results/text.md has none"
     )
     read.add_argument("--out", type=Path, default=Path("runs/rows"))
-    read.add_argument("--table", action="store_true", help="only print the rows that are there, as a table")
+    read.add_argument("--records", action="store_true", help="only print the evaluated rows, as records")
     given = read.parse_args()
-    if given.table:
-        return _table(given.out)
+    if given.records:
+        return _print_records(given)
     unknown = set(given.rows) - set(ROWS)
     if unknown:
         sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
@@ -113,19 +119,27 @@ def main() -> None:
         print(f"{name:32} {report['kind']:6} {report['bits']:.4f} ± {report['error']:.4f}", flush=True)
 
 
-SIGNS = {"exact": "=", "bound": "≤", "surrogate": "~"}
-
-
-def _table(out: Path) -> None:
-    """The rows that have been evaluated, from the best; surrogates are no likelihoods and come last."""
-    found = [(name, out / _folder(name)) for name in ROWS if (out / _folder(name) / "test.json").exists()]
-    rows = [(name, json.loads((folder / "test.json").read_text()), folder) for name, folder in found]
-    print("| row | steps | bits per character (test) | kind |\n|---|---:|---|---|")
-    for name, report, folder in sorted(rows, key=lambda row: (row[1]["kind"] == "surrogate", row[1]["bits"])):
-        steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-        value = f"{SIGNS[report['kind']]} {report['bits']:.3f} ± {report['error']:.3f}"
-        system, _, rest = name.partition(", ")
-        print(f"| `{system}`{', ' if rest else ''}{rest} | {steps} | {value} | {report['kind']} |")
+def _print_records(given: argparse.Namespace) -> None:
+    records = []
+    for name, (system, *options) in ROWS.items():
+        folder = given.out / _folder(name)
+        if (folder / "test.json").exists():
+            report = json.loads((folder / "test.json").read_text())
+            steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+            _, _, variant = name.partition(", ")
+            row: dict[str, Any] = {"row": f"`{system}`" + (f", {variant}" if variant else ""), "system": system}
+            row["commit"] = report.get("commit")
+            row["options"] = dict(option.split("=", 1) for option in options)
+            if system in SPHERE:
+                any_order = row["options"].get("path", SPHERE[system]) == "in-turn" and "stagger" not in row["options"]
+                row["path"] = "any-order" if any_order else "joint"
+            figure = {"value": round(report["bits"], 3), "error": round(report["error"], 3), "kind": report["kind"]}
+            records.append({**row, "metric": "training_steps", "value": steps})
+            records.append({**row, "metric": "bits_per_character", **figure, "unit": "bits per character"})
+    print_experiment(
+        "text8-3min", records, script="benchmarks/text8_rows.py", data="text8", split="test", seed=0,
+        budget={"CPU minutes": given.minutes}, sequences=given.sequences, draws=4,
+    )  # fmt: skip
 
 
 def _folder(name: str) -> str:
@@ -145,7 +159,7 @@ def _report(name: str, given: argparse.Namespace) -> dict[str, Any]:
              "--network.neighbours", str(given.neighbours), "--cpu-minutes", str(given.minutes),
              "--validations", "3", "--out", str(folder))  # fmt: skip
         printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(given.sequences), "--json")
-        path.write_text(printed)
+        path.write_text(json.dumps(json.loads(printed) | {"commit": find_commit()}))
     return json.loads(path.read_text())
 
 

@@ -1,14 +1,9 @@
-"""What the pages write between fences: formulas, and tables made of what the package says of itself; and short names
-of sections for the contents beside a page."""
+"""Custom fences of the pages: formulas, and tables of systems, presets and public names generated from the package."""
 
-import re
 from html import escape
 from typing import Any
-from xml.etree.ElementTree import Element
 
 from latex2mathml.converter import convert
-from markdown import Extension, Markdown
-from markdown.treeprocessors import Treeprocessor
 
 import logosphere
 from logosphere.cards import CARDS
@@ -16,18 +11,18 @@ from logosphere.presets import ASPECTS, DEFAULT, Aspect
 
 
 def math(source: str, *_: Any, **__: Any) -> str:
-    """LaTeX as MathML, which browsers draw without any script."""
+    """Return LaTeX as MathML, which browsers render without a script."""
     return f'<div class="formula">{convert(source.strip(), display="block")}</div>'
 
 
 def systems(*_: Any, **__: Any) -> str:
-    """Every system, as its card tells it."""
+    """Return a table of all systems, from their cards."""
     rows = [[f"<code>{card.name}</code>", card.title, card.difference, card.kind, card.paper] for card in CARDS]
-    return _table(["name", "what it is", "what sets it apart", "number", "paper"], rows)
+    return _table(["name", "title", "difference", "likelihood", "paper"], rows)
 
 
 def presets(*_: Any, **__: Any) -> str:
-    """Every published preset beside the default, aspect by aspect, and the test that checks it."""
+    """Return a table of all published presets: each aspect with its default, and the test that checks it."""
     shown = [aspect for aspect in ASPECTS if aspect not in ("optimiser", "network")]
     rows = []
     for card in CARDS:
@@ -37,17 +32,17 @@ def presets(*_: Any, **__: Any) -> str:
             cells = {aspect.name: _aspect(aspect) for aspect in preset.aspects}
             name = f"<code>{card.name}</code>" + ("" if preset.name == "paper" else f" ({preset.name})")
             rows.append([name, *(cells[aspect] for aspect in shown), f"<code>{escape(preset.checked)}</code>"])
-    return _table(["system", *shown, "checked by"], rows)
+    return _table(["system", *shown, "test"], rows)
 
 
 def _aspect(aspect: Aspect) -> str:
-    """What was published, and below it what the default does instead."""
+    """Return the published value and, below it, the default where it differs."""
     paper = escape(aspect.paper)
     return f"{paper}<br><em>default: {escape(aspect.default)}</em>" if aspect.default else paper
 
 
 def names(*_: Any, **__: Any) -> str:
-    """What `import logosphere as ls` offers, and where it lives."""
+    """Return a table of the public names with the modules that define them."""
     rows = [
         [f"<code>ls.{name}</code>", f"<code>{logosphere._LAZY.get(name, f'logosphere:{name}')}</code>"]
         for name in logosphere.__all__
@@ -60,23 +55,3 @@ def _table(titles: list[str], rows: list[list[str]]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-class ShortNames(Treeprocessor):
-    """A heading may end with the command that made its figures, in parentheses; the contents leave that out."""
-
-    def run(self, root: Element) -> None:
-        for heading in root.iter():
-            if heading.tag in ("h2", "h3") and (code := heading.find("code")) is not None:
-                name = re.match(r"(.+) \($", heading.text or "")
-                if name and code.tail == ")":
-                    heading.set("data-toc-label", name[1])
-
-
-class Contents(Extension):
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (the name is Markdown's)
-        md.treeprocessors.register(ShortNames(md), "short-names", 6)  # after inline code (20), before the contents (5)
-
-
-def makeExtension(**_: Any) -> Extension:  # noqa: N802 (the name is Markdown's)
-    return Contents()

@@ -72,7 +72,7 @@ class Model(nn.Module):
         if batch.tokens.shape[1] != self.length and self.block != self.length:
             raise UserError("A model that writes block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
-            predict = told(predict, batch.condition)
+            predict = bind_condition(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
         if isinstance(self.process, LearnedForward) and self.training and draws == 1:
@@ -131,7 +131,7 @@ class Model(nn.Module):
         self._check_tokens(tokens)
         t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
         noise = Drawn(as_generator(rng, tokens.device), len(tokens))
-        return self.process.corrupt(u, self.process.codec.spread(t), noise)
+        return self.process.corrupt(u, self.process.codec.expand_to_states(t), noise)
 
     @torch.no_grad()
     def log_posterior(
@@ -150,13 +150,13 @@ class Model(nn.Module):
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
         codec = self.process.codec
-        if not codec.local or codec.choices != self.vocab_size or z.shape[1] != self.length:
+        if not codec.local or codec.num_classes != self.vocab_size or z.shape[1] != self.length:
             raise UserError(
                 f"There is a posterior of each token only where every token has a state of its own; this model of "
                 f"{self.vocab_size} tokens and length {self.length} has states of another kind, or z (of shape "
                 f"{list(z.shape)}) has another length."
             )
-        predict = predict if condition is None else told(predict, condition)
+        predict = predict if condition is None else bind_condition(predict, condition)
         t = _expand_times(t, z[..., 0] if z.dim() == 3 else z)
         return self.process.log_posterior(predict(z, t, context=z), z, t)
 
@@ -200,6 +200,6 @@ def _expand_times(t: Float[Tensor, "..."] | float, like: Tensor) -> Times:
     return t
 
 
-def told(predict: Predict, condition: Condition) -> Predict:
-    """A denoiser that knows a condition; functions that are no denoisers are taken to know it already."""
+def bind_condition(predict: Predict, condition: Condition) -> Predict:
+    """Return a denoiser with a condition bound to it; other functions are assumed to have it already."""
     return predict.with_condition(condition) if isinstance(predict, Denoiser) else predict

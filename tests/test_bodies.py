@@ -11,12 +11,11 @@ from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.evaluation.images import encode_png, make_image_grid
 from logosphere.networks.attention import Attention, plane_frequencies, rotary_table, rotate
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.convolution import ConvolutionBackbone
-from logosphere.networks.unet import UNetBackbone, UNetStage
+from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone, UNetStage
 from logosphere.noise import Drawn
+from logosphere.report.images import encode_png, make_image_grid
 
 
 def test_one_axis_is_the_plain_rotary_table() -> None:

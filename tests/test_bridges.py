@@ -10,17 +10,17 @@ from toy_languages import generator
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
+from logosphere.geometry.bridge_tables import tabulate_bridges
 from logosphere.geometry.bridges import (
     Bridge,
+    BridgeTable,
     HeatBridge,
-    Law,
     LogBridge,
     chi_square_quantiles,
-    simulate,
+    simulate_bridge,
     walk_step,
 )
-from logosphere.geometry.heat import heat_kernel
-from logosphere.geometry.laws import bridge_laws
+from logosphere.geometry.heat import tabulate_heat_kernel
 from logosphere.recipes.spherical import default_noise
 
 
@@ -50,21 +50,21 @@ def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
     ],
 )
 def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
-    kernel = heat_kernel(n, 0.05 * largest, largest)
+    kernel = tabulate_heat_kernel(n, 0.05 * largest, largest)
     for tau in (0.3 * largest, largest):
         theta = np.linspace(0.05, min(2.5, math.sqrt(2 * tau * 22)), 15)
         cosine, time = torch.tensor(np.cos(theta))[None], torch.tensor([tau], dtype=torch.float64)
         truth = series(n, tau, theta)
         np.testing.assert_allclose(kernel.log_p(cosine, time)[0].numpy(), truth, atol=2e-3)
         slope = (series(n, tau, theta + 1e-4) - series(n, tau, theta - 1e-4)) / (2e-4 * -np.sin(theta))
-        np.testing.assert_allclose(kernel.pull(cosine, time)[0].numpy(), slope, rtol=1e-3)
+        np.testing.assert_allclose(kernel.cosine_gradient(cosine, time)[0].numpy(), slope, rtol=1e-3)
 
 
 def test_tables_are_read_where_the_states_are() -> None:
     """On a device that only knows shapes: whatever is asked for there is answered there."""
     cosine, time = torch.zeros(2, 3, device="meta"), torch.full((2,), 0.1, device="meta")
-    kernel = heat_kernel(5, 0.05, 0.3)
-    assert kernel.pull(cosine, time).device.type == kernel.log_p(cosine, time).device.type == "meta"
+    kernel = tabulate_heat_kernel(5, 0.05, 0.3)
+    assert kernel.cosine_gradient(cosine, time).device.type == kernel.log_p(cosine, time).device.type == "meta"
     assert chi_square_quantiles(4)(torch.rand(7, dtype=torch.float64, device="meta")).device.type == "meta"
 
 
@@ -72,7 +72,7 @@ def test_tables_are_read_where_the_states_are() -> None:
 def test_the_heat_kernel_is_a_density_in_many_dimensions(d: int) -> None:
     """∫ p_τ = 1 over S^n with the default noise, where most of the mass is as far away as the other vertices."""
     n, largest = d - 1, default_noise(d)
-    kernel = heat_kernel(n, 0.1 * largest, largest)
+    kernel = tabulate_heat_kernel(n, 0.1 * largest, largest)
     theta = torch.linspace(1e-3, math.pi - 1e-3, 100_001, dtype=torch.float64)
     log_area = math.log(2) + n / 2 * math.log(math.pi) - math.lgamma(n / 2)
     for tau in kernel.times[[0, 48, 95]].exp():
@@ -83,7 +83,7 @@ def test_the_heat_kernel_is_a_density_in_many_dimensions(d: int) -> None:
 
 def test_on_the_three_sphere_the_kernel_is_known() -> None:
     """S³: p ∝ Σ over windings; the main term is θ/sin θ · exp(τ/2 - θ²/2τ)."""
-    kernel, theta = heat_kernel(3, 0.01, 0.2), torch.linspace(0.1, 2.5, 20).double()
+    kernel, theta = tabulate_heat_kernel(3, 0.01, 0.2), torch.linspace(0.1, 2.5, 20).double()
     for tau in (0.02, 0.2):
         truth = -theta.square() / (2 * tau) + (theta / theta.sin()).log() + tau / 2
         found = kernel.log_p(theta.cos()[None], torch.tensor([tau]).double())[0]
@@ -95,7 +95,7 @@ def simulated(bridge: Bridge, origin: torch.Tensor, times: torch.Tensor, n: int)
     rng, d = generator(3), len(origin)
     x, vertex = origin.double().expand(n, -1), torch.eye(d, dtype=torch.float64)[0]
     for s, ds in zip(times[:-1].tolist(), times.diff().tolist(), strict=True):
-        pull = bridge.pull(x[:, :1], torch.full((n,), s).double())
+        pull = bridge.drift_strength(x[:, :1], torch.full((n,), s).double())
         noise = torch.randn(n, d, generator=rng, dtype=torch.float64)
         v = pull * ds * (vertex - x[:, :1] * x) + (bridge.total_noise * ds) ** 0.5 * sphere.project(x, noise)
         x = sphere.exp(x, v)
@@ -113,7 +113,7 @@ def test_two_numbers_carry_the_whole_law(kind: str, d: int, total_noise: float, 
     origin[-1] = math.sqrt(1 - share)
     cosine = float(origin[0])
     times = torch.linspace(0, 0.3, 41, dtype=torch.float64)
-    law, x = simulate(bridge, d, cosine, times, particles=4096), simulated(bridge, origin, times, 20_000)
+    law, x = simulate_bridge(bridge, d, cosine, times, particles=4096), simulated(bridge, origin, times, 20_000)
     a, across = x[:, 0], (origin.double() - cosine * torch.eye(d)[0]) / math.sqrt(1 - cosine**2)
     b = x @ across
     ours = (law.a[-1].double(), law.b[-1].double())
@@ -166,7 +166,7 @@ def test_reference_moments_are_reproduced(start: str) -> None:
     cosine = 0.0 if start == "mask" else d**-0.5
     walked = eulers_walk(bridge, d, cosine, particles)
     times = torch.tensor([(PUBLISHED_CLOCK**t - 1) / (PUBLISHED_CLOCK - 1) for t in np.linspace(0, 0.9, 181)])
-    law = simulate(bridge, d, cosine, times.double(), particles=4096)
+    law = simulate_bridge(bridge, d, cosine, times.double(), particles=4096)
     for t, (mean, deviation) in REFERENCE[start].items():
         error = deviation / particles**0.5
         assert float(walked[t].mean()) == pytest.approx(mean, abs=3 * 2**0.5 * error + 5e-5)
@@ -180,16 +180,16 @@ def test_tables_are_kept_and_damaged_ones_are_made_again(tmp_path: object) -> No
     import os
     from pathlib import Path
 
-    def make(total_noise: float = 0.1) -> Law:
-        (law,) = bridge_laws(LogBridge(total_noise), 5, [0.0], steps=16, particles=64)
+    def make(total_noise: float = 0.1) -> BridgeTable:
+        (law,) = tabulate_bridges(LogBridge(total_noise), 5, [0.0], steps=16, particles=64)
         return law
 
-    first, folder = make(), Path(os.environ["LOGOSPHERE_CACHE"]) / "laws"
+    first, folder = make(), Path(os.environ["LOGOSPHERE_CACHE"]) / "bridge_tables"
     (path,) = folder.iterdir()
     again = make()
     assert torch.equal(first.a, again.a) and torch.equal(first.times, again.times)
     path.write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="cannot be read.*made again"):
+    with pytest.warns(UserWarning, match="cannot be read.*computed again"):
         assert torch.equal(make().b, first.b)
     make(0.2)
     (other,) = set(folder.iterdir()) - {path}

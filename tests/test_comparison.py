@@ -23,9 +23,9 @@ from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops
-from logosphere.evaluation.elbo_over_time import elbo_over_time, has_decreasing_times
+from logosphere.evaluation.leaderboard import format_leaderboard as as_text
 from logosphere.evaluation.leaderboard import rank_reports
-from logosphere.evaluation.leaderboard import table as as_text
+from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_times
 from logosphere.evaluation.report import Report
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.compare import load_scorer

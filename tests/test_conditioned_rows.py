@@ -55,12 +55,12 @@ def test_close_rows_are_found(width: int, norm: float | None, apart: float) -> N
     table = codec.table().double()
     halves = torch.cdist(table, table).square() / 2 + torch.diag(torch.full((60,), torch.inf, dtype=torch.float64))
     wanted = bool((halves > 1e-5 * table.square().sum(-1)).all())
-    assert codec.tells_apart() == wanted
+    assert codec.is_separable() == wanted
 
 
 def test_rows_of_large_tables_are_told_apart() -> None:
-    codec = embeddings.learned(50257, 16, 1.0)
-    assert codec.tells_apart()
+    codec = embeddings.learned_table(50257, 16, 1.0)
+    assert codec.is_separable()
     with torch.no_grad():
         codec.weight[50000] = 2 * codec.weight[3]
-    assert not codec.tells_apart()
+    assert not codec.is_separable()

@@ -8,7 +8,8 @@ from toy_models import SMALL, fill_zero_weights
 import logosphere as ls
 from logosphere import Condition, UserError
 from logosphere.networks.conditioning import Conditioner
-from logosphere.networks.wrappers import ClassifierFreeGuidance, PosteriorHead
+from logosphere.networks.guidance import ClassifierFreeGuidance
+from logosphere.networks.wrappers import PosteriorHead
 from logosphere.types import NO_TOKEN, Batch
 
 K, L = 4, 6
@@ -163,7 +164,7 @@ def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
         plain.nelbo(torch.zeros(2, L).long(), generator(1), condition=labels)
     with pytest.raises(UserError, match="needs a condition"):
         ls.sample(plain, n=2, guidance=2.0)
-    with pytest.raises(UserError, match="never shown sequences without"):
+    with pytest.raises(UserError, match="never trained with dropped conditions"):
         ls.sample(model_of("mdlm"), n=2, condition=labels, guidance=2.0)
     with pytest.raises(UserError, match="built without labels"):
         signal_only = ls.build("mdlm", vocab_size=K, length=L, **SMALL, signal=1)

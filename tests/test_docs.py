@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import results_tables
 import torch
 
 from logosphere.cli import COMMANDS, main, parse_arguments
@@ -152,6 +153,22 @@ def test_every_module_is_in_the_reference() -> None:
         path for path in (ROOT / "logosphere").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     ]
     assert shown == {path.stem for path in there if not path.stem.startswith("__")}
+
+
+# ---- results -------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_results_are_those_of_the_records() -> None:
+    assert results_tables.find_problems(results_tables.find_pages()) == []
+
+
+def test_records_are_complete() -> None:
+    records, _ = results_tables.load()
+    assert len(records) > 1500
+    for record in records:
+        assert {"value", "low", "text"} & {name for name in record if record[name] is not None}, record
+        assert record["date"], record
+        assert record["path"] in (None, "joint", "any-order"), record
 
 
 # ---- notebooks -----------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_words_of_letters_are_compared_by_their_frequencies() -> None:
     assert kmer_divergence(["ACGT"] * 3, ["ACGT"], 2) == 0.0
     assert kmer_divergence(["AAAA"], ["CCCC"], 2) == 1.0
     assert 0 < kmer_divergence(["AACC"], ["AACG"], 2) < 1
-    with pytest.raises(UserError, match="4 letters"):
+    with pytest.raises(UserError, match="4-mers"):
         kmer_divergence(["AC"], ["ACGT"])
 
 

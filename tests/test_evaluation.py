@@ -16,8 +16,8 @@ import logosphere as ls
 from logosphere.data.batches import windows
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
+from logosphere.evaluation.leaderboard import compare
 from logosphere.evaluation.likelihood import Estimate, concatenate, ratio_with_error
-from logosphere.evaluation.paired_comparison import compare
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.types import Batch
 
@@ -62,6 +62,24 @@ def test_a_report_shows_its_kind(kind, sign: str) -> None:
     report = replace(REPORT, kind=kind)
     assert str(report).startswith(sign) and kind in str(report) and "± 0.0100 bits per character" in str(report)
     assert sign in str(compare([report]))
+
+
+@pytest.mark.parametrize(("system", "path"), [("rdlm-heat", "any-order"), ("rdlm", "joint"), ("mdlm", "")])
+def test_a_report_says_which_path_it_is_of(system: str, path: str) -> None:
+    model = ls.build(system, vocab_size=3, length=4, width=8, depth=1, heads=2)
+    report = evaluate(model, [torch.zeros(2, 4, dtype=torch.long)], rng=0)
+    assert report.path == model.process.path_name == path
+    assert (f"{report.kind}, {path} path" in str(report)) == bool(path)
+
+
+def test_older_reports_have_no_path(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    replace(REPORT, path="joint").save(file)
+    assert Report.load(file).path == "joint"
+    content = json.loads(file.read_text())
+    del content["path"]
+    file.write_text(json.dumps(content))
+    assert Report.load(file) == REPORT
 
 
 def test_sums_are_kept_in_float64() -> None:

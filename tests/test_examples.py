@@ -26,8 +26,8 @@ from logosphere.data.descriptions import DATASETS
 from logosphere.data.splits import count_scored_tokens, count_tokens, take_first_tokens
 from logosphere.data.tokenizer_registry import tokenizer_from_description
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, WithEOS
-from logosphere.evaluation.samples.registry import find_metrics, measure_samples
-from logosphere.evaluation.samples.texts import Reference, Texts
+from logosphere.evaluation.sample_metrics import find_metrics, measure_samples
+from logosphere.evaluation.texts import Reference, Texts
 from logosphere.types import NO_TOKEN
 
 

@@ -38,9 +38,9 @@ PUBLISHED = [("bfn", "paper"), ("fisher-flow", "paper"), ("fisher-flow", "sfm"),
              ("ddsm", "paper")]  # fmt: skip
 
 
-def skewed_letters(choices: int) -> Any:
+def skewed_letters(num_classes: int) -> Any:
     """One token, some likelier than others."""
-    return ls.languages.independent(torch.arange(1, choices + 1).double().pow(-0.5).softmax(0).tolist(), 1)
+    return ls.languages.independent(torch.arange(1, num_classes + 1).double().pow(-0.5).softmax(0).tolist(), 1)
 
 
 # ---- large vocabularies ------------------------------------------------------------------------------------------

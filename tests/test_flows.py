@@ -195,7 +195,7 @@ def test_ends_of_the_path(system: System) -> None:
     x = torch.randint(V, (N, 1), generator=generator(2))
     u = process.codec.encode(x)
     assert torch.equal(process.corrupt(u, field(0.0), noise), u)
-    assert torch.equal(process.codec.decode(u), x) and torch.equal(process.codec.read(u), x)
+    assert torch.equal(process.codec.decode(u), x) and torch.equal(process.codec.decode_partial(u), x)
     prior, end = (
         process.prior(N, 1, noise),
         process.corrupt(process.codec.encode(torch.ones_like(x)), field(1.0), noise),

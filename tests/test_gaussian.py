@@ -324,7 +324,7 @@ def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
 
 @pytest.mark.parametrize("vocab_size, width", [(2, 1), (3, 2), (27, 5), (32, 5), (33, 6)])
 def test_bits(vocab_size: int, width: int) -> None:
-    codec = embeddings.bits(vocab_size)
+    codec = embeddings.bit_table(vocab_size)
     tokens = torch.arange(vocab_size)[None]
     u = codec.encode(tokens)
     assert u.shape[-1] == width and u.abs().eq(1).all() and torch.equal(codec.decode(u), tokens)
@@ -398,4 +398,4 @@ def test_impossible_settings_are_refused(name: str, options: dict[str, Any], say
 
 def test_bits_need_two_tokens() -> None:
     with pytest.raises(UserError, match="at least 2"):
-        embeddings.bits(1)
+        embeddings.bit_table(1)

@@ -14,7 +14,7 @@ import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.gradient_guidance import GradientGuided, GradientGuidedState
+from logosphere.networks.guidance import GradientGuided, GradientGuidedState
 from logosphere.noise import Drawn
 from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
 from logosphere.sampling.generate import generate

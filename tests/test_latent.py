@@ -71,7 +71,7 @@ class Named(Autoencoder):
     def update_statistics(self) -> None:
         raise NotImplementedError
 
-    decode = read = stem = precompute = accumulators = update_statistics
+    decode = decode_partial = build_stem = precompute = accumulators = update_statistics
 
 
 class PosteriorMean(Denoiser):
@@ -461,7 +461,7 @@ def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
 
 
 def test_only_latent_systems_can_be_read() -> None:
-    with pytest.raises(ls.UserError, match="Only latent systems"):
+    with pytest.raises(ls.UserError, match="needs a latent system"):
         measure_reconstruction(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))
-    with pytest.raises(ls.UserError, match="nothing to read"):
+    with pytest.raises(ls.UserError, match="nothing to evaluate"):
         measure_reconstruction(ls.build("cosmos", vocab_size=3, length=4, **small("cosmos")), [], generator(0))

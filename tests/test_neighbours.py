@@ -83,7 +83,7 @@ def test_hidden_positions_hear_of_their_neighbours_sooner() -> None:
 
 @pytest.mark.parametrize("reach", [-1, 9])
 def test_impossible_reaches_are_refused(reach: int) -> None:
-    with pytest.raises(UserError, match="neighbours is a number of places from 0 to 8"):
+    with pytest.raises(UserError, match="neighbours must be from 0 to 8"):
         ls.build("mdlm", vocab_size=5, length=8, neighbours=reach, **SMALL)
 
 

@@ -9,7 +9,7 @@ from toy_models import System
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
-from logosphere.networks.heads import LogisticHead
+from logosphere.networks.wrappers import LogisticHead
 from logosphere.noise import Drawn
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian, step_weights, transition_matrix
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from toy_languages import generator
 
 from logosphere.errors import UserError
-from logosphere.evaluation.promoter_activity import ACTIVE_MARK, WINDOW, Sei, activity_error
+from logosphere.evaluation.validators import ACTIVE_MARK, WINDOW, Sei, activity_error
 
 
 def share_of_g(bases: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from logosphere.evaluation.elbo_over_time import TimeBin
+from logosphere.evaluation.likelihood import TimeBin
 from logosphere.report import figures, tables
-from logosphere.report.animation import Animation
 from logosphere.report.comparison import (
     ComparisonReport,
     Costs,
@@ -22,12 +21,12 @@ from logosphere.report.comparison import (
     SamplingResult,
     SeedResult,
     Value,
+    load_published_results,
 )
-from logosphere.report.html import render_html
+from logosphere.report.page import Animation
 from logosphere.report.plots import Dot, Series, plot
-from logosphere.report.published_results import load_published_results
 from logosphere.report.svg import SHAPES, Axis, draw_marker, format_number, linear_ticks, log_ticks
-from logosphere.report.write import render_markdown, write_comparison_report
+from logosphere.report.write import render_html, render_markdown, write_comparison_report
 from logosphere.systems import systems
 
 HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
@@ -44,9 +43,9 @@ def entry(name: str, kind: str, bits: float, above: float = 0.0) -> Entry:
         above_error=0.005, recon=0.0, diffusion=bits, prior=0.0,
         seeds=[SeedResult(0, f"runs/{name}", bits, 0.01, "ab" * 32, 20)],
         curve=[CurvePoint(10, 640, 1.0, bits + 1), CurvePoint(20, 1280, 2.0, bits)],
-        shares=[TimeBin(0.0, 0.5, 1.0, 0.1), TimeBin(0.5, 1.0, 2.0, 0.1)],
+        time_bins=[TimeBin(0.0, 0.5, 1.0, 0.1), TimeBin(0.5, 1.0, 2.0, 0.1)],
         samplings=samplings, texts=["some text", HOSTILE],
-        film=Animation(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
+        animation=Animation(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
         costs=Costs(1000, 1e9, 20, 1280, 2.0, 1.9, None, 3.0),
     )  # fmt: skip
 
@@ -56,8 +55,8 @@ def make_report(*entries: Entry) -> ComparisonReport:
     return ComparisonReport(
         title=f"two on {HOSTILE}", created="now", command=["logosphere", "compare"], data="text8 test", length=3,
         data_sha256="00", corpus_sha256="11", tokenizer="t", unit="character", sequences=8, draws=2, budget="20 steps",
-        entries=list(entries), measures=measures, real={"entropy": Value(4.1, 0.1), "spelling": Value(0.9, None)},
-        real_texts=["real"], literature=load_published_results("text8", "character"), environment={"python": "3"},
+        entries=list(entries), metrics=measures, real={"entropy": Value(4.1, 0.1), "spelling": Value(0.9, None)},
+        real_texts=["real"], published=load_published_results("text8", "character"), environment={"python": "3"},
     )  # fmt: skip
 
 
@@ -98,7 +97,7 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
 def test_a_strangers_text_stays_text() -> None:
     page = render_html(REPORT)
     assert "alert('x')" not in page.replace("alert(&#x27;x&#x27;)", "") and "\\u003c" in page
-    films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
+    films = re.search(r'id="animations">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["symbols"] == ["a", "<"]
     assert "\\| piped" in render_markdown(replace(REPORT, entries=[replace(REPORT.entries[0], name=HOSTILE)]))
 
@@ -118,6 +117,13 @@ def test_kinds_never_share_a_column() -> None:
     assert signs == [["= 1.5000 ± 0.0100"], ["≤ 1.7000 ± 0.0100"], ["~ 1.4000 ± 0.0100"]]
 
 
+def test_paths_have_a_column_where_there_are_any() -> None:
+    assert "path" not in [head for head, _ in tables.tabulate_likelihood(REPORT).heads]
+    first, *others = REPORT.entries
+    table = tables.tabulate_likelihood(replace(REPORT, entries=[replace(first, path="any-order"), *others]))
+    assert table.heads[1][0] == "path" and [row.cells[1] for row in table.rows] == ["any-order", "", ""]
+
+
 def test_every_published_figure_says_how_it_was_got() -> None:
     for paper in load_published_results("text8", "character"):
         assert (
@@ -132,8 +138,8 @@ def test_every_published_figure_says_how_it_was_got() -> None:
 def test_plots_are_well_formed_and_hold_every_point() -> None:
     drawn = [
         figures.plot_likelihood(REPORT), figures.plot_training(REPORT, "tokens"), figures.plot_over_time(REPORT),
-        figures.plot_metric_against_entropy(REPORT, REPORT.measures[1]),
-        figures.plot_metric_against_cost(REPORT, REPORT.measures[1], lambda s: s.nfe, "NFE"),
+        figures.plot_metric_against_entropy(REPORT, REPORT.metrics[1]),
+        figures.plot_metric_against_cost(REPORT, REPORT.metrics[1], lambda s: s.nfe, "NFE"),
     ]  # fmt: skip
     for svg in drawn:
         assert ElementTree.fromstring(svg).tag == "svg"

@@ -13,13 +13,21 @@ from toy_models import random_network
 
 from logosphere.data.tokenizers import CharacterTokenizer, WithEOS, text8_tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.samples.diversity import distinct_rate, repetition_rate, token_entropies
-from logosphere.evaluation.samples.ngram_mauve import encoder_mauve, frontier_area, kmeans, mauve, ngram_features
-from logosphere.evaluation.samples.ngrams import extract_ngrams, known_word_rate, ngram_divergence
-from logosphere.evaluation.samples.registry import METRICS, find_metrics, measure_samples, scorer_metric
-from logosphere.evaluation.samples.suffix_array import SuffixArray
-from logosphere.evaluation.samples.texts import MetricValue, Reference, Texts
+from logosphere.evaluation.ngram_mauve import encoder_mauve, frontier_area, kmeans, mauve, ngram_features
+from logosphere.evaluation.sample_metrics import (
+    METRICS,
+    distinct_rate,
+    extract_ngrams,
+    find_metrics,
+    known_word_rate,
+    measure_samples,
+    ngram_divergence,
+    repetition_rate,
+    scorer_metric,
+    token_entropies,
+)
 from logosphere.evaluation.scorers import ModelScorer, load_hub_scorer, load_smollm2
+from logosphere.evaluation.texts import MetricValue, Reference, SuffixArray, Texts
 
 
 def texts(*strings: str) -> Texts:

@@ -13,11 +13,11 @@ from toy_languages import generator, independent_tokens, random_joint, skewed_ch
 from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
-from logosphere.codecs.digits import DigitCodec, digits_needed
+from logosphere.codecs.digits import DigitCodec, count_digits
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.geometry.bridges import LogBridge, simulate
-from logosphere.geometry.normal import matching_rho, mean_cosine, moment_matched
+from logosphere.geometry.bridge_tables import match_moments, mean_cosine, solve_rho
+from logosphere.geometry.bridges import LogBridge, simulate_bridge
 from logosphere.networks.base import Denoiser
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
@@ -137,15 +137,15 @@ def test_the_mean_cosine_is_kummers_function(n: int) -> None:
 
 def test_rho_inverts_the_mean_cosine_and_the_published_one_is_too_small() -> None:
     mean = torch.tensor([0.99, 0.9, 0.7]).double()
-    rho = matching_rho(mean, 3)
+    rho = solve_rho(mean, 3)
     torch.testing.assert_close(mean_cosine(rho, 3), mean, atol=1e-6, rtol=0)
-    ratio = rho / matching_rho(mean, 3, published=True)
+    ratio = rho / solve_rho(mean, 3, published=True)
     assert ratio[0] == pytest.approx(math.sqrt(4 / 3), abs=0.01)
 
 
 def test_the_matched_normal_has_the_mean_of_the_law() -> None:
-    law = simulate(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
-    normal = moment_matched(law, 28)
+    law = simulate_bridge(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
+    normal = match_moments(law, 28)
     torch.testing.assert_close(normal.a.mean(1), law.a.mean(1), atol=1e-3, rtol=0)
     torch.testing.assert_close(normal.b.mean(1), law.b.mean(1), atol=1e-3, rtol=0)
     assert float(normal.a[-1].std()) == pytest.approx(float(law.a[-1].std()), rel=0.12)  # one variance for all sides
@@ -245,9 +245,9 @@ def test_sharper_predictions_are_followed() -> None:
 
 def test_digits_are_counted_exactly() -> None:
     for base, m in ((5, 3), (6, 3), (2, 29), (3, 10), (10, 2)):
-        assert digits_needed(base**m, base) == m
-        assert digits_needed(base**m + 1, base) == m + 1
-    assert digits_needed(30_522, 3) == 10
+        assert count_digits(base**m, base) == m
+        assert count_digits(base**m + 1, base) == m + 1
+    assert count_digits(30_522, 3) == 10
 
 
 def test_digits_spell_every_token() -> None:
@@ -256,7 +256,7 @@ def test_digits_spell_every_token() -> None:
         tokens = torch.arange(vocab_size)[None]
         z = codec.encode(tokens)
         assert z.shape == (1, vocab_size * codec.digits, base + 1)
-        assert torch.equal(codec.decode(z), tokens) and torch.equal(codec.read(z), tokens)
+        assert torch.equal(codec.decode(z), tokens) and torch.equal(codec.decode_partial(z), tokens)
 
 
 @pytest.mark.parametrize(("vocab_size", "base"), [(7, 2), (8, 2), (5, 3), (11, 4), (9, 3), (13, 12)])
@@ -270,7 +270,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
         joint[token] = sum(log_p[0, i, digit] for i, digit in enumerate(code)).exp()  # type: ignore[union-attr]
     assert float(valid.remaining(log_p)[0, 0].exp()) == pytest.approx(float(joint.sum()))
     p = joint / joint.sum()
-    digits = codec.written(torch.arange(vocab_size))
+    digits = codec.to_digits(torch.arange(vocab_size))
     truth = torch.stack([torch.zeros(base).double().index_add(0, digits[:, i], p) for i in range(m)])
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
     drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
@@ -291,7 +291,7 @@ class DigitOracle(Denoiser):
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         codec = self.model.process.codec
         said = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
-        digits = codec.written(torch.arange(self.language.vocab_size))
+        digits = codec.to_digits(torch.arange(self.language.vocab_size))
         by_token = sum(said[:, :, i][..., digits[:, i]] for i in range(codec.digits))
         posterior = self.language.posterior(by_token).double().exp()
         rows = [

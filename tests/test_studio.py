@@ -27,8 +27,7 @@ from logosphere.runs.run import Run
 from logosphere.studio.app import create_app, load_static_files
 from logosphere.studio.job_functions import make_generate_job
 from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached
-from logosphere.studio.models import StudioModel, downsample, list_models
-from logosphere.studio.report_files import find_reports
+from logosphere.studio.models import StudioModel, downsample, find_reports, list_models
 from logosphere.studio.requests import GenerateRequest, resolve_pins
 
 TOKEN, HOST = "secret", "127.0.0.1:8000"
@@ -188,7 +187,7 @@ def test_requests_beyond_the_limits_are_refused_in_a_sentence(client: TestClient
     [
         ({"locks": [{"at": 15, "text": "cat"}]}, "beyond"),
         ({"locks": [{"at": 1, "token": 99}]}, "from 0 to"),
-        ({"locks": [{"at": 0, "text": "a" * 16}]}, "nothing to write"),
+        ({"locks": [{"at": 0, "text": "a" * 16}]}, "nothing to generate"),
         ({"prompt": "a" * 17}, "shorten"),
         ({"sampler": "ddim"}, "Gaussian"),
     ],
@@ -243,7 +242,7 @@ def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(models: list[Stu
         async for event in job.stream():
             if event.name == "moment":
                 break
-        with pytest.raises(LimitReached, match="being written"):
+        with pytest.raises(LimitReached, match="jobs are running"):
             pool.submit(make_generate_job(models[0], GenerateRequest(system=0)))
         pool.remove_viewer(job)
         started = time.monotonic()
@@ -251,7 +250,7 @@ def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(models: list[Stu
         assert not job.is_alive() and time.monotonic() - started < 10
         await asyncio.sleep(0)
         assert not any(event.name == "done" for event in job.events)
-        with pytest.raises(ls.UserError, match="no longer there"):
+        with pytest.raises(ls.UserError, match="no longer available"):
             pool.add_viewer(job.number)
         again = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=2)))
         assert [event.name async for event in again.stream()][-1] == "done"
@@ -294,7 +293,7 @@ def test_fifty_viewers_hear_every_moment_of_one_text(models: list[StudioModel]) 
             await asyncio.to_thread(later.join)
             await asyncio.sleep(0)
             pool.remove_viewer(later)
-        with pytest.raises(ls.UserError, match="no longer there"):
+        with pytest.raises(ls.UserError, match="no longer available"):
             pool.add_viewer(job.number)
 
     asyncio.run(watched())
@@ -305,7 +304,7 @@ def test_there_are_only_so_many_viewers(models: list[StudioModel]) -> None:
         pool = JobPool()
         job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=2)))
         job.viewers = MAX_VIEWERS
-        with pytest.raises(LimitReached, match="watching"):
+        with pytest.raises(LimitReached, match="viewers"):
             pool.add_viewer(job.number)
 
     asyncio.run(crowded())

@@ -15,9 +15,8 @@ import logosphere as ls
 from logosphere.cli.arguments import Sample
 from logosphere.cli.live_view import LiveView, save_trajectory
 from logosphere.data.tokenizers import text8_tokenizer
-from logosphere.report.animated_svg import render_animated_svg
-from logosphere.report.animation import build_animation
-from logosphere.report.gif import render_gif
+from logosphere.report.images import render_animated_svg, render_gif
+from logosphere.report.page import build_animation
 from logosphere.sampling.generate import generate
 from logosphere.sampling.trajectory import Moment, Recorder, Trajectory, seen_from_above
 from logosphere.sampling.walk import Frame
@@ -81,7 +80,7 @@ def test_animations_show_guesses_and_end_as_the_text_does() -> None:
         Moment(k + 1, 4, 1 - k / 3, [tokens], [[]], ["00"], [guess], None) for k, (tokens, guess) in enumerate(rows)
     ]
     animation = build_animation(Trajectory(2, moments), "abc".__getitem__)
-    assert animation.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
+    assert animation.predictions == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
     drawing = render_animated_svg(animation)
     assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong guess is no dawn
     assert '<g class="a2"><text x="27" y="35" class="c c4">c</text>' in drawing
@@ -125,7 +124,7 @@ def test_animations_keep_their_end_however_few_frames_they_have() -> None:
                     row[place] = symbol
         written = ["".join(animation.symbols[symbol] for symbol in row) for row in rows]
         assert written == ["".join(text8_tokenizer().symbol(token) for token in row) for row in drawn.tolist()]
-        assert len(animation.frames) == len(animation.sure) <= most
+        assert len(animation.frames) == len(animation.confidence) <= most
 
 
 def test_animations_are_saved_in_three_forms(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_animations_are_saved_in_three_forms(tmp_path: Path) -> None:
     for name in ("film.html", "film.svg", "film.json"):
         save_trajectory(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
-    films = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
+    films = re.search(r'id="animations">(.*?)</script>', page, flags=re.DOTALL)
     assert films and json.loads(films[1])[0]["length"] == 12 and "</script> &" not in page
     assert "http:" not in page and "https:" not in page
     drawing = ElementTree.parse(tmp_path / "new" / "film.svg").getroot()

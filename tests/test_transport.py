@@ -17,7 +17,7 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
-from logosphere.geometry.assignment import assigned
+from logosphere.geometry.simplex import linear_assignment
 from logosphere.noise import Drawn
 from logosphere.processes.simplex.flow_matching import GeodesicPath
 from logosphere.sampling.plan import Plan
@@ -138,7 +138,7 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
     for n in range(1, 7):
         cost = torch.randn(n, n, generator=generator(n))
         best = min(sum(float(cost[i, j]) for i, j in enumerate(order)) for order in itertools.permutations(range(n)))
-        found = assigned(cost)
+        found = linear_assignment(cost)
         assert sorted(found.tolist()) == list(range(n))
         assert float(cost[torch.arange(n), found].sum()) == pytest.approx(best, abs=1e-5)
     for cost in (
@@ -146,9 +146,11 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
         torch.randint(0, 3, (40, 40), generator=generator(8)).float(),
     ):
         rows, columns = linear_sum_assignment(cost.numpy())
-        assert float(cost[torch.arange(40), assigned(cost)].sum()) == pytest.approx(cost.numpy()[rows, columns].sum())
-    with pytest.raises(UserError, match="square table"):
-        assigned(torch.zeros(2, 3))
+        assert float(cost[torch.arange(40), linear_assignment(cost)].sum()) == pytest.approx(
+            cost.numpy()[rows, columns].sum()
+        )
+    with pytest.raises(UserError, match="square matrix"):
+        linear_assignment(torch.zeros(2, 3))
 
 
 def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:

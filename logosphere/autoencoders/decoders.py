@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.autoencoders.perceiver import OwnPart, Perceiver
-from logosphere.codecs.tokens import embedding
+from logosphere.codecs.tokens import build_embedding
 from logosphere.networks.attention import KVCache
-from logosphere.networks.backbone import Backbone
+from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.shapes import Float
 from logosphere.types import State, Tokens
 
@@ -80,7 +79,7 @@ class Causal(Decoder):
         self.enter = nn.Linear(features, network.width)
         self.places = nn.Parameter(0.2 * torch.randn(latents, network.width))
         self.begin = OwnPart(memory=latents, memory_width=features, count=length, width=network.width)
-        self.stem = embedding(vocab_size + 1, network.width)
+        self.stem = build_embedding(vocab_size + 1, network.width)
         self.trunk = Backbone(network, latents + length, reads_time=False, bidirectional=False)
         self.head = LinearHead(network.width, vocab_size)
         place = torch.arange(latents + length)

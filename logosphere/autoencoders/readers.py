@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from logosphere.autoencoders.standard import Standard
 from logosphere.cache import cache_folder
-from logosphere.codecs.tokens import embedding
+from logosphere.codecs.tokens import build_embedding
 from logosphere.encoders.pretrained import Encoder
 from logosphere.encoders.states import States, cached_states
 from logosphere.errors import UserError
@@ -53,7 +53,7 @@ class Learned(Reader):
     def __init__(self, vocab_size: int, length: int, network: NetworkConfig):
         super().__init__()
         self.width = network.width
-        self.stem = embedding(vocab_size, network.width)
+        self.stem = build_embedding(vocab_size, network.width)
         self.trunk = Backbone(network, length, reads_time=False)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:

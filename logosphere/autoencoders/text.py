@@ -19,7 +19,7 @@ from logosphere.autoencoders.readers import Reader
 from logosphere.autoencoders.standard import Standard
 from logosphere.codecs.autoencoder import Autoencoder, Lesson
 from logosphere.codecs.base import HIDDEN
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.vertices import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.noise import Noise
 from logosphere.shapes import Bool, Float
@@ -139,12 +139,12 @@ class TextAutoencoder(Autoencoder):
     def _cross_entropy(self, logits: Float[Tensor, "B L V"], tokens: Tokens) -> Float[Tensor, "B L"]:
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
 
-    def read(self, z: State) -> Tokens:
+    def decode_partial(self, z: State) -> Tokens:
         """Nothing: to decode at every step would cost more than the steps."""
         return torch.full((len(z), self.length), HIDDEN, device=z.device)
 
-    def stem(self, width: int) -> nn.Module:
-        return Coordinates(self.features, width)
+    def build_stem(self, width: int) -> nn.Module:
+        return CoordinateStem(self.features, width)
 
     # ---- stage one ------------------------------------------------------------------------------------------------
 

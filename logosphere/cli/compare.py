@@ -2,7 +2,7 @@
 
 from logosphere.cli.arguments import Compare
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.evaluation.leaderboard import LeaderboardRow, table
+from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.runs.compare import CompareConfig, compare_runs
 from logosphere.runs.recipes import recipe
 
@@ -30,7 +30,7 @@ def run(arguments: Compare, argv: list[str]) -> int:
         print_json({"rows": [_row(row) for row in comparison.rows]})
         return 0
     first = comparison.rows[0].report
-    print(table(comparison.rows))
+    print(format_leaderboard(comparison.rows))
     log(f"{first.data}, {first.sequences:,} sequences of {first.length}, {first.draws} draws each")
     return 0
 

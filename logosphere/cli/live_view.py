@@ -14,10 +14,8 @@ from logosphere.cli.console import messages
 from logosphere.data.prompting import Prompt
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.report.animated_svg import render_animated_svg
-from logosphere.report.animation import build_animation
-from logosphere.report.gif import render_gif
-from logosphere.report.page import Player, render_player_page
+from logosphere.report.images import render_animated_svg, render_gif
+from logosphere.report.page import Player, build_animation, render_player_page
 from logosphere.sampling.trajectory import Moment, Trajectory
 
 FRAMES_PER_SECOND = 30
@@ -36,7 +34,7 @@ def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, te
     film = build_animation(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":
-            content = render_player_page("Text condensing out of noise", about, [Player(about, film, texts)]).encode()
+            content = render_player_page("Text generated from noise", about, [Player(about, film, texts)]).encode()
         case ".svg":
             content = render_animated_svg(film).encode()
         case ".gif":

@@ -5,7 +5,7 @@ import shutil
 from logosphere.cli.arguments import Plot
 from logosphere.cli.console import format_time, print_json
 from logosphere.errors import UserError
-from logosphere.report.terminal_chart import draw_chart
+from logosphere.report.plots import draw_chart
 from logosphere.runs.run import SHORT, Run, latest_run
 
 TITLES = {"val": "on held-out text", "train": "in training"}

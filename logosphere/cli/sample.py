@@ -8,9 +8,9 @@ from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
 from logosphere.data.prompting import Prompt
 from logosphere.errors import UserError
-from logosphere.evaluation.images import encode_png, make_image_grid
 from logosphere.parallel.launch import launch, launched, must_launch
 from logosphere.parallel.process_group import init_distributed
+from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import Moment

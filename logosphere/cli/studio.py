@@ -19,8 +19,7 @@ def run(arguments: Studio, argv: list[str]) -> int:
     import uvicorn
 
     from logosphere.studio.app import create_app
-    from logosphere.studio.models import list_models
-    from logosphere.studio.report_files import find_reports
+    from logosphere.studio.models import find_reports, list_models
 
     books, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
 

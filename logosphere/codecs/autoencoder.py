@@ -32,7 +32,7 @@ class Autoencoder(Codec, ABC):
     features: int
 
     @property
-    def choices(self) -> int:
+    def num_classes(self) -> int:
         """A network predicts all features of a latent."""
         return self.features
 
@@ -60,6 +60,6 @@ class Autoencoder(Codec, ABC):
     def update_statistics(self) -> None:
         """Take what lessons have shown into account."""
 
-    def spread(self, field: Tensor) -> Tensor:
+    def expand_to_states(self, field: Tensor) -> Tensor:
         """All latents are as free, and as late, as the freest and latest token."""
         return field.amax(-1, keepdim=True).expand(*field.shape[:-1], self.latents)

@@ -1,4 +1,4 @@
-"""What a codec owes the rest: encode, decode, and an honest word on whether its states are local."""
+"""The interface of codecs: tokens to clean states and back, and whether states are local to tokens."""
 
 from abc import ABC, abstractmethod
 
@@ -7,20 +7,20 @@ from torch import Tensor, nn
 from logosphere.types import State, Tokens
 
 HIDDEN = -1
-"""What `read` shows for a position that does not spell a token yet."""
+"""The value of `decode_partial` at a position whose token is not determined yet."""
 
 
 class Codec(nn.Module, ABC):
-    """Tokens <-> states. May have parameters."""
+    """A map between tokens and states, which may have parameters."""
 
     local: bool
-    """Is state i a function of token i alone? Only then can positions be held fixed while others are generated."""
+    """Whether state i depends on token i alone. Only then can positions be fixed while others are sampled."""
 
     vocab_size: int
 
     @property
-    def choices(self) -> int:
-        """What a network predicts at a state: one of the tokens, or one of so many digits."""
+    def num_classes(self) -> int:
+        """The number of classes that a network predicts at a state: all tokens, or the values of a digit."""
         return self.vocab_size
 
     @abstractmethod
@@ -29,16 +29,16 @@ class Codec(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, z: State) -> Tokens:
-        """The tokens that clean states spell."""
+        """The tokens of clean states."""
 
     @abstractmethod
-    def read(self, z: State) -> Tokens:
-        """The tokens that noisy states spell so far, HIDDEN where they spell none; for showing."""
+    def decode_partial(self, z: State) -> Tokens:
+        """The tokens that noisy states determine so far, HIDDEN elsewhere; for display."""
 
     @abstractmethod
-    def spread(self, field: Tensor) -> Tensor:
-        """A field over tokens [..., L] as a field over states [..., M]."""
+    def expand_to_states(self, field: Tensor) -> Tensor:
+        """Expand a field over tokens [..., L] to a field over states [..., M]."""
 
     @abstractmethod
-    def stem(self, width: int) -> nn.Module:
-        """The first layer of a network that reads these states: [B, M, …] -> [B, M, width]."""
+    def build_stem(self, width: int) -> nn.Module:
+        """Build the input layer of a network for these states: [B, M, …] -> [B, M, width]."""

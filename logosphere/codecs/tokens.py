@@ -1,4 +1,4 @@
-"""The identity codec: a token is its own state, and one more state may mean 'unknown yet'."""
+"""The identity codec: states are token ids, with an optional mask state."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from logosphere.types import State, Tokens
 
 
 class TokenCodec(Codec):
-    """States are token numbers; with `mask`, state V is the mask."""
+    """States are token ids; with `mask`, state V is the mask."""
 
     local = True
 
@@ -24,18 +24,18 @@ class TokenCodec(Codec):
     def decode(self, z: State) -> Tokens:
         return z if self.mask is None else z.clamp_max(self.vocab_size - 1)
 
-    def read(self, z: State) -> Tokens:
+    def decode_partial(self, z: State) -> Tokens:
         return z if self.mask is None else torch.where(z == self.mask, HIDDEN, z)
 
-    def spread(self, field: Tensor) -> Tensor:
+    def expand_to_states(self, field: Tensor) -> Tensor:
         return field
 
-    def stem(self, width: int) -> nn.Module:
-        return embedding(self.states, width)
+    def build_stem(self, width: int) -> nn.Module:
+        return build_embedding(self.states, width)
 
 
-def embedding(states: int, width: int) -> nn.Embedding:
-    """A table of small vectors: small, so that the first blocks are heard beside them from the start."""
+def build_embedding(states: int, width: int) -> nn.Embedding:
+    """Build an embedding with small initial weights, so that the first blocks contribute from the start."""
     table = nn.Embedding(states, width)
     nn.init.normal_(table.weight, std=0.2)
     return table

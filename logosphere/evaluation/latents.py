@@ -1,7 +1,7 @@
 """Reconstruction of texts from their latents, compared with latents of other texts, their mean, and noise.
 
-An autoregressive decoder writes good text from any latents. The information in the latents is what the decoder loses
-when they are replaced.
+An autoregressive decoder generates good text from any latents. The increase of its loss when latents are replaced
+measures the information in them.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
     """Measure a latent system on the sequences of `batches`, each of at least 2."""
     codec = model.process.codec
     if not isinstance(codec, Autoencoder):
-        raise UserError("Only latent systems have latents to read; use ld4lg, planner, tencdm or cosmos.")
+        raise UserError("Reconstruction needs a latent system; use ld4lg, planner, tencdm or cosmos.")
     matches: list[Tensor] = []
     counted: list[Tensor] = []
     nats: dict[str, list[Tensor]] = {"own": [], "shuffled": [], "mean": [], "random": []}
@@ -54,7 +54,7 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
     finally:
         model.train(training)
     if not matches:
-        raise UserError("There is nothing to read: the data holds no batch.")
+        raise UserError("There is nothing to evaluate: the data holds no batch.")
     agree, counts = torch.cat(matches), torch.cat(counted)
     means = {name: float(torch.cat(parts).sum() / counts.sum()) for name, parts in nats.items()}
     return Reconstruction(float(agree[counts].float().mean()), float((agree | ~counts).all(1).float().mean()), means)

@@ -58,11 +58,18 @@ class Report:
     """Scored tokens per sequence."""
     preset: str = DEFAULT
     """The preset of the system, and the options that differ from it."""
+    path: str = ""
+    """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
         preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
-        return f"{value} ({self.kind}; {self.sample_size}{preset})"
+        return f"{value} ({self.kind_and_path}; {self.sample_size}{preset})"
+
+    @property
+    def kind_and_path(self) -> str:
+        """The kind of the number, and the path it is of if the process has several."""
+        return f"{self.kind}, {self.path} path" if self.path else self.kind
 
     @property
     def sample_size(self) -> str:
@@ -91,7 +98,7 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            content.setdefault("preset", DEFAULT)  # reports written before presets existed
+            content = {"preset": DEFAULT, "path": ""} | content  # older reports have neither
             found: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
             return Report(**{name: _null_to_nan(value) for name, value in found.items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -168,6 +175,7 @@ def evaluate(
         nats=estimate.total.tolist(),
         counts=estimate.count.tolist(),
         preset=DEFAULT if model.spec is None else model.spec.preset_label,
+        path=model.process.path_name,
     )
 
 

@@ -1,4 +1,4 @@
-"""Scorer language models (--judge): the bits per character of texts under a model of ours or a causal LM."""
+"""Scorer language models (option --judge): bits per character of texts under a Logosphere model or a causal LM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,10 @@ class ModelScorer:
 
     def __init__(self, model: Model, tokenizer: Tokenizer, name: str, trained_on: str, version: str = ""):
         if model.process.kind != "exact":
-            raise UserError(f"{name} cannot be a judge: it has a bound, not a likelihood; train one with --system ar.")
+            raise UserError(
+                f"{name} cannot be a judge: its number is a {model.process.kind}, not exact; "
+                "train one with --system ar."
+            )
         self.model, self.tokenizer, self.name, self.version = model.eval(), tokenizer, name, version
         self.description = f"an autoregressive model trained on {trained_on}"
 

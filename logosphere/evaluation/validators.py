@@ -1,13 +1,26 @@
-"""Validators of samples from small domains: sudokus, E2E descriptions, DNA, chorales and molecules."""
+"""Validators of samples from small domains: sudokus, E2E descriptions, DNA, chorales, molecules and promoters.
+
+Promoters are scored by their predicted activity. A model of activity is a function from bases, the integers 0 … 3 of A,
+C, G, T, to one activity per sequence. The synthetic promoters of data/datasets/synthetic_promoters.py have an exact
+one. Papers use Sei for real promoters; its network and weights are not part of this package: load them and pass the
+network to `Sei`.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from logosphere.errors import UserError
+from logosphere.evaluation.likelihood import ratio_with_error
+from logosphere.shapes import Float, Int64
 
 IntArray = npt.NDArray[np.int64]
 
@@ -54,19 +67,19 @@ def slot_accuracy(meanings: Sequence[str], texts: Sequence[str]) -> float:
 
 def kmer_divergence(samples: Iterable[str], reference: Iterable[str], k: int = 4) -> float:
     """Jensen-Shannon divergence in bits between the frequencies of k-mers; 0 for equal, at most 1."""
-    p, q = (_frequencies(texts, k) for texts in (samples, reference))
-    words = sorted(p.keys() | q.keys())
+    p, q = (_kmer_frequencies(texts, k) for texts in (samples, reference))
+    kmers = sorted(p.keys() | q.keys())
     if not p or not q:
-        raise UserError(f"There are no words of {k} letters to compare.")
-    a, b = (np.array([part.get(word, 0.0) for word in words]) for part in (p, q))
+        raise UserError(f"There are no {k}-mers to compare; the texts are shorter.")
+    a, b = (np.array([part.get(kmer, 0.0) for kmer in kmers]) for part in (p, q))
     middle = (a + b) / 2
     return float(sum((x[x > 0] * np.log2(x[x > 0] / middle[x > 0])).sum() for x in (a, b)) / 2)
 
 
-def _frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
+def _kmer_frequencies(texts: Iterable[str], k: int) -> dict[str, float]:
     counts = Counter(text[i : i + k] for text in texts for i in range(len(text) - k + 1))
     total = sum(counts.values())
-    return {word: count / total for word, count in counts.items()}
+    return {kmer: count / total for kmer, count in counts.items()}
 
 
 def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voices: int = 4) -> dict[str, float]:
@@ -75,8 +88,11 @@ def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voic
     whole: songs of complete beats; ordered: beats whose voices ascend, rests last; range: notes within the range of
     the training songs; chords: beats whose chord, up to octaves and transposition, occurs in the training songs.
     """
-    beats = [_beats(song, voices) for song in songs]
-    played, known = np.concatenate([*beats, np.zeros((0, voices), np.int64)]), _beats(np.concatenate(training), voices)
+    beats = [_split_beats(song, voices) for song in songs]
+    played, known = (
+        np.concatenate([*beats, np.zeros((0, voices), np.int64)]),
+        _split_beats(np.concatenate(training), voices),
+    )
     if not len(played):
         return {"whole": 0.0, "ordered": 0.0, "range": 0.0, "chords": 0.0}
     heights = np.where(played == 0, np.iinfo(np.int64).max, played)
@@ -90,7 +106,7 @@ def check_chorales(songs: Sequence[IntArray], training: Sequence[IntArray], voic
     }
 
 
-def _beats(song: IntArray, voices: int) -> IntArray:
+def _split_beats(song: IntArray, voices: int) -> IntArray:
     return np.asarray(song[: len(song) // voices * voices], dtype=np.int64).reshape(-1, voices)
 
 
@@ -123,3 +139,63 @@ def check_molecules(smiles: Sequence[str], known: Set[str] = frozenset()) -> dic
         "unique": len(distinct) / max(1, len(valid)),
         "novel": len(distinct - known) / max(1, len(distinct)),
     }
+
+
+ActivityModel = Callable[[Int64[Tensor, "N L"]], Float[Tensor, " N"]]
+
+ACTIVE_MARK = "H3K4me3"
+"""The mark of active promoters; Sei's tracks of it are averaged (Avdeyev et al. 2023, DDSM, section 4.3)."""
+WINDOW = 4096
+"""Bases in the input of Sei."""
+
+
+class MeanWithError(NamedTuple):
+    """A mean over sequences and its standard error."""
+
+    mean: float
+    error: float
+
+
+def activity_error(
+    activity: ActivityModel, generated: Int64[Tensor, "N L"], real: Int64[Tensor, "M K"], batch: int = 64
+) -> MeanWithError:
+    """SP-MSE: E (activity(generated) - activity(real))², each pair under one signal (DDSM, section 4.3)."""
+    if generated.shape != real.shape or not len(generated):
+        raise UserError(
+            f"Each designed sequence needs the real one of its signal, of the same length: got "
+            f"{list(generated.shape)} and {list(real.shape)}."
+        )
+    if not 0 <= int(torch.minimum(generated, real).min()) <= int(torch.maximum(generated, real).max()) < 4:
+        raise UserError("Bases are the numbers 0 to 3, for A, C, G and T; leave out sequences with N.")
+    parts = zip(generated.split(batch), real.split(batch), strict=True)
+    squares = torch.cat([(activity(a) - activity(b)).double().square() for a, b in parts])
+    return MeanWithError(*ratio_with_error(squares, torch.ones_like(squares)))
+
+
+class Sei:
+    """The activity of promoters by Sei (Chen et al. 2022), from a network that the user has loaded.
+
+    `names` is Sei's own list of its tracks, one a line; those that name the mark of active promoters are averaged.
+    Sequences are centred in its window, padded with the uniform distribution (0.25 each).
+    """
+
+    def __init__(self, network: nn.Module, names: Path):
+        try:
+            lines = names.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise UserError(f"Sei's list of tracks could not be read from {names} ({problem}).") from None
+        self.network = network.eval()
+        self.tracks = torch.tensor([i for i, line in enumerate(lines) if ACTIVE_MARK in line])
+        if not len(self.tracks):
+            raise UserError(f"{names} names no track of {ACTIVE_MARK}; it should be Sei's list, one track a line.")
+
+    @torch.no_grad()
+    def __call__(self, bases: Int64[Tensor, "N L"]) -> Float[Tensor, " N"]:
+        padding = WINDOW - bases.shape[1]
+        if padding < 0:
+            raise UserError(f"Sei accepts at most {WINDOW} bases, not {bases.shape[1]}.")
+        one_hot = F.one_hot(bases, 4).float().transpose(1, 2)
+        predicted = self.network(F.pad(one_hot, (padding // 2, padding - padding // 2), value=0.25))
+        if predicted.ndim != 2 or predicted.shape[1] <= int(self.tracks.max()):
+            raise UserError(f"The network returned {list(predicted.shape)}, not one row of Sei's tracks a sequence.")
+        return predicted[:, self.tracks].mean(1)

@@ -1,1 +1,1 @@
-"""Geometry of the sphere: maps, kernels and the laws of bridges on it."""
+"""Geometry of the sphere and the simplex: maps, kernels, bridges and their tables."""

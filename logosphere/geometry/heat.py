@@ -1,8 +1,8 @@
-"""The heat kernel of S^n: how Brownian motion spreads on the sphere.
+"""The heat kernel of S^n, the transition density of Brownian motion on the sphere.
 
     log p_τ(θ) = -θ²/2τ + (n-1)/2 · log(θ / sin θ) + τ A(θ) + log r_τ(θ) - n/2 · log 2πτ
 
-The first three terms are what a geodesic feels of the curvature to first order, A being the mean along it of
+The first three terms contain the curvature along a geodesic to first order, where A is the mean along it of
 q(θ) = (n-1)²/8 - (n-1)(n-3)/8 · (1/sin²θ - 1/θ²). The remainder w = log r is small and smooth; it solves an equation
 in x = θ² without singular points, which is integrated from τ → 0 by collocation at Chebyshev nodes:
 
@@ -21,21 +21,21 @@ from logosphere.errors import UserError
 from logosphere.shapes import Float
 
 NODES = 16
-"""Collocation nodes: the remainder is so smooth that 16 give five digits of log p, and from 24 on rounding grows."""
+"""Collocation nodes: 16 give five digits of log p; from 24 on rounding errors grow."""
 STEPS = 1200
-FARTHEST = 2.8
-"""Angles beyond this one are as good as never met, and 1/sin² explodes at π; the kernel is continued flat there."""
-FEW, LATE, TERMS = 8, 0.4, 40
-"""On S^n of so few dimensions the expansion about τ = 0 fails at late times, where so many harmonics are exact."""
-FAINT = 1e-12
-"""Densities below this, relative to an even one, are rounding of the sum of harmonics."""
-SMALLEST = 1e-4
-"""The integration starts at this share of the largest time, where r = 1."""
+MAX_ANGLE = 2.8
+"""Larger angles have negligible probability, and 1/sin² diverges at π; the remainder is constant beyond this angle."""
+FEW_DIMENSIONS, LATE, TERMS = 8, 0.4, 40
+"""Up to this n the expansion about τ = 0 fails for τ ≥ LATE; there the sum of this many harmonics is exact."""
+MIN_DENSITY = 1e-12
+"""Densities below this, relative to the uniform one, are rounding errors of the sum of harmonics."""
+START_FRACTION = 1e-4
+"""The integration starts at this fraction of the largest time, where r = 1."""
 
 
 @dataclass(frozen=True)
 class HeatKernel:
-    """log p_τ and its derivative by the cosine, tabulated over times and cosines; linear in between."""
+    """log p_τ and its derivative with respect to the cosine, by linear interpolation in a table."""
 
     times: Float[Tensor, " T"]
     """Logarithms of τ, evenly spaced."""
@@ -43,22 +43,24 @@ class HeatKernel:
     """Over cosines evenly spaced from -1 to 1, without the constant n/2 log 2πτ."""
     slope: Float[Tensor, "T G"]
     """d log p / d cos θ: the gradient at X towards e is slope · (e - <X, e> X)."""
-    _ready: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, compare=False, repr=False)
-    """The tables where they were asked for, as they were asked for."""
+    _copies: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """Flattened tables by device and precision."""
 
     def log_p(self, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        return self._read("log_density", cosine, tau)
+        return self._interpolate("log_density", cosine, tau)
 
-    def pull(self, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        return self._read("slope", cosine, tau)
+    def cosine_gradient(self, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        return self._interpolate("slope", cosine, tau)
 
     def _flat(self, name: str, like: Tensor) -> Tensor:
         key = (name, like.device, like.dtype)
-        if key not in self._ready:
-            self._ready[key] = getattr(self, name).to(like).flatten()
-        return self._ready[key]
+        if key not in self._copies:
+            self._copies[key] = getattr(self, name).to(like).flatten()
+        return self._copies[key]
 
-    def _read(self, name: str, cosine: Tensor, tau: Tensor) -> Tensor:
+    def _interpolate(self, name: str, cosine: Tensor, tau: Tensor) -> Tensor:
         rows, columns = self.slope.shape
         at = (tau.log() - float(self.times[0])) / float(self.times[1] - self.times[0])
         row = at.clamp(0, rows - 1.001).floor()
@@ -72,28 +74,29 @@ class HeatKernel:
         return torch.lerp(low_row, high_row, high)
 
 
-def heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosines: int = 1025) -> HeatKernel:
-    """The kernel of S^n for times between `smallest` and `largest`."""
-    x, first, second = _chebyshev(FARTHEST**2)
+def tabulate_heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosines: int = 1025) -> HeatKernel:
+    """Tabulate the kernel of S^n for times between `smallest` and `largest`."""
+    x, first, second = _chebyshev(MAX_ANGLE**2)
     A = _mean_curvature(x.sqrt(), n)
     log_r = _remainders(n, largest, x, first, second, A)
-    wanted = torch.linspace(math.log(smallest), math.log(largest), times, dtype=torch.float64)
-    fine = torch.linspace(math.log(SMALLEST * largest), math.log(largest), STEPS + 1, dtype=torch.float64)
+    log_times = torch.linspace(math.log(smallest), math.log(largest), times, dtype=torch.float64)
+    fine = torch.linspace(math.log(START_FRACTION * largest), math.log(largest), STEPS + 1, dtype=torch.float64)
     cosine = torch.linspace(-1, 1, cosines, dtype=torch.float64)
     theta = cosine.acos()
-    basis = _barycentric(x, theta.clamp_max(FARTHEST).square())
-    rest = _rows(log_r, fine, wanted) @ basis.T + wanted.exp()[:, None] * _mean_curvature(theta.clamp_max(FARTHEST), n)
-    bent = theta.clamp(1e-6, FARTHEST)
-    table = -theta.square() / (2 * wanted.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
-    late = wanted.exp() >= LATE
-    if n <= FEW and bool(late.any()):
-        table[late] = _harmonics(n, cosine, wanted[late].exp())
+    basis = _barycentric(x, theta.clamp_max(MAX_ANGLE).square())
+    curvature = _mean_curvature(theta.clamp_max(MAX_ANGLE), n)
+    rest = _interpolate_rows(log_r, fine, log_times) @ basis.T + log_times.exp()[:, None] * curvature
+    bent = theta.clamp(1e-6, MAX_ANGLE)
+    table = -theta.square() / (2 * log_times.exp()[:, None]) + (n - 1) / 2 * (bent / bent.sin()).log() + rest
+    late = log_times.exp() >= LATE
+    if n <= FEW_DIMENSIONS and bool(late.any()):
+        table[late] = _harmonics(n, cosine, log_times[late].exp())
     if not bool(table.isfinite().all()):
         raise UserError(
-            f"The heat kernel in {n + 1:,} dimensions is out of reach at a time of {largest:g}; "
-            "choose a smaller total_noise, or the log bridge of rdlm."
+            f"The heat kernel in {n + 1:,} dimensions cannot be computed at a time of {largest:g}; "
+            "use a smaller total_noise, or the log bridge (system rdlm)."
         )
-    return HeatKernel(wanted, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
+    return HeatKernel(log_times, table, torch.gradient(table, spacing=(cosine,), dim=1, edge_order=2)[0])
 
 
 def _harmonics(n: int, cosine: Float[Tensor, " G"], tau: Float[Tensor, " T"]) -> Float[Tensor, "T G"]:
@@ -110,7 +113,7 @@ def _harmonics(n: int, cosine: Float[Tensor, " G"], tau: Float[Tensor, " T"]) ->
         before, now = now, new
         total = total + (2 * degree + n - 1) / (n - 1) * now * (-degree * (degree + n - 1) * tau / 2).exp()[:, None]
     surface = math.log(2) + (n + 1) / 2 * math.log(math.pi) - math.lgamma((n + 1) / 2)
-    return total.clamp_min(FAINT).log() - surface + n / 2 * (2 * math.pi * tau).log()[:, None]
+    return total.clamp_min(MIN_DENSITY).log() - surface + n / 2 * (2 * math.pi * tau).log()[:, None]
 
 
 def _mean_curvature(theta: Tensor, n: int) -> Tensor:
@@ -128,11 +131,11 @@ def _remainders(n: int, largest: float, x: Tensor, first: Tensor, second: Tensor
     """
     slope, bend = first @ A, second @ A
     identity = torch.eye(len(x), dtype=x.dtype)
-    step = -math.log(SMALLEST) / STEPS
+    step = -math.log(START_FRACTION) / STEPS
     w = torch.zeros_like(x)
     rows = [w]
     for i in range(STEPS):
-        tau = largest * SMALLEST * math.exp((i + 0.5) * step)
+        tau = largest * START_FRACTION * math.exp((i + 0.5) * step)
         drift = n * tau + 4 * x * tau**2 * slope - 2 * x
         rate = tau**2 * (2 * x * (bend + tau * slope**2) + n * slope)
         middle = w
@@ -158,7 +161,7 @@ def _chebyshev(largest: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _barycentric(nodes: Tensor, at: Tensor) -> Tensor:
-    """The matrix that takes values at Chebyshev nodes to values of their polynomial elsewhere."""
+    """Return the matrix that interpolates values at Chebyshev nodes by their polynomial."""
     weight = (-1) ** torch.arange(len(nodes), dtype=nodes.dtype)
     weight[0], weight[-1] = weight[0] / 2, weight[-1] / 2
     difference = at[:, None] - nodes
@@ -168,9 +171,9 @@ def _barycentric(nodes: Tensor, at: Tensor) -> Tensor:
     return torch.where(met.any(1, keepdim=True), met.double(), matrix)
 
 
-def _rows(values: Tensor, given: Tensor, wanted: Tensor) -> Tensor:
-    """Rows of a table between its rows, linearly."""
-    place = (wanted - given[0]) / (given[1] - given[0])
+def _interpolate_rows(values: Tensor, given: Tensor, log_times: Tensor) -> Tensor:
+    """Interpolate linearly between the rows of a table."""
+    place = (log_times - given[0]) / (given[1] - given[0])
     low = place.clamp(0, len(given) - 1.001).floor().long()
-    share = (place - low).clamp(0, 1)[:, None]
-    return values[low] * (1 - share) + values[low + 1] * share
+    fraction = (place - low).clamp(0, 1)[:, None]
+    return values[low] * (1 - fraction) + values[low + 1] * fraction

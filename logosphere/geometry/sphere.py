@@ -1,7 +1,7 @@
-"""The unit sphere S^n in R^(n+1): exponential and logarithm, distances, geodesics, noise, and the simplex inside it.
+"""The unit sphere S^n in R^(n+1): exponential and logarithm, distances and geodesics.
 
-Points and tangent vectors lie along the last axis. Angles are taken with atan2, which keeps its digits at 0 and at π,
-where arccos loses half of them.
+Points and tangent vectors lie along the last axis. Angles are computed with atan2, which is accurate at 0 and at π,
+where arccos loses half of the digits.
 """
 
 import torch
@@ -25,20 +25,20 @@ def norm(v: Vector) -> Float[Tensor, "... 1"]:
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt())
 
 
-def normalised(x: Vector) -> Point:
-    """The point of the sphere in the direction of x."""
+def normalise(x: Vector) -> Point:
+    """x / |x|."""
     return x / norm(x)
 
 
 def project(x: Point, v: Vector) -> Vector:
-    """The part of v that is tangent at x: v - <x, v> x."""
+    """The component of v that is tangent at x: v - <x, v> x."""
     return v - dot(x, v) * x
 
 
 def exp(x: Point, v: Vector) -> Point:
     """Follow the geodesic from x in the tangent direction v for the length |v|: cos|v| x + (sin|v|/|v|) v."""
     length = norm(v)
-    return normalised(length.cos() * x + torch.sinc(length / torch.pi) * v)
+    return normalise(length.cos() * x + torch.sinc(length / torch.pi) * v)
 
 
 def distance(x: Point, y: Point) -> Scalar:
@@ -49,55 +49,35 @@ def distance(x: Point, y: Point) -> Scalar:
 def log(x: Point, y: Point) -> Vector:
     """The tangent vector at x that leads to y: length d(x, y), exp(x, log(x, y)) = y.
 
-    To the antipode every direction is shortest; one of them is taken.
+    To the antipode every direction is shortest; one of them is returned.
     """
     across = project(x, y)
     angle = distance(x, y)[..., None]
     length = norm(across)
-    lost = (length < 64 * torch.finfo(x.dtype).eps) & (angle > 1)
-    across = torch.where(lost, project(x, _least_axis(x)), across)
-    length = torch.where(lost, norm(across), length)
+    antipodal = (length < 64 * torch.finfo(x.dtype).eps) & (angle > 1)
+    across = torch.where(antipodal, project(x, _orthogonal_axis(x)), across)
+    length = torch.where(antipodal, norm(across), length)
     near = length == 0
     return torch.where(near, across, angle / torch.where(near, 1.0, length) * across)
 
 
-def _least_axis(x: Point) -> Vector:
-    """The axis that x leans to least, to find some direction across x."""
+def _orthogonal_axis(x: Point) -> Vector:
+    """The axis on which x has its smallest coordinate, to find a direction orthogonal to x."""
     return torch.zeros_like(x).scatter(-1, x.abs().argmin(-1, keepdim=True), 1.0)
 
 
-def geodesic(x: Point, y: Point, share: Scalar) -> Point:
-    """The point that divides the shortest way from x to y: exp_x(share · log_x y)."""
-    return exp(x, share[..., None] * log(x, y))
-
-
-def tangent_noise(x: Point, normal: Vector) -> Vector:
-    """Standard normal in the tangent space at x, from a standard normal vector of the ambient space."""
-    return project(x, normal)
+def geodesic(x: Point, y: Point, fraction: Scalar) -> Point:
+    """The point at this fraction of the geodesic from x to y: exp_x(fraction · log_x y)."""
+    return exp(x, fraction[..., None] * log(x, y))
 
 
 def angle_over_sine(cosine: Scalar) -> Scalar:
     """θ / sin θ with cos θ = cosine: the length of log_x(e) over that of its projection e - <x, e> x.
 
-    Near θ = 0 by its series 1 + θ²/6; near the antipode it grows without bound and is cut at θ = π - 10⁻³.
+    Near θ = 0 by its series 1 + θ²/6; near the antipode it diverges and is clamped at θ = π - 10⁻³.
     """
     cosine = cosine.clamp(-1 + 5e-7, 1.0)
     near = cosine > 1 - 1e-4
     inner = torch.where(near, 0.0, cosine)
     gap = 1 - cosine  # θ²/2 to leading order
     return torch.where(near, 1 + gap / 3 + 2 * gap**2 / 15, inner.acos() / (1 - inner**2).sqrt())
-
-
-def to_sphere(p: Float[Tensor, "... d"]) -> Point:
-    """A distribution as a point of the positive orthant, √p: the Fisher-Rao metric becomes that of the sphere."""
-    return p.sqrt()
-
-
-def to_simplex(x: Point) -> Float[Tensor, "... d"]:
-    """The distribution of a point of the positive orthant, x²."""
-    return x.square()
-
-
-def fisher_rao(p: Float[Tensor, "... d"], q: Float[Tensor, "... d"]) -> Scalar:
-    """The Fisher-Rao distance of two distributions, 2 arccos Σ √(p q)."""
-    return 2 * distance(to_sphere(p), to_sphere(q))

@@ -20,7 +20,7 @@ def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Fl
     """Return cos and sin of coordinate × frequency (Su et al. 2021, RoPE).
 
     A position of a sequence has one coordinate. A position of an image has one for each axis, and the rotation planes
-    of a head are assigned to the axes in turn (Heo et al. 2024, axial RoPE), so that a head can look along any axis.
+    of a head alternate between the axes (Heo et al. 2024, axial RoPE), so that a head can attend along any axis.
     """
     if axes and math.prod(axes) != length:
         raise UserError(f"A shape of {'x'.join(map(str, axes))} has {math.prod(axes)} positions, not {length}.")

@@ -32,7 +32,7 @@ def cross_attention_layers(network: NetworkConfig) -> tuple[nn.LayerNorm | None,
 def cross_attend(
     h: Tensor, norm: nn.LayerNorm | None, attention: CrossAttention | None, memory: ConditionTokens | None
 ) -> Tensor:
-    """Add what `attention` reads from the condition tokens, if there are any."""
+    """Add the output of cross-attention to the condition tokens, if there are any."""
     if norm is None or attention is None or memory is None:
         return h
     return h + attention(norm(h), memory.features, memory.valid)
@@ -226,3 +226,16 @@ class Backbone(nn.Module):
             inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
             h = run_checkpointed(block, *inputs) if self.recompute else block(*inputs)
         return self.norm(h if self.out is None else h - self.out * embedded)
+
+
+class LinearHead(nn.Linear):
+    """Maps features to logits in float32; its weights start at zero, which is a uniform prediction."""
+
+    def __init__(self, width: int, vocab_size: int):
+        super().__init__(width, vocab_size)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        with torch.autocast(h.device.type, enabled=False):
+            return super().forward(h.float())

@@ -1,4 +1,4 @@
-"""A classifier of noisy states, log p(y | z_t), for classifier guidance (sampling/guidance.py)."""
+"""Auxiliary networks: a classifier of noisy states log p(y | z_t) for guidance, and the error predictor of G-Star."""
 
 from dataclasses import replace
 
@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from logosphere.codecs.base import Codec
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone
+from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.shapes import Float
 from logosphere.types import Predict, State, Times
 
@@ -22,7 +21,7 @@ class NoisyClassifier(nn.Module):
     """A small backbone over one vector per position, and a linear head over the features of all positions.
 
     It reads vectors (`classifier_input`) and not states, so that gradients with respect to them exist. The head has
-    separate weights for every position: attention knows relative positions only, and a mean would lose absolute ones.
+    separate weights for every position, because attention uses relative positions only.
     The time is an input where the states do not show by themselves how noisy they are.
     """
 
@@ -55,22 +54,48 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
     if isinstance(process.codec, TokenCodec):
         return F.one_hot(z, process.codec.states).float()
     if predict is None:
-        raise UserError("A classifier of continuous states reads what a network expects; build the model with one.")
-    out, path = predict(z, t, context=z), state_path(process)
+        raise UserError("A classifier of continuous states needs the predictions of a denoiser; build one.")
+    out, path = predict(z, t, context=z), process.state_path
     return out.softmax(-1) if path is None else path.predict_x0(out, z, t)
-
-
-def state_path(process: Process) -> GaussianDiffusion | None:
-    """Return the Gaussian path of a process whose network predicts clean states; None if it predicts tokens."""
-    return process if isinstance(process, GaussianDiffusion) and process.predicts_states else None
 
 
 def _shape(process: Process, length: int) -> tuple[int, int]:
     """Return the width of `classifier_input` and its number of positions."""
     codec = process.codec
-    positions = codec.spread(torch.zeros(length)).shape[-1]
+    positions = codec.expand_to_states(torch.zeros(length)).shape[-1]
     if isinstance(codec, TokenCodec):
         return codec.states, positions
-    if isinstance(codec, Embeddings) and state_path(process) is not None:
+    if isinstance(codec, Embeddings) and process.state_path is not None:
         return codec.width, positions
-    return codec.choices, positions
+    return codec.num_classes, positions
+
+
+class Remasker(nn.Module):
+    """Predicts for each position the logit of "this token is wrong", with a few blocks like those of the denoiser.
+
+    One block does nearly as well as a whole copy. The head starts at 0: until it is trained, all positions have the
+    same logit, and G-Star is Star with exact counts.
+    """
+
+    def __init__(self, codec: Codec, length: int, network: NetworkConfig, depth: int = 1):
+        super().__init__()
+        if not 1 <= depth <= network.depth:
+            raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
+        self.stem = codec.build_stem(network.width)
+        config = replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer")
+        self.trunk = Backbone(config, length, reads_time=False, reach=network.neighbours)
+        self.head = LinearHead(network.width, 1)
+        self.requires_grad_(False)  # it is trained separately
+
+    def forward(self, z: State) -> Float[Tensor, "B L"]:
+        logits: Tensor = self.head(self.trunk(self.stem(z)))
+        return logits.squeeze(-1)
+
+    @torch.no_grad()
+    def inherit(self, stem: nn.Module, backbone: Backbone) -> None:
+        """Copy the first blocks of a trained denoiser."""
+        self.stem.load_state_dict(stem.state_dict())
+        if self.trunk.neighbours is not None and backbone.neighbours is not None:
+            self.trunk.neighbours.load_state_dict(backbone.neighbours.state_dict())
+        for own, trained in zip(self.trunk.blocks, backbone.blocks, strict=False):
+            own.load_state_dict(trained.state_dict())

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.tokens import embedding
+from logosphere.codecs.tokens import build_embedding
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.shapes import Bool, Float
 from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
 
@@ -35,9 +34,9 @@ class Conditioner(nn.Module):
         width = network.width
         self.network = network
         self.nothing = nn.Parameter(0.2 * torch.randn(1, 1, width))
-        self.labels = embedding(network.labels, width) if network.labels else None
+        self.labels = build_embedding(network.labels, width) if network.labels else None
         # One vector more than there are tokens: it marks the end of the source.
-        self.source = embedding(network.source + 1, width) if network.source else None
+        self.source = build_embedding(network.source + 1, width) if network.source else None
         encoder = replace(network, depth=SOURCE_DEPTH, shape="", body="transformer", labels=0, source=0, signal=0)
         self.reader = Backbone(encoder, network.source_length, reads_time=False) if network.source else None
         self.signal = nn.Linear(network.signal, width) if network.signal else None
@@ -188,7 +187,7 @@ def check_guidable(denoiser: nn.Module) -> None:
     for module in denoiser.modules():
         if isinstance(module, Conditioner) and int(module.withheld) == 0:
             raise UserError(
-                "This model was never shown sequences without their condition, which guidance needs; "
+                "This model was never trained with dropped conditions, which guidance needs; "
                 "train it with withhold above 0, or use guidance=1."
             )
 

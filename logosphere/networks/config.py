@@ -26,9 +26,9 @@ class NetworkConfig:
     heads: int = 4
     """Attention heads; must divide the width into even parts."""
     dropout: float = 0.0
-    """Share of activations dropped while training."""
+    """Fraction of activations dropped in training."""
     neighbours: int = 1
-    """Positions on each side that a transformer of whole sequences reads directly, beside attention; 0 for none."""
+    """Positions on each side that a bidirectional transformer mixes directly, in addition to attention; 0 for none."""
     body: str = "transformer"
     """Backbone: transformer, convolution (dilated, for DNA) or unet (for images)."""
     shape: str = ""
@@ -55,11 +55,11 @@ class NetworkConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
         if not 0 <= self.neighbours <= MAX_NEIGHBOURS:
-            raise UserError(f"neighbours is a number of places from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")
+            raise UserError(f"neighbours must be from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")
         if self.body not in ("transformer", "convolution", "unet"):
-            raise UserError(f"The body of a network is transformer, convolution or unet, not '{self.body}'.")
+            raise UserError(f"body must be transformer, convolution or unet, not '{self.body}'.")
         if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):
-            raise UserError(f"A shape is written like 32x32x3, not '{self.shape}'.")
+            raise UserError(f"shape must have the form 32x32x3, not '{self.shape}'.")
         if len(self.axes) > self.width // self.heads // 2:
             raise UserError(f"Heads of {self.width // self.heads} features are too small for {len(self.axes)} axes.")
         if min(self.labels, self.source, self.signal) < 0 or self.source_length < 1:
@@ -69,7 +69,7 @@ class NetworkConfig:
 
     def _check_image(self) -> None:
         if len(self.axes) not in (2, 3):
-            raise UserError("A U-Net reads images; give their extents, such as shape=32x32 or shape=32x32x3.")
+            raise UserError("body=unet requires the extents of images, such as shape=32x32 or shape=32x32x3.")
         if not self.halvings:
             raise UserError(
                 f"A U-Net halves the sides of an image, and those of {self.shape} are odd or below {2 * MIN_SIDE}; "

@@ -1,4 +1,4 @@
-"""Self-conditioning (Chen et al. 2022, Bit Diffusion): the network reads its own last estimate beside the state.
+"""Self-conditioning (Chen et al. 2022, Bit Diffusion): the network has its last estimate as further input.
 
 It serves every continuous process. The network is shown an estimate of the clean state, computed from its prediction.
 """
@@ -19,7 +19,7 @@ from logosphere.shapes import Float
 from logosphere.types import Batch, Bound, Logits, Positions, State, Times
 
 StateEstimator = Callable[[Tensor, State, Times], Tensor]
-"""(prediction of the network, its input, times) -> estimate that it reads the next time, [B, M, width]."""
+"""(prediction of the network, its input, times) -> estimate for the next evaluation, [B, M, width]."""
 
 
 def token_probabilities(out: Logits, z: State, t: Times) -> Tensor:
@@ -53,7 +53,7 @@ class SelfConditioning(Wrapper):
     ):
         super().__init__(inner)
         if not 0 < probability <= 1:
-            raise UserError(f"The probability of self-conditioning is above 0 and at most 1, not {probability}.")
+            raise UserError(f"The probability of self-conditioning must be above 0 and at most 1, not {probability}.")
         self.reads, self.width, self.estimate, self.probability = reads, width, estimate, probability
         self.null = null
         self.every = every

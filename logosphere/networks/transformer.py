@@ -11,17 +11,15 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.tokens import embedding
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.tokens import build_embedding
+from logosphere.codecs.vertices import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
-from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import ConditionalNetwork, add_signal, build_conditioner
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.convolution import ConvolutionBackbone
-from logosphere.networks.heads import LinearHead
-from logosphere.networks.unet import UNetBackbone
+from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
 from logosphere.shapes import Float
 from logosphere.types import Logits, Parts, Positions, State, Times
 
@@ -29,7 +27,7 @@ from logosphere.types import Logits, Parts, Positions, State, Times
 def check_transformer(network: NetworkConfig) -> None:
     """Raise UserError for convolutional backbones, which see both directions and so cannot generate blocks."""
     if network.body != "transformer":
-        raise UserError("A body of convolutions reads whole sequences; use a transformer to write block by block.")
+        raise UserError(f"body={network.body} needs whole sequences; use body=transformer to generate block by block.")
 
 
 def build_backbone(
@@ -60,9 +58,9 @@ class FullTransformer(ConditionalNetwork):
     ):
         super().__init__()
         self.block, self.reads_time = length, reads_time
-        self.stem = codec.stem(network.width)
+        self.stem = codec.build_stem(network.width)
         self.trunk = build_backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
-        self.head = LinearHead(network.width, codec.choices)
+        self.head = LinearHead(network.width, codec.num_classes)
         self.conditioner = build_conditioner(network)
 
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
@@ -80,7 +78,7 @@ class DigitTransformer(ConditionalNetwork):
         super().__init__()
         self.block, self.reads_time = length * codec.digits, reads_time
         self.digits, self.base = codec.digits, codec.base
-        self.stem = Coordinates(codec.digits * codec.base, network.width)
+        self.stem = CoordinateStem(codec.digits * codec.base, network.width)
         self.trunk = Backbone(network, length, reads_time=reads_time, reach=network.neighbours)
         self.head = LinearHead(network.width, codec.digits * codec.base)
         self.conditioner = build_conditioner(network)
@@ -110,7 +108,7 @@ class CausalTransformer(ConditionalNetwork):
         super().__init__()
         check_transformer(network)
         self.block, self.reads_time, self.start = 1, False, vocab_size
-        self.stem = embedding(vocab_size + 1, network.width)
+        self.stem = build_embedding(vocab_size + 1, network.width)
         self.trunk = Backbone(network, length, reads_time=False, bidirectional=False)
         self.head = LinearHead(network.width, vocab_size)
         self.conditioner = build_conditioner(network)
@@ -186,9 +184,9 @@ class BlockTransformer(ConditionalNetwork):
         check_transformer(network)
         check_block(length, block)
         self.block, self.reads_time = block, reads_time
-        self.stem = codec.stem(network.width)
+        self.stem = codec.build_stem(network.width)
         self.trunk = Backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
-        self.head = LinearHead(network.width, codec.choices)
+        self.head = LinearHead(network.width, codec.num_classes)
         self.register_buffer("mask", block_causal_mask(length, block), persistent=False)
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
         self.conditioner = build_conditioner(network)

@@ -1,15 +1,17 @@
-"""Wrappers of denoisers: transformed inputs and outputs, filters, caches, counters and classifier-free guidance."""
+"""Wrappers of denoisers: transformed inputs and outputs, output distributions, filters, caches and counters."""
 
 import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.noise import running_sum
 from logosphere.processes.base import MAX_LOGIT
+from logosphere.shapes import Float
 from logosphere.types import Logits, Parts, Positions, State, Times
 
 AddEvidence = Callable[[Logits, State, Times], Logits]
@@ -83,6 +85,8 @@ class BeliefInput(Wrapper):
 
 InputTransform = Callable[[State, Times], Tensor]
 """(states, times) -> input of the network."""
+OutputTransform = Callable[[Logits, State, Times], Logits]
+"""(raw outputs, states, times) -> prediction."""
 
 
 class TransformedInput(Wrapper):
@@ -99,9 +103,9 @@ class TransformedInput(Wrapper):
         return TransformedInput(inner, self.transform)
 
 
-def centre_probabilities(choices: int) -> InputTransform:
+def centre_probabilities(num_classes: int) -> InputTransform:
     """Return θ ↦ 2 θ - 1, which maps probabilities to [-1, 1] (Graves et al. 2023)."""
-    return lambda z, t: 2 * z[..., :choices] - 1
+    return lambda z, t: 2 * z[..., :num_classes] - 1
 
 
 def split_by_concentration(alpha: Callable[[Times], Tensor]) -> InputTransform:
@@ -222,23 +226,53 @@ class CountedDenoiser(Wrapper):
         return CountedDenoiser(inner, self.counter)
 
 
-class ClassifierFreeGuidance(Denoiser):
-    """Classifier-free guidance (Ho and Salimans 2022; Schiff et al. 2024, D-CFG): out = u + w (c - u).
+class LogisticHead(Wrapper):
+    """Turns two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
 
-    c is the prediction with the condition, u the one without; w = 1 is the conditional model itself. Log-probabilities
-    are combined without normalisation, which follows where tokens are sampled; predicted states likewise.
+        logit_k = log [σ((v_k + ½h - μ)/s) - σ((v_k - ½h - μ)/s)],   v from -1 to 1 in steps of h = 2/(V - 1)
+
+    μ = tanh(input value + first output), between the smallest and the largest value; s = exp(second output - 2).
     """
 
-    def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float):
-        super().__init__()
-        self.conditional, self.unconditional, self.scale = conditional, unconditional, scale
-        self.block, self.reads_time = conditional.block, conditional.reads_time
+    values: Tensor
+
+    def __init__(self, inner: Denoiser, vocab_size: int):
+        super().__init__(inner)
+        self.register_buffer("values", torch.linspace(-1, 1, vocab_size), persistent=False)
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        u = self.unconditional(z, t, context, where)
-        return u + self.scale * (self.conditional(z, t, context, where) - u)
+        inputs = self.values[z if where is None else z[where]]
+        return self._logits(self.inner(z, t, context, where), inputs)
 
-    def select_rows(self, kept: Tensor) -> Denoiser:
-        return ClassifierFreeGuidance(
-            self.conditional.select_rows(kept), self.unconditional.select_rows(kept), self.scale
-        )
+    def _logits(self, outputs: Float[Tensor, "... 2"], inputs: Float[Tensor, "..."]) -> Logits:
+        mean = (inputs + outputs[..., 0]).tanh()[..., None]
+        scale = (outputs[..., 1] - 2).clamp(-7, 4).exp()[..., None]
+        half = 1 / (len(self.values) - 1)
+        low, high = ((self.values + side - mean) / scale for side in (-half, half))
+        # log(σ(b) - σ(a)) = log σ(b) + log σ(-a) + log(1 - e^{a - b}), which is accurate in both tails.
+        inside = torch.log(-torch.expm1((low - high).clamp_max(-1e-6)))
+        return F.logsigmoid(high) + F.logsigmoid(-low) + inside
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        made = LogisticHead(inner, len(self.values))
+        made.values = self.values  # keeps the device and the precision
+        return made
+
+
+class ScoreHead(Wrapper):
+    """Turns raw outputs into log ratios log p_t(k)/p_t(z) by the function (outputs, z, t) -> ratios (SEDD)."""
+
+    def __init__(self, inner: Denoiser, scale: OutputTransform):
+        super().__init__(inner)
+        self.scale = scale
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where)
+        return self.scale(out, z, t) if where is None else self.scale(out, z[where], t[where])
+
+    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+        inner, z, t = self.inner.parts(z, t, context, where), z[where], t[where]
+        return lambda rows: self.scale(inner(rows), z[rows], t[rows])
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return ScoreHead(inner, self.scale)

@@ -9,7 +9,7 @@ have defaults. What only some processes can do is declared by the classes of cap
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,23 @@ class Encoded(NamedTuple):
     u: State
     recon: Float[Tensor, " B"]
     loss: Float[Tensor, " B"]
+
+
+@runtime_checkable
+class StatePath(Protocol):
+    """A Gaussian path z = α x + σ ε whose network predicts clean states x, the noise, or a combination of both."""
+
+    def alpha_sigma(self, t: Float[Tensor, "..."]) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+        """α and σ."""
+        ...
+
+    def predict_x0(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
+        """The clean state x̂ that a prediction implies."""
+        ...
+
+    def from_x0(self, x0: State, z: State, t: Float[Tensor, "..."]) -> Tensor:
+        """The prediction that implies the clean state x̂."""
+        ...
 
 
 class Process(nn.Module, ABC):
@@ -109,6 +126,11 @@ class Process(nn.Module, ABC):
     def prior_kl(self, u: State) -> Float[Tensor, "B M"]:
         """KL(q(z_1 | u) || p(z_1)) at each position: 0 by default."""
         return torch.zeros(u.shape[:2], device=u.device)
+
+    @property
+    def state_path(self) -> StatePath | None:
+        """The Gaussian path whose network predicts clean states; None if the network predicts anything else."""
+        return None
 
     # ---- defaults: the prediction and the loss ------------------------------------------------------------------
 

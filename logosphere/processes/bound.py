@@ -29,7 +29,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
     The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
     """
     u, recon, recon_loss = process.encode(batch, noise)
-    free = process.codec.spread(batch.free)
+    free = process.codec.expand_to_states(batch.free)
     z, t, weight = process.sample_zt(u, w, free, noise)
     where = process.needs_prediction(z, free)
     rate, loss = _evaluate(process, predict, u, ForwardSample(z, t, weight), where)
@@ -70,9 +70,9 @@ def _evaluate(
             rate = process.elbo_rate(out, x[rows], picked[rows], times[rows])
             return rate, process.loss(rate, out, x[rows], picked[rows], times[rows], weights[rows])
 
-    count, size = len(times), max(1, CHUNK // process.codec.choices)
+    count, size = len(times), max(1, CHUNK // process.codec.num_classes)
     if isinstance(process, AutoencoderStage) and not process.denoiser_active:
-        return evaluate(torch.zeros(0, process.codec.choices, device=z.device), slice(None))
+        return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
     if count <= size or not process.chunkable or not isinstance(predict, PredictInParts):
         return evaluate(predict(z, t, context=u, where=where), slice(None))
     chunk = predict.parts(z, t, context=u, where=where)

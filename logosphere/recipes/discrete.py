@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
+from logosphere.networks.backbone import LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead, LogisticHead
 from logosphere.networks.transformer import CausalTransformer
-from logosphere.networks.wrappers import CarryOver, PosteriorHead
+from logosphere.networks.wrappers import CarryOver, LogisticHead, PosteriorHead
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian
 from logosphere.processes.discrete.masked import GenMD4, SingleStep

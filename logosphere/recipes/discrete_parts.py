@@ -1,14 +1,14 @@
 """What the builders of the discrete systems share: options as they are checked, and the network around a process."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import ScoreHead
 from logosphere.networks.transformer import BlockTransformer, FullTransformer
-from logosphere.networks.wrappers import PosteriorHead
+from logosphere.networks.wrappers import PosteriorHead, ScoreHead
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.mixing import MixingDistribution
@@ -76,7 +76,8 @@ def score_model(
     process = DiscreteDiffusion(mixing, parameterization=scores, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, block, None, reads_time=True)
     if network is not None:
-        model.denoiser = ScoreHead(transformer(process, length, model.block, network, reads_time=True), mixing, scores)
+        inner = transformer(process, length, model.block, network, reads_time=True)
+        model.denoiser = ScoreHead(inner, partial(scores.scale_scores, mixing))
     return model
 
 

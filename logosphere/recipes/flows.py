@@ -6,8 +6,7 @@ Defaults are what learns fastest here; preset="paper" is the published system (l
 import torch
 from torch import Tensor
 
-from logosphere.codecs.simplex import SimplexCodec
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.vertices import CoordinateStem, SimplexCodec
 from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
@@ -311,9 +310,9 @@ def _model(
         tokens = process.codec.vocab_size
         reads = 2 * tokens if input == "doubled" else tokens
         if reads != tokens:
-            denoiser.stem = Coordinates(reads, network.width)
+            denoiser.stem = CoordinateStem(reads, network.width)
         if self_conditioning:
-            denoiser.stem = Coordinates(reads + tokens, network.width)
+            denoiser.stem = CoordinateStem(reads + tokens, network.width)
             denoiser = SelfConditioning(denoiser, reads, tokens, probability=float(self_conditioning))
         if shown is not None:
             denoiser = TransformedInput(denoiser, shown)

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.vertices import CoordinateStem
 from logosphere.errors import UserError, nearest
 from logosphere.logsnr.learned import Learned, LearnedNetwork
 from logosphere.logsnr.schedules import LogSNR, schedule
 from logosphere.logsnr.stepwise import sqrt_steps
 from logosphere.model import Model
+from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead
@@ -35,9 +35,9 @@ SHARPNESS = 5.0
 """SSD-LM's K: its softmax reads logits of ±5."""
 
 CODECS: dict[str, Callable[[int], Embeddings]] = {
-    "bits": embeddings.bits,
-    "one-hot": embeddings.one_hot,
-    "logits": embeddings.logits,
+    "bits": embeddings.bit_table,
+    "one-hot": embeddings.one_hot_table,
+    "logits": embeddings.logit_table,
 }
 CHOICES = {
     "codec": ("embeddings", *CODECS),
@@ -119,7 +119,7 @@ def assembled(vocab_size: int, length: int, network: NetworkConfig | None, has: 
     if has.codec in CODECS:
         codec = CODECS[has.codec](vocab_size)
     else:
-        codec = embeddings.learned(vocab_size, has.embedding, has.norm)
+        codec = embeddings.learned_table(vocab_size, has.embedding, has.norm)
     process = GaussianTokenDiffusion(
         codec,
         _schedule(has),
@@ -165,7 +165,7 @@ def _clock(has: Settings) -> TimeSampler:
     return TimeSampler(even, drawn, entropy_warp=has.clock == "entropy", separate_last=has.clock == "split")
 
 
-class SimplexStem(Coordinates):
+class SimplexStem(CoordinateStem):
     """Reads softmax(K z), the point of the simplex that noisy logits stand for (Han et al. 2023, SSD-LM)."""
 
     def forward(self, z: State) -> State:
@@ -205,7 +205,7 @@ def _network(
             raise UserError("input=simplex goes without self-conditioning; use input=state or input=belief with it.")
         inner.stem = SimplexStem(codec.vocab_size, network.width)
     elif believes or shown:
-        inner.stem = Coordinates(reads + shown, network.width)
+        inner.stem = CoordinateStem(reads + shown, network.width)
     if has.predicts != "tokens":
         inner.head = LinearHead(network.width, codec.width)
     informs = has.predicts == "tokens" and has.posterior_head

@@ -12,7 +12,7 @@ from logosphere.autoencoders.decoders import Causal, Decoder, Parallel
 from logosphere.autoencoders.perceiver import Perceiver
 from logosphere.autoencoders.readers import Frozen, Learned, Reader
 from logosphere.autoencoders.text import Scale, Teaching, TextAutoencoder
-from logosphere.codecs.vertices import Coordinates
+from logosphere.codecs.vertices import CoordinateStem
 from logosphere.encoders.pretrained import encoder as encoder_by_name
 from logosphere.errors import UserError, nearest
 from logosphere.logsnr.schedules import schedule as schedule_by_name
@@ -270,6 +270,6 @@ def _network(process: LatentDiffusion, codec: TextAutoencoder, network: NetworkC
     if not has.self_conditioning:
         return inner
     width = codec.features
-    inner.stem = Coordinates(2 * width, network.width)
+    inner.stem = CoordinateStem(2 * width, network.width)
     null = nn.Parameter(torch.zeros(width)) if has.learned_null else None
     return SelfConditioning(inner, width, width, process.estimate, has.self_conditioning, null=null)

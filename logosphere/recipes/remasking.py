@@ -2,8 +2,8 @@
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.classifier import Remasker
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.remasker import Remasker
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.recipes.discrete import mdlm
 from logosphere.systems import build

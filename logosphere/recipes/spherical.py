@@ -9,11 +9,10 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.vertices import Coordinates, VertexCodec
+from logosphere.codecs.vertices import CoordinateStem, VertexCodec
 from logosphere.errors import UserError, nearest
+from logosphere.geometry.bridge_tables import STEPS, fit_normal, match_moments, tabulate_bridges, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
-from logosphere.geometry.laws import STEPS, bridge_laws, laws_at
-from logosphere.geometry.normal import moment_matched, normal_parameters
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
@@ -123,9 +122,9 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             codec: Codec = ProjectedCodec(vocab_size, (network or NetworkConfig()).width)
         else:
             codec = _codec(vocab_size, base, codes)
-        d = codec.choices + 1
+        d = codec.num_classes + 1
         bridge = bridge_on(d, default_noise(d) if total_noise is None else total_noise)
-        points, mixing = starts(start, codec.choices)
+        points, mixing = starts(start, codec.num_classes)
         _check_rho(rho_scale, transitions)
         if protocol == "published":
             _check_published(bridge, clock, stagger, timesteps, projected, path, any_order_fraction)
@@ -145,9 +144,9 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             )
             return _model(scheduled, length, network, input, digits, self_conditioning, posterior_head)
         steps = STEPS if timesteps is None else timesteps - 1
-        laws = bridge_laws(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
+        laws = tabulate_bridges(bridge, d, [float(p[0]) for p in points], steps, geodesic_walk=timesteps is not None)
         if transitions != "exact":
-            laws = [moment_matched(law, d, published=transitions == "published", scale=rho_scale) for law in laws]
+            laws = [match_moments(law, d, published=transitions == "published", scale=rho_scale) for law in laws]
         # Mixture paths, fixed steps and staggered clocks are about moving together.
         plain = mixing is None and timesteps is None and stagger == 0
         in_turn = given["path"] == "in-turn" and (path is not None or plain)
@@ -225,8 +224,8 @@ def _scheduled(
     **options: Any,
 ) -> PublishedSphericalDiffusion:
     """The process of protocol=published."""
-    d, cosines = codec.choices + 1, [float(point[0]) for point in points]
-    laws = laws_at(bridge, d, cosines, 1 - noise_left(schedule, table_times()))
+    d, cosines = codec.num_classes + 1, [float(point[0]) for point in points]
+    laws = tabulate_bridges_at(bridge, d, cosines, 1 - noise_left(schedule, table_times()))
     normals = None
     if transitions != "exact":
         published = transitions == "published"
@@ -234,7 +233,7 @@ def _scheduled(
         rows = [
             torch.cat(
                 [
-                    normal_parameters(law, d, cosine, published=published, scale=rho_scale),
+                    fit_normal(law, d, cosine, published=published, scale=rho_scale),
                     torch.tensor([[math.sqrt(1 - cosine**2)], [0.0]]),
                 ],
                 dim=1,
@@ -271,9 +270,9 @@ def _network(
         states = length * codec.digits if isinstance(codec, DigitCodec) else length
         inner = FullTransformer(codec, states, network, reads_time=reads_time)
         if self_conditioning:
-            inner.stem = Coordinates(2 * codec.choices, network.width)
+            inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
             probability = 0.5 if self_conditioning is True else self_conditioning
-            inner = SelfConditioning(inner, codec.choices, codec.choices, probability=probability)
+            inner = SelfConditioning(inner, codec.num_classes, codec.num_classes, probability=probability)
     return BeliefInput(inner, process.log_likelihood) if input == "belief" else inner
 
 

@@ -1,12 +1,33 @@
 """The data of a comparison report, from which all pages are rendered. The fields are the keys of its JSON file."""
 
+import json
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
-from logosphere.evaluation.elbo_over_time import TimeBin
-from logosphere.report.animation import Animation
-from logosphere.report.published_results import PublishedResult
+from logosphere.evaluation.likelihood import TimeBin
+from logosphere.report.page import Animation
 from logosphere.types import Kind
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """One result quoted from a paper."""
+
+    system: str
+    dataset: str
+    value: float
+    kind: Kind
+    unit: str
+    protocol: str
+    source: str
+
+
+def load_published_results(dataset: str, unit: str) -> list[PublishedResult]:
+    """Load what papers report on a dataset in a unit."""
+    rows = json.loads(files("logosphere.report").joinpath("published_results.json").read_text(encoding="utf-8"))
+    results = [PublishedResult(**row) for row in rows]
+    return [result for result in results if result.dataset == dataset and result.unit == unit]
 
 
 @dataclass(frozen=True)
@@ -61,7 +82,7 @@ class SamplingResult:
     seconds: float
     """Wall-clock seconds for all samples."""
     cpu_seconds: float
-    figures: dict[str, Value]
+    metrics: dict[str, Value]
     """Sample metrics by name."""
 
 
@@ -69,20 +90,20 @@ class SamplingResult:
 class SampleReport:
     """The bound over time, the samples and an animation of one model."""
 
-    shares: list[TimeBin]
+    time_bins: list[TimeBin]
     samplings: list[SamplingResult]
     texts: list[str]
-    film: Animation
+    animation: Animation
 
 
 def parse_sample_report(content: dict[str, Any]) -> SampleReport:
     """Read a sample report from JSON content."""
     samplings = [
-        SamplingResult(**one | {"figures": {name: Value(**value) for name, value in one["figures"].items()}})
+        SamplingResult(**one | {"metrics": {name: Value(**value) for name, value in one["metrics"].items()}})
         for one in content["samplings"]
     ]
-    shares = [TimeBin(**share) for share in content["shares"]]
-    return SampleReport(shares, samplings, content["texts"], Animation(**content["film"]))
+    time_bins = [TimeBin(**time_bin) for time_bin in content["time_bins"]]
+    return SampleReport(time_bins, samplings, content["texts"], Animation(**content["animation"]))
 
 
 @dataclass(frozen=True)
@@ -121,12 +142,19 @@ class Entry:
     prior: float
     seeds: list[SeedResult]
     curve: list[CurvePoint]
-    shares: list[TimeBin]
+    time_bins: list[TimeBin]
     """Bits per unit in equal bins of the quantile of time; their mean is the bound."""
     samplings: list[SamplingResult]
     texts: list[str]
-    film: Animation | None
+    animation: Animation | None
     costs: Costs
+    path: str = ""
+    """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
+
+    @property
+    def kind_and_path(self) -> str:
+        """The kind of the number, and the path it is of if the process has several."""
+        return f"{self.kind}, {self.path} path" if self.path else self.kind
 
 
 @dataclass(frozen=True)
@@ -148,11 +176,11 @@ class ComparisonReport:
     """Budget of every training; empty if trainings differ in more than system, options, seed and learning rate."""
     entries: list[Entry]
     """Ranked: exact values and bounds first, then surrogates."""
-    measures: list[MetricInfo]
+    metrics: list[MetricInfo]
     real: dict[str, Value]
     """Sample metrics of held-out text."""
     real_texts: list[str]
     own_rates: bool = False
     """Whether systems were trained with different learning rates."""
-    literature: list[PublishedResult] = field(default_factory=list)
+    published: list[PublishedResult] = field(default_factory=list)
     environment: dict[str, object] = field(default_factory=dict)

@@ -21,7 +21,7 @@ def _plot_entries(report: ComparisonReport, entries: Sequence[Entry], title: str
     rows = [
         DotPlotRow(
             report.entries.index(e), e.name, e.bits, e.error, e.kind != "exact",
-            f"{e.name} {SIGN[e.kind]} {e.bits:.4f} ± {e.error:.4f} bits per {report.unit} ({e.kind})",
+            f"{e.name} {SIGN[e.kind]} {e.bits:.4f} ± {e.error:.4f} bits per {report.unit} ({e.kind_and_path})",
         )
         for e in entries
     ]  # fmt: skip
@@ -47,12 +47,12 @@ def plot_over_time(report: ComparisonReport) -> str:
     for number, entry in enumerate(report.entries):
         if entry.kind == "surrogate":
             continue
-        notes = [f"quantiles {s.low:.2f}–{s.high:.2f}: {s.bits:.3f} ± {s.error:.3f}" for s in entry.shares]
+        notes = [f"quantiles {s.low:.2f}–{s.high:.2f}: {s.bits:.3f} ± {s.error:.3f}" for s in entry.time_bins]
         dots = [
-            Dot(s.low, s.bits, s.error, f"{entry.name}, {note}") for s, note in zip(entry.shares, notes, strict=True)
+            Dot(s.low, s.bits, s.error, f"{entry.name}, {note}") for s, note in zip(entry.time_bins, notes, strict=True)
         ]
         if dots:
-            last = entry.shares[-1]
+            last = entry.time_bins[-1]
             series.append(Series(number, entry.name, [*dots, Dot(last.high, last.bits)], steps=True))
     return plot(
         series,
@@ -73,7 +73,7 @@ def plot_metric_against_cost(
         dots = [
             _make_dot(entry, s, cost(s), metric)
             for s in entry.samplings
-            if s.temperature == 1 and metric.name in s.figures
+            if s.temperature == 1 and metric.name in s.metrics
         ]
         series.append(Series(number, entry.name, sorted(dots, key=lambda dot: dot.x)))
     real = report.real.get(metric.name)
@@ -84,7 +84,7 @@ def plot_metric_against_cost(
 
 
 def _make_dot(entry: Entry, s: SamplingResult, x: float, metric: MetricInfo) -> Dot:
-    value = s.figures[metric.name]
+    value = s.metrics[metric.name]
     setting = f"{s.steps} steps, temperature {s.temperature:g}, {s.nfe:g} evaluations"
     note = f"{entry.name}, {setting}: {metric.title} {format_value(value)}"
     return Dot(x, value.value, value.error or 0.0, note)
@@ -96,9 +96,9 @@ def plot_metric_against_entropy(report: ComparisonReport, metric: MetricInfo) ->
     series = []
     for number, entry in enumerate(report.entries):
         chosen = [s for s in entry.samplings if s.nfe >= 0.99 * most[entry.name] or s.temperature != 1]
-        chosen = [s for s in chosen if {metric.name, "entropy"} <= s.figures.keys()]
+        chosen = [s for s in chosen if {metric.name, "entropy"} <= s.metrics.keys()]
         chosen.sort(key=lambda s: s.temperature)
-        dots = [_make_dot(entry, s, s.figures["entropy"].value, metric) for s in chosen]
+        dots = [_make_dot(entry, s, s.metrics["entropy"].value, metric) for s in chosen]
         series.append(Series(number, entry.name, dots))
     if real := report.real.get(metric.name):
         note = f"real text: {metric.title} {format_value(real)}"

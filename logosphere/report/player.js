@@ -1,10 +1,10 @@
 "use strict";
 (() => {
-  const films = JSON.parse(document.getElementById("films").textContent);
+  const animations = JSON.parse(document.getElementById("animations").textContent);
   const slider = document.getElementById("time"), button = document.getElementById("play"), label = document.getElementById("when");
   // Every animation is unrolled once: frame f of sample k is a row of symbol numbers, -1 at hidden positions.
-  const unroll = (film, changed) => {
-    let rows = film.frames[0].map(() => new Array(film.length).fill(-1));
+  const unroll = (animation, changed) => {
+    let rows = animation.frames[0].map(() => new Array(animation.length).fill(-1));
     const frames = [rows];
     for (const frame of changed) {
       rows = rows.map((row, k) => {
@@ -16,12 +16,12 @@
     }
     return frames;
   };
-  const rolls = films.map(film => unroll(film, film.frames)), guesses = films.map(film => unroll(film, film.guesses));
-  const places = films.map((film, n) => [...document.querySelectorAll(`[data-film="${n}"] pre`)]);
+  const rolls = animations.map(animation => unroll(animation, animation.frames)), predictions = animations.map(animation => unroll(animation, animation.predictions));
+  const places = animations.map((animation, n) => [...document.querySelectorAll(`[data-animation="${n}"] pre`)]);
   const span = (name, text) => { const part = document.createElement(name); part.textContent = text; return part; };
   // A part of a text is an element: i hidden, s predicted, b just changed, u5 … u9 written with low confidence.
   const doubt = digit => digit === undefined || digit >= 5 ? "plain" : `u${9 - digit}`;
-  function write(place, row, before, symbols, sure, guess) {
+  function write(place, row, before, symbols, confidence, guess) {
     const parts = [];
     let kind = null, text = "";
     const made = () => {
@@ -33,7 +33,7 @@
     const flush = () => { if (text) parts.push(made()); text = ""; };
     row.forEach((symbol, i) => {
       const would = guess ? guess[i] : -1;
-      const is = symbol < 0 ? would < 0 ? "i" : "s" : before && before[i] !== symbol ? "b" : doubt(sure ? +sure[i] : undefined);
+      const is = symbol < 0 ? would < 0 ? "i" : "s" : before && before[i] !== symbol ? "b" : doubt(confidence ? +confidence[i] : undefined);
       if (is !== kind) { flush(); kind = is; }
       text += symbol >= 0 ? symbols[symbol] : would >= 0 ? symbols[would] : "·";
     });
@@ -41,9 +41,9 @@
     place.replaceChildren(...parts);
   }
   function show(share) {
-    films.forEach((film, n) => {
+    animations.forEach((animation, n) => {
       const frames = rolls[n], at = Math.round(share * (frames.length - 1));
-      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, film.symbols, at && film.sure.length ? film.sure[at - 1][k] : "", guesses[n][at]?.[k]));
+      places[n].forEach((place, k) => write(place, frames[at][k], at && share < 1 ? frames[at - 1][k] : null, animation.symbols, at && animation.confidence.length ? animation.confidence[at - 1][k] : "", predictions[n][at]?.[k]));
     });
     label.textContent = share >= 1 ? "finished" : `${Math.round(100 * share)} % of steps`;
   }

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logosphere.report.comparison import ComparisonReport, Entry, SamplingResult, SeedResult, Value
-from logosphere.report.published_results import PublishedResult
+from logosphere.report.comparison import ComparisonReport, Entry, PublishedResult, SamplingResult, SeedResult, Value
 from logosphere.types import SIGN, Kind
 
 KINDS: tuple[Kind, ...] = ("exact", "bound", "surrogate")
@@ -45,9 +44,11 @@ def format_value(value: Value) -> str:
 def tabulate_likelihood(report: ComparisonReport) -> Table:
     """Tabulate bits per unit, with a separate column for each kind."""
     kinds = _list_kinds(report)
-    papers = [kind for kind in KINDS if any(p.kind == kind and _is_included(report, p) for p in report.literature)]
+    papers = [kind for kind in KINDS if any(p.kind == kind and _is_included(report, p) for p in report.published)]
     several = any(len(entry.seeds) > 1 for entry in report.entries)
-    heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
+    paths = any(entry.path for entry in report.entries)
+    heads = [("system", "")] + ([("path", "")] if paths else [])
+    heads += [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
     heads += [("above the best", "paired, ± s.e.")] + ([("seeds", "± s.d.")] if several else [])
     heads += [("recon", ""), ("diffusion", ""), ("prior", "")]
     quoted = frozenset(range(len(heads), len(heads) + len(papers)))
@@ -55,7 +56,7 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
     rows = []
     for number, entry in enumerate(report.entries):
         best = number == 0 or (entry.kind == "surrogate") != (report.entries[number - 1].kind == "surrogate")
-        cells = [entry.name, *_kind_cells(entry.kind, kinds, entry)]
+        cells = [entry.name, *([entry.path] if paths else []), *_kind_cells(entry.kind, kinds, entry)]
         cells.append("best" if best else f"{entry.above:+.4f} ± {entry.above_error:.4f}")
         if several:
             cells.append(ABSENT if entry.spread is None else f"{entry.spread:.4f} ({len(entry.seeds)})")
@@ -63,7 +64,7 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
         cells += [_quote_cell(report, entry, kind) for kind in papers]
         first_surrogate = best and number > 0
         rows.append(Row(cells, number, "best parting" if first_surrogate else "best" if best else ""))
-    return Table(heads, rows, quoted)
+    return Table(heads, rows, quoted, frozenset({1} if paths else {}))
 
 
 def _list_kinds(report: ComparisonReport) -> list[Kind]:
@@ -81,7 +82,7 @@ def _is_included(report: ComparisonReport, result: PublishedResult) -> bool:
 
 
 def _quote_cell(report: ComparisonReport, entry: Entry, kind: Kind) -> str:
-    found = [p for p in report.literature if p.system == entry.system and p.kind == kind]
+    found = [p for p in report.published if p.system == entry.system and p.kind == kind]
     return f"{SIGN[kind]} {_format_published(found[0].value)}" if found else ""
 
 
@@ -92,7 +93,7 @@ def _format_published(value: float) -> str:
 
 def tabulate_published(report: ComparisonReport) -> Table:
     """Tabulate all published results, each kind in its own column, with protocol and source."""
-    kinds = [kind for kind in KINDS if any(p.kind == kind for p in report.literature)]
+    kinds = [kind for kind in KINDS if any(p.kind == kind for p in report.published)]
     heads = [("system", "")] + [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
     heads += [("protocol", ""), ("source", "")]
     rows = [
@@ -104,7 +105,7 @@ def tabulate_published(report: ComparisonReport) -> Table:
                 p.source,
             ]
         )
-        for p in report.literature
+        for p in report.published
     ]
     last = len(heads)
     return Table(heads, rows, frozenset(range(1, len(kinds) + 1)), frozenset({last - 2, last - 1}))
@@ -116,10 +117,10 @@ def tabulate_samples(report: ComparisonReport, *, every: bool = True) -> Table:
     The table has every combination of steps and temperature, or with `every=False` the most steps at temperature 1.
     """
     heads = [("system", ""), ("steps", ""), ("temp.", ""), ("NFE", "per text"), ("CPU s", "per text")]
-    heads += [(m.title, f"{m.unit}, {m.better}") for m in report.measures]
+    heads += [(m.title, f"{m.unit}, {m.better}") for m in report.metrics]
     rows = []
     if report.real:
-        values = [format_value(report.real[m.name]) if m.name in report.real else "" for m in report.measures]
+        values = [format_value(report.real[m.name]) if m.name in report.real else "" for m in report.metrics]
         rows.append(Row(["real text", "", "", "", "", *values], css_class="real"))
     for number, entry in enumerate(report.entries):
         plain = [s for s in entry.samplings if s.temperature == 1]
@@ -133,7 +134,7 @@ def _cost_cells(s: SamplingResult) -> list[str]:
 
 
 def _metric_cells(report: ComparisonReport, s: SamplingResult) -> list[str]:
-    return [format_value(s.figures[m.name]) if m.name in s.figures else "" for m in report.measures]
+    return [format_value(s.metrics[m.name]) if m.name in s.metrics else "" for m in report.metrics]
 
 
 def tabulate_costs(report: ComparisonReport) -> Table:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.model import Model
-from logosphere.networks.backbone import Backbone
+from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.heads import LinearHead
 from logosphere.sampling.generate import generate
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch

@@ -12,9 +12,9 @@ from logosphere.errors import UserError
 from logosphere.evaluation.costs import peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
-from logosphere.evaluation.samples.registry import find_metrics, scorer_metric
-from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
+from logosphere.evaluation.texts import Metric, Reference
 from logosphere.report.comparison import SampleReport, Value, parse_sample_report
 from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, board
@@ -242,4 +242,4 @@ def _sample(
                 )
             )  # fmt: skip
 
-        return parse_sample_report(cached(run.results / "portrait.json", key, make))
+        return parse_sample_report(cached(run.results / "sample_report.json", key, make))

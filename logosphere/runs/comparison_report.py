@@ -11,7 +11,7 @@ from logosphere.atomic import file_sha256
 from logosphere.data.corpus import Corpus
 from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
-from logosphere.evaluation.samples.texts import Metric, Reference
+from logosphere.evaluation.texts import Metric, Reference
 from logosphere.loading import rebuild
 from logosphere.report.comparison import (
     ComparisonReport,
@@ -22,8 +22,8 @@ from logosphere.report.comparison import (
     SampleReport,
     SeedResult,
     Value,
+    load_published_results,
 )
-from logosphere.report.published_results import load_published_results
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import SHORT, Run, environment
 from logosphere.runs.training_record import sum_records
@@ -60,10 +60,10 @@ def board(
         budget=shared_budget(recipes),
         own_rates=len({recipe.optim.lr for recipe in recipes}) > 1,
         entries=[_entry(one, runs[one.name], portraits.get(one.name)) for one in standing],
-        measures=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
+        metrics=[MetricInfo(m.name, m.title, m.unit, m.better, m.definition) for m in chosen],
         real=real,
         real_texts=list(against.real.strings[:SHOWN]),
-        literature=load_published_results(corpus.name, first.unit),
+        published=load_published_results(corpus.name, first.unit),
         environment=environment(),
     )
 
@@ -97,13 +97,14 @@ def _entry(one: LeaderboardRow, runs: Sequence[Run], portrait: SampleReport | No
         weights, step = file_sha256(trained.weights_file()), sum_records(trained.trainings).steps
         seeds.append(SeedResult(trained.config.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
-        name=one.name, system=card.name, title=card.title, kind=report.kind, options=list(run.config.options),
+        name=one.name, system=card.name, title=card.title, kind=report.kind, path=report.path,
+        options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
         recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
-        shares=[] if portrait is None else portrait.shares,
+        time_bins=[] if portrait is None else portrait.time_bins,
         samplings=[] if portrait is None else portrait.samplings,
         texts=[] if portrait is None else portrait.texts,
-        film=None if portrait is None else portrait.film,
+        animation=None if portrait is None else portrait.animation,
         costs=_costs(run, report.seconds / len(seeds)),
     )  # fmt: skip
 

@@ -160,8 +160,8 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
         *[("began with", told) for told in _began(run)],
         (
             "likelihood",
-            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind}) on "
-            f"{report.data}, {report.sample_size}",
+            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} "
+            f"({report.kind_and_path}) on {report.data}, {report.sample_size}",
         ),
         ("meant for", "trying, testing and comparing; too small to be relied on for anything it says"),
     ]

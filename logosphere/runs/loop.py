@@ -18,8 +18,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.model import Model
 from logosphere.networks.backbone import Backbone
-from logosphere.networks.convolution import ConvolutionBackbone
-from logosphere.networks.unet import UNetStage
+from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.checkpoints import CheckpointManager

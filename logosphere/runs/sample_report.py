@@ -10,12 +10,12 @@ from logosphere.data.batches import eval_batches
 from logosphere.data.corpus import Corpus
 from logosphere.data.splits import take_first_tokens
 from logosphere.errors import UserError
-from logosphere.evaluation.elbo_over_time import elbo_over_time
-from logosphere.evaluation.samples.registry import measure_samples
-from logosphere.evaluation.samples.texts import TRAIN_TOKENS, Metric, Reference, Texts
+from logosphere.evaluation.likelihood import elbo_over_time
+from logosphere.evaluation.sample_metrics import measure_samples
+from logosphere.evaluation.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.model import Model
-from logosphere.report.animation import Animation, build_animation
 from logosphere.report.comparison import SampleReport, SamplingResult, Value
+from logosphere.report.page import Animation, build_animation
 from logosphere.sampling.generate import filters, generate, model_plan
 from logosphere.sampling.trajectory import Recorder
 from logosphere.types import Batch, Condition

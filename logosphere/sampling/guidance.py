@@ -21,9 +21,8 @@ from torch import Tensor
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.networks.classifier import state_path
-from logosphere.networks.gradient_guidance import GradientGuided, GradientGuidedState
-from logosphere.networks.wrappers import ClassifierFreeGuidance, LogitsFilter, NFECounter
+from logosphere.networks.guidance import ClassifierFreeGuidance, GradientGuided, GradientGuidedState
+from logosphere.networks.wrappers import LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers import Ask, Stepper
 from logosphere.sampling.steppers.base import guides_transitions, require_transitions
@@ -176,7 +175,7 @@ class Gradients(Guide):
     strength: float = 1.0
 
     def __call__(self, rows: Float[Tensor, "B M K"]) -> Float[Tensor, " B"]:
-        """log p(y | it) of the label y of each sequence: the objective of networks/gradient_guidance.py."""
+        """log p(y | it) of the label y of each sequence: the objective of networks/guidance.py."""
         return self.classifier(rows).gather(-1, self.labels.to(rows.device)[:, None]).squeeze(-1)
 
     def counted(self, counter: NFECounter) -> "Gradients":
@@ -196,10 +195,9 @@ class Gradients(Guide):
             raise UserError("This model predicts a velocity or a score, which guidance by gradients cannot tilt.")
 
     def applied(self, process: Process, predict: Denoiser, move: Stepper) -> tuple[Denoiser, Stepper]:
-        path = state_path(process)
-        if path is None:
+        if process.state_path is None:
             return GradientGuided(predict, self, self.strength), move
-        return GradientGuidedState(predict, path, self, self.strength), move
+        return GradientGuidedState(predict, process, self, self.strength), move
 
 
 def _some(labels: Int64[Tensor, " B"], rows: slice | Bool[Tensor, " B"]) -> Int64[Tensor, " N"]:

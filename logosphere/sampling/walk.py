@@ -58,12 +58,12 @@ def walk(
     """
     codec = process.codec
     u = codec.encode(given.tokens)
-    free = codec.spread(given.free)
+    free = codec.expand_to_states(given.free)
     shape = (*free.shape, *[1] * (u.dim() - 2))
     z = torch.where(free.view(shape), process.prior(len(free), free.shape[1], noise), u)
     stepper = as_stepper(stepper)
     stepper.check(process)
-    rows = stepper.position_times(process, codec.spread(plan.times.to(free.device)), free, noise)
+    rows = stepper.position_times(process, codec.expand_to_states(plan.times.to(free.device)), free, noise)
     sure = (~free).float() if watched else None
     likeliest = torch.full_like(free, HIDDEN, dtype=torch.long) if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
@@ -86,11 +86,11 @@ def walk(
                 out = (predict if of is None else of)(seen, seen_t, context=z, where=where)
             if sure is not None and likeliest is not None and of is None:
                 share, token = out.float().softmax(-1).max(-1)
-                tells = out.shape[-1] == codec.choices and _tells_tokens(process)
+                tells = out.shape[-1] == codec.num_classes and _tells_tokens(process)
                 sure = sure.masked_scatter(where, share) if tells else None
                 likeliest = likeliest.masked_scatter(where, token) if tells else None
             return out
 
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
         z = stepper(process, ask, z, t, s, now)
-        yield Frame(step, len(rows) - 1, s, z, codec.read(z), sure, likeliest)
+        yield Frame(step, len(rows) - 1, s, z, codec.decode_partial(z), sure, likeliest)

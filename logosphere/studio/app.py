@@ -19,8 +19,7 @@ from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.studio.job_functions import make_elbo_job, make_generate_job
 from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached
-from logosphere.studio.models import StudioModel
-from logosphere.studio.report_files import ReportFile
+from logosphere.studio.models import ReportFile, StudioModel
 from logosphere.studio.requests import MAX_STEPS, MAX_TEXTS, GenerateRequest
 from logosphere.studio.security import SecurityMiddleware
 

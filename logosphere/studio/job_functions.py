@@ -8,15 +8,14 @@ import torch
 
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.elbo_over_time import TimeBin, elbo_over_time
+from logosphere.evaluation.likelihood import TimeBin, elbo_over_time
 from logosphere.sampling.generate import filters, generate
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.trajectory import Moment, Recorder
 from logosphere.sampling.walk import Frame
 from logosphere.studio.jobs import Job, JobFunction, JobStopped
 from logosphere.studio.models import StudioModel
-from logosphere.studio.requests import GenerateRequest, resolve_pins
-from logosphere.studio.snippets import to_command, to_python
+from logosphere.studio.requests import GenerateRequest, resolve_pins, to_command, to_python
 from logosphere.types import Batch
 
 TIME_BINS, ELBO_SEQUENCES = 12, 32

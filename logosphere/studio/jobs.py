@@ -121,7 +121,7 @@ class JobPool:
     def submit(self, function: JobFunction) -> Job:
         """Start a job, with one viewer."""
         if self.running >= self.max_jobs:
-            raise LimitReached(f"{self.running} texts are being written already; wait for one of them or stop it.")
+            raise LimitReached(f"{self.running} jobs are running already; wait for one of them or stop it.")
         self.count += 1
         job = self.jobs[self.count] = Job(self.count, function, asyncio.get_running_loop())
         job.start()
@@ -131,9 +131,9 @@ class JobPool:
         """Return the job with this number, with one more viewer."""
         job = self.jobs.get(number)
         if job is None or job.is_stopping:
-            raise UserError("This text is no longer there to be watched; write a new one.")
+            raise UserError("This job is no longer available; start a new one.")
         if job.viewers >= MAX_VIEWERS:
-            raise LimitReached(f"{job.viewers} are watching this text already; wait until somebody leaves.")
+            raise LimitReached(f"This job has {job.viewers} viewers, which is the limit; wait until one leaves.")
         job.viewers += 1
         return job
 

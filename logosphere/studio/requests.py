@@ -1,5 +1,6 @@
-"""Requests of the page to generate texts: every field is checked and every size is limited."""
+"""Requests of the page to generate texts, checked and limited in size, and the same as command line and Python code."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,10 +106,11 @@ class PinnedPositions:
 def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -> PinnedPositions | None:
     """Combine the prompt and the pinned tokens of a request; return None if there are none."""
     if request.n * model.length > MAX_TOKENS:
-        raise UserError(f"The studio writes at most {MAX_TOKENS} tokens at once; ask for fewer texts.")
+        count = request.n * model.length
+        raise UserError(f"The studio generates at most {MAX_TOKENS} tokens at once, not {count}; request fewer texts.")
     if request.n * model.length * request.steps > MAX_TOKEN_STEPS:
         limit = f"at most {MAX_TOKEN_STEPS} tokens over all steps"
-        raise UserError(f"The studio shows {limit}; ask for fewer texts or steps.")
+        raise UserError(f"The studio shows {limit}; request fewer texts or steps.")
     known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)
     if request.prompt:
         given = encode_prompt(request.prompt, tokenizer, model.length)
@@ -116,7 +118,7 @@ def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -
     for pin in request.pins:
         ids = [pin.token] if pin.token is not None else tokenizer.encode(pin.text or "").tolist()
         if pin.at + len(ids) > model.length:
-            raise UserError(f"This model writes {model.length} tokens; a lock reaches beyond them.")
+            raise UserError(f"This model generates {model.length} tokens; a lock extends beyond them.")
         if max(ids, default=0) >= model.vocab_size:
             raise UserError(f"Tokens must be numbers from 0 to {model.vocab_size - 1}.")
         known[pin.at : pin.at + len(ids)] = True
@@ -124,6 +126,72 @@ def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -
     if not known.any():
         return None
     if known.all():
-        raise UserError("Every position is locked, so there is nothing to write; unlock some.")
+        raise UserError("Every position is locked, so there is nothing to generate; unlock some.")
     model.check_known(known)
     return PinnedPositions(known[None], tokens[None])
+
+
+def to_command(request: GenerateRequest, name: str, pinned: PinnedPositions | None, tokenizer: Tokenizer) -> str:
+    """Return the command line of a request to the model `name`."""
+    argv = ["logosphere", "sample", name]
+    argv += ["-n", str(request.n), "--steps", str(request.steps), "--seed", str(request.seed)]
+    if request.sampler != "auto":
+        argv += ["--sampler", request.sampler]
+    if request.temperature != 1:
+        argv += ["--temperature", f"{request.temperature:g}"]
+    if request.top_p != 1:
+        argv += ["--top-p", f"{request.top_p:g}"]
+    if pinned is not None and request.pins:
+        argv += ["--infill", to_infill(pinned, tokenizer)]
+    elif request.prompt:
+        argv += ["--prompt", request.prompt]
+    return shlex.join(argv)
+
+
+def to_infill(pinned: PinnedPositions, tokenizer: Tokenizer) -> str:
+    """Return known text with gaps such as [12], as `logosphere sample --infill` reads it; the last gap is left out."""
+    known, tokens = pinned.known[0].tolist(), pinned.tokens[0].tolist()
+    parts, start = [], 0
+    while start < len(known):
+        end = start
+        while end < len(known) and known[end] == known[start]:
+            end += 1
+        if known[start]:
+            parts.append(tokenizer.decode(tokens[start:end]))
+        elif end < len(known):
+            parts.append(f"[{end - start}]")
+        start = end
+    return "".join(parts)
+
+
+def to_python(request: GenerateRequest, name: str, pinned: PinnedPositions | None) -> str:
+    """Return the Python code of a request to the model `name`."""
+    lines = [
+        "import torch",
+        "import logosphere as ls",
+        "from logosphere.runs.run import Run",
+        "from logosphere.sampling.samplers import sampler",
+        "",
+        f"run = Run({name!r})",
+        "model = run.model()",
+    ]
+    more = ""
+    if pinned is not None:
+        places = [i for i, known in enumerate(pinned.known[0].tolist()) if known]
+        lines += [
+            f"places = {places}",
+            "known, tokens = torch.zeros(model.length, dtype=torch.bool), torch.zeros(model.length, dtype=torch.long)",
+            f"known[places], tokens[places] = True, torch.tensor({pinned.tokens[0][places].tolist()})",
+        ]
+        more = "\n    known=known, tokens=tokens, renoise_known=run.needs_renoise(model),"
+    chosen = "model.sampler" if request.sampler == "auto" else repr(request.sampler)
+    rng = f"torch.Generator(model.device).manual_seed({request.seed})"
+    lines += [
+        "drawn = ls.generate(",
+        f"    model, n={request.n}, steps={request.steps}, rng={rng},",
+        f"    sampler=sampler({chosen}, model), temperature={request.temperature}, top_p={request.top_p},{more}",
+        ")",
+        "for row in drawn.tokens.cpu().numpy():",
+        "    print(run.tokenizer.decode(row))",
+    ]
+    return "\n".join(lines) + "\n"

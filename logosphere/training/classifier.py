@@ -68,7 +68,7 @@ def _on_the_way(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]
     """States as samplers meet them: at even times, block after block; of continuous paths, as their networks did."""
     process = model.process
     if not isinstance(process.codec, TokenCodec):
-        free = process.codec.spread(torch.ones_like(batch.free))
+        free = process.codec.expand_to_states(torch.ones_like(batch.free))
         z, t, _ = process.sample_zt(process.codec.encode(batch.tokens), noise.quantiles(1, 1)[:, 0], free, noise)
         return z, t
     blocks = model.length // model.block

@@ -84,7 +84,7 @@ class FSDP(Objective):
                     fully_shard(block, mesh=mesh)
         # Weights are never left whole: whoever changes shares (the optimiser, averages) changes all there is.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        for method in ("bound", "figures"):
+        for method in ("bound", "metrics"):
             register_fsdp_forward_method(model, method)
         self.model = model
 

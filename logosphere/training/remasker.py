@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.model import Model, told
+from logosphere.model import Model, bind_condition
 from logosphere.networks.backbone import Backbone
-from logosphere.networks.remasker import Remasker
+from logosphere.networks.classifier import Remasker
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
 from logosphere.noise import Drawn
@@ -74,7 +74,7 @@ def rewritten(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     z = model.process.corrupt(batch.tokens, t, noise)
     where: Positions = model.process.needs_prediction(z, batch.free)
     assert model.denoiser is not None
-    predict = model.denoiser if batch.condition is None else told(model.denoiser, batch.condition)
+    predict = model.denoiser if batch.condition is None else bind_condition(model.denoiser, batch.condition)
     out = predict(z, t, batch.tokens, where)
     z[where] = model.process.step(out, z[where], t[where], torch.zeros_like(t[where]), noise)
     return z

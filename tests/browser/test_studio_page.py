@@ -102,7 +102,7 @@ def test_a_text_is_written_held_edited_and_written_again(browser: "webdriver.Chr
     places[3].click()
     places[9].send_keys("x")
     browser.switch_to.active_element.send_keys("y")  # typing goes on at the next position
-    assert "3 positions are held" in browser.find_element(By.ID, "word").text
+    assert "3 positions are pinned" in browser.find_element(By.ID, "word").text
     browser.find_element(By.ID, "seed").send_keys("7")
     write(browser)
     after = tokens(browser)
@@ -157,7 +157,7 @@ def test_the_bound_over_time_and_a_report_are_shown(browser: "webdriver.Chrome")
     until(lambda: browser.find_element(By.ID, "sheet").is_displayed())
     browser.switch_to.frame("sheet")
     until(lambda: bool(browser.find_elements(By.CSS_SELECTOR, "h2")))
-    assert "leads with" in browser.find_element(By.CSS_SELECTOR, ".lead").text
+    assert "ranks first with" in browser.find_element(By.CSS_SELECTOR, ".lead").text
     assert browser.execute_script("return window.origin") == "null"  # it can ask nothing of the studio
     browser.switch_to.default_content()
 

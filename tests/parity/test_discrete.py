@@ -12,7 +12,7 @@ import torch
 from scipy.special import log_softmax, softmax
 
 import logosphere as ls
-from logosphere.networks.heads import LogisticHead
+from logosphere.networks.wrappers import LogisticHead
 from logosphere.noise import Drawn
 from logosphere.schedules import schedule
 

@@ -87,8 +87,8 @@ def targets(path: StickPath, v: np.ndarray, tau: float, token: int) -> np.ndarra
     return found
 
 
-def published(choices: int, **options: float) -> StickScores:
-    process = ls.build("ddsm", vocab_size=choices, length=1, denoiser=None, preset="paper", **options).process
+def published(num_classes: int, **options: float) -> StickScores:
+    process = ls.build("ddsm", vocab_size=num_classes, length=1, denoiser=None, preset="paper", **options).process
     assert isinstance(process, SimplexProcess) and isinstance(process.path, StickScores)
     return process.path
 
@@ -97,15 +97,15 @@ NODE = 128
 """Of 256 steps of the table; τ is read there."""
 
 
-@pytest.mark.parametrize("choices", [3, 6])
-def test_evidence_of_sticks_is_the_jacobi_series(choices: int) -> None:
-    path, g = published(choices).sticks, np.random.default_rng(0)
-    z, tau = g.dirichlet(np.ones(choices), size=N), float(path.times[NODE])
+@pytest.mark.parametrize("num_classes", [3, 6])
+def test_evidence_of_sticks_is_the_jacobi_series(num_classes: int) -> None:
+    path, g = published(num_classes).sticks, np.random.default_rng(0)
+    z, tau = g.dirichlet(np.ones(num_classes), size=N), float(path.times[NODE])
     v, M = sticks_of(z), path.max_lineages
-    wanted = np.zeros((N, choices))
-    for k in range(choices):
-        for j in range(min(k + 1, choices - 1)):
-            b = choices - 1 - j
+    wanted = np.zeros((N, num_classes))
+    for k in range(num_classes):
+        for j in range(min(k + 1, num_classes - 1)):
+            b = num_classes - 1 - j
             wanted[:, k] += np.log(ratio(v[:, j], tau, 2 / (1 + b), b, *((M, 0) if j == k else (0, M)))[0])
     found = path.log_likelihood(tensor(z), torch.full((N,), NODE / 256)).numpy()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5)
@@ -163,12 +163,12 @@ def test_a_mean_score_is_what_an_exact_network_answers() -> None:
 # ---- the default: all shares at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choices", [3, 10])
-def test_wright_fisher_evidence_and_pull(choices: int) -> None:
+@pytest.mark.parametrize("num_classes", [3, 10])
+def test_wright_fisher_evidence_and_pull(num_classes: int) -> None:
     """z_k against K - 1 others with h = 1; g_k = z_k ∂ log P(z_k)."""
-    path, g = WrightFisherPath(choices, 7), np.random.default_rng(4)
-    z, tau = g.dirichlet(np.ones(choices), size=N), float(path.times[400])
-    value, slope = ratio(z, tau, 1.0, choices - 1, 7, 0)
+    path, g = WrightFisherPath(num_classes, 7), np.random.default_rng(4)
+    z, tau = g.dirichlet(np.ones(num_classes), size=N), float(path.times[400])
+    value, slope = ratio(z, tau, 1.0, num_classes - 1, 7, 0)
     s = torch.full((N,), 400 / 1024)
     np.testing.assert_allclose(path.log_likelihood(tensor(z), s).numpy(), np.log(value), rtol=1e-5, atol=2e-5)
     np.testing.assert_allclose(path.drift_strength(tensor(z), s).numpy(), z * slope / value, rtol=1e-4, atol=1e-6)

@@ -57,8 +57,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return np.asarray(special.softmax(x, axis=-1))
 
 
-def corners(x: np.ndarray, choices: int) -> np.ndarray:
-    return np.eye(choices)[x]
+def corners(x: np.ndarray, num_classes: int) -> np.ndarray:
+    return np.eye(num_classes)[x]
 
 
 # ---- Bayesian flow networks (Graves et al. 2023) -------------------------------------------------------------------
@@ -135,8 +135,10 @@ def orthant(g: np.random.Generator, *shape: int) -> np.ndarray:
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def tangent_flow(choices: int, **options: Any) -> TangentFlow:
-    process = ls.build("fisher-flow", vocab_size=choices, length=1, denoiser=None, preset="paper", **options).process
+def tangent_flow(num_classes: int, **options: Any) -> TangentFlow:
+    process = ls.build(
+        "fisher-flow", vocab_size=num_classes, length=1, denoiser=None, preset="paper", **options
+    ).process
     assert isinstance(process, TangentFlow)
     return process
 
@@ -230,9 +232,9 @@ def test_geodesic_evidence_is_the_density_of_the_path(concentration: float) -> N
 # ---- Dirichlet flow matching (Stark et al. 2024) -------------------------------------------------------------------
 
 
-def speed(y: np.ndarray, alpha: float, choices: int) -> np.ndarray:
+def speed(y: np.ndarray, alpha: float, num_classes: int) -> np.ndarray:
     """C(y, α) = -∂_α I_y(α, K - 1) B(α, K - 1) / ((1 - y)^(K-1) y^(α-1)), by a quadrature of ∂_α I · B."""
-    b = choices - 1
+    b = num_classes - 1
     mean = special.digamma(alpha) - special.digamma(alpha + b)
     points, weights = np.polynomial.legendre.leggauss(400)
     q = 30 / alpha * (points + 1)[:, None]  # x = y e^-q
@@ -242,9 +244,9 @@ def speed(y: np.ndarray, alpha: float, choices: int) -> np.ndarray:
     return np.asarray(found.reshape(y.shape))
 
 
-def dirichlet(choices: int, **options: Any) -> DirichletPath:
+def dirichlet(num_classes: int, **options: Any) -> DirichletPath:
     path = ls.build(
-        "dirichlet-flow", vocab_size=choices, length=1, denoiser=None, preset="paper", **options
+        "dirichlet-flow", vocab_size=num_classes, length=1, denoiser=None, preset="paper", **options
     ).process.path
     assert isinstance(path, DirichletPath)
     return path

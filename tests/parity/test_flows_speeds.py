@@ -22,9 +22,9 @@ from logosphere.processes.simplex.dirichlet import DirichletPath, default_alpha,
 TERMS = 40_000
 
 
-def factor(choices: int, alpha: float, y: np.ndarray) -> np.ndarray:
+def factor(num_classes: int, alpha: float, y: np.ndarray) -> np.ndarray:
     """C(y, α) / y by the series above."""
-    b, n = choices - 1, np.arange(TERMS)
+    b, n = num_classes - 1, np.arange(TERMS)
     mean = special.digamma(alpha) - special.digamma(alpha + b)
     rising = special.gammaln(alpha + b + n) - special.gammaln(alpha + b)
     gained = special.digamma(alpha + b + n) - special.digamma(alpha + b)
@@ -42,27 +42,27 @@ def factor(choices: int, alpha: float, y: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("choices", [4, 20, 27, 256])
-def test_the_table_has_six_digits_at_every_alpha(choices: int) -> None:
-    alphas = torch.linspace(1, default_alpha(choices), 129, dtype=torch.float64)
+@pytest.mark.parametrize("num_classes", [4, 20, 27, 256])
+def test_the_table_has_six_digits_at_every_alpha(num_classes: int) -> None:
+    alphas = torch.linspace(1, default_alpha(num_classes), 129, dtype=torch.float64)
     log_y = torch.linspace(-20, 0, 513, dtype=torch.float64)
-    rows = speed_table(choices, alphas)
+    rows = speed_table(num_classes, alphas)
     assert rows.shape == (129, 513) and (rows > 0).all()
     some = torch.cat([torch.arange(0, 380, 54), torch.arange(380, 513, 12)])
     for alpha, row in zip(alphas.tolist(), rows, strict=True):
-        np.testing.assert_allclose(row[some].numpy(), factor(choices, alpha, log_y[some].exp().numpy()), rtol=1e-6)
+        np.testing.assert_allclose(row[some].numpy(), factor(num_classes, alpha, log_y[some].exp().numpy()), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("choices", "alpha", "place"), [(20, 7.0, 300), (27, 1.5, 60), (256, 13.0, 20), (2048, 5.0, 400)]
+    ("num_classes", "alpha", "place"), [(20, 7.0, 300), (27, 1.5, 60), (256, 13.0, 20), (2048, 5.0, 400)]
 )
-def test_the_table_agrees_with_mpmath(choices: int, alpha: float, place: int) -> None:
+def test_the_table_agrees_with_mpmath(num_classes: int, alpha: float, place: int) -> None:
     """The definition, -∂_α I · B / ((1 - y)^b y^(α-1)), by numerical differentiation at 50 digits."""
     with mpmath.workdps(50):
-        y, b = mpmath.exp(mpmath.mpf(-20) + mpmath.mpf(20) * place / 512), choices - 1
+        y, b = mpmath.exp(mpmath.mpf(-20) + mpmath.mpf(20) * place / 512), num_classes - 1
         slope = mpmath.diff(lambda a: mpmath.betainc(a, b, 0, y, regularized=True), mpmath.mpf(alpha))
         wanted = -slope * mpmath.beta(alpha, b) / ((1 - y) ** b * y**alpha)
-    found = speed_table(choices, torch.tensor([alpha], dtype=torch.float64))[0, place]
+    found = speed_table(num_classes, torch.tensor([alpha], dtype=torch.float64))[0, place]
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
@@ -72,9 +72,9 @@ def test_a_factor_that_used_to_lose_its_digits() -> None:
     assert found == pytest.approx(8.148e-4, rel=1e-4)
 
 
-@pytest.mark.parametrize("choices", [230, 256, 2048, 50_257])
-def test_factors_of_many_tokens_are_positive_numbers(choices: int) -> None:
-    rows = speed_table(choices, torch.linspace(1, default_alpha(choices), 33, dtype=torch.float64))
+@pytest.mark.parametrize("num_classes", [230, 256, 2048, 50_257])
+def test_factors_of_many_tokens_are_positive_numbers(num_classes: int) -> None:
+    rows = speed_table(num_classes, torch.linspace(1, default_alpha(num_classes), 33, dtype=torch.float64))
     assert rows.isfinite().all() and (rows > 0).all()
 
 

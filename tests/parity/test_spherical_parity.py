@@ -16,8 +16,8 @@ from scipy import integrate, optimize, special
 
 import logosphere as ls
 from logosphere.codecs.digits import DigitCodec
-from logosphere.geometry.bridges import Law
-from logosphere.geometry.normal import normal_parameters
+from logosphere.geometry.bridge_tables import fit_normal
+from logosphere.geometry.bridges import BridgeTable
 from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
@@ -238,8 +238,8 @@ def test_the_riemannian_normal(d: int, uniform: bool, published: bool) -> None:
     angle = np.linspace(0.15, 0.9, 6)[:, None] + rng.normal(size=(6, 400)) * 0.05
     length = 1 - np.abs(rng.normal(size=(6, 400))) * 0.02
     a, b = (length * np.cos(angle)).astype(np.float32), (length * np.sin(angle)).astype(np.float32)
-    law = Law(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
-    alpha, rho = normal_parameters(law, d, cosine, published=published, scale=1.14).numpy()
+    law = BridgeTable(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
+    alpha, rho = fit_normal(law, d, cosine, published=published, scale=1.14).numpy()
     mean_a = a.astype(float).mean(1)
     mean_start = (cosine * a.astype(float) + sine * b.astype(float)).mean(1)  # E <X, x₀>
     ratio = mean_a / mean_start
@@ -386,8 +386,8 @@ def test_digits_as_published_and_by_default() -> None:
     assert isinstance(codec, DigitCodec) and codec.digits == 10
     token = 20_197
     digits = [token // 3**i % 3 for i in range(10)]
-    assert codec.written(torch.tensor([token]))[0].tolist() == digits
-    assert DigitCodec(30_522, 3).written(torch.tensor([token]))[0].tolist() == digits[::-1]
+    assert codec.to_digits(torch.tensor([token]))[0].tolist() == digits
+    assert DigitCodec(30_522, 3).to_digits(torch.tensor([token]))[0].tolist() == digits[::-1]
     states = codec.encode(torch.tensor([[token, 5]]))
     assert states.shape == (1, 20, 4) and codec.decode(states).tolist() == [[token, 5]]
 
@@ -414,7 +414,7 @@ def test_the_likelihood_of_digits(codes: str) -> None:
 def test_codes_of_no_token_become_the_nearest_token(smallest_first: bool) -> None:
     codec = DigitCodec(11, 4, smallest_first=smallest_first)
     z = torch.randn(200, 2, 5, generator=torch.Generator().manual_seed(14))
-    digits = codec.written(torch.arange(11))
+    digits = codec.to_digits(torch.arange(11))
     score = torch.stack([z[:, 0, digits[k, 0]] + z[:, 1, digits[k, 1]] for k in range(11)], 1)
     assert torch.equal(codec.decode(z)[:, 0], score.argmax(1))
     assert ((z[..., :4].argmax(-1) * codec.powers).sum(1) >= 11).any()

@@ -21,7 +21,7 @@ from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
 from logosphere.logsnr.schedules import LogSNR
 from logosphere.noise import Noise
-from logosphere.processes.base import ForwardSample, Process
+from logosphere.processes.base import ForwardSample, Process, StatePath
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.gaussian.parameterization import Parameterization
 from logosphere.processes.gaussian.updates import Spacing, Update, ancestral, spaced_times
@@ -79,6 +79,10 @@ class GaussianDiffusion(Process, OnlineStatistics):
         self, out: Tensor, x0: State, z: State, z_decode: State, t: Tensor, noise: Noise, *, greedy: bool
     ) -> State:
         """The clean state in which a sampler ends, given x̂, z_t and a state at `T_DECODE`."""
+
+    @property
+    def state_path(self) -> StatePath | None:
+        return self if self.predicts_states else None
 
     def from_x0(self, x0: State, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """The output of a network that predicts x̂: the inverse of `predict_x0`."""

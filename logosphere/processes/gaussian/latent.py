@@ -154,7 +154,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Logits:
         """0: a single latent has no information about a single token."""
-        return torch.zeros(*t.shape, self.codec.choices, device=t.device)
+        return torch.zeros(*t.shape, self.codec.num_classes, device=t.device)
 
     def add_evidence(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         return logits

@@ -153,7 +153,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         weight = self.codec.weight
         version = weight.data_ptr(), weight._version, weight.device
         if self._separable is None or self._separable[0] != version:
-            self._separable = version, self.codec.tells_apart()
+            self._separable = version, self.codec.is_separable()
         return "bound" if self._separable[1] else "surrogate"
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         encoded = super().encode(batch, noise)
         if self.noisy_start is None:
             return encoded
-        return encoded._replace(u=self.noisy_start.pair(encoded.u, self.codec.spread(batch.free), noise))
+        return encoded._replace(u=self.noisy_start.pair(encoded.u, self.codec.expand_to_states(batch.free), noise))
 
     def _path_start(self, u: State) -> State:
         """The state at which the path begins."""
@@ -216,7 +216,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         snr = self.logsnr(t)[..., None].exp()
         wider = 1.0 if self.noisy_start is None else 1 + snr * self.noisy_start.variance
         linear, quadratic = ((snr * (1 + snr)).sqrt() / wider).float(), (snr / 2 / wider).float()
-        products, squares = self.codec.compared(z)
+        products, squares = self.codec.compare_rows(z)
         log_q = linear * products - quadratic * squares
         log_q = scale * (log_q - log_q.detach().amax(-1, keepdim=True))
         if bool((t > 0).all()):
@@ -289,7 +289,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
         self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise
     ) -> Float[Tensor, " B"]:
         """The prior term with the bound or the error, the rounding loss, and the loss of a learned schedule's shape."""
-        free = self.codec.spread(batch.free)
+        free = self.codec.expand_to_states(batch.free)
         terms = torch.zeros_like(nats)
         if self.loss_type != "cross-entropy":
             scale = 1.0 if self.loss_type == "bound" else 2 / self.width  # Diffusion-LM's mean of α₁² u²

@@ -64,13 +64,13 @@ class DirichletPath(ConditionalPath, DensityPath, EulerPath):
         self.register_buffer("noise_table", (churn * h).float(), persistent=False)
 
     def sample_prior(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.num_classes, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def alpha(self, s: Fraction) -> Float[Tensor, "..."]:
         return 1 + (self.alpha_max - 1) * s
 
     def q_sample(self, u: State, s: Fraction, noise: Noise) -> State:
-        return simplex.favoured(u, simplex.gamma(self.alpha(s), noise), noise)
+        return simplex.sample_dirichlet_corner(u, simplex.sample_gamma(self.alpha(s), noise), noise)
 
     def log_likelihood(self, z: State, s: Fraction) -> Float[Tensor, "... K"]:
         return (self.alpha(s) - 1)[..., None] * z.clamp_min(simplex.TINY).log()
@@ -113,11 +113,11 @@ class DirichletPath(ConditionalPath, DensityPath, EulerPath):
         """The drift, then noise with the variance at the middle of the step."""
         step = (self.alpha_max - 1) * (then - s).clamp_min(0)
         if self.churn == 0:
-            return simplex.drifted(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
+            return simplex.drift_step(z, out.softmax(-1) * self.speed(z, s) * step[..., None])
         h = self.noise_rate((s + then) / 2)
         strength = self.speed(z, s) + (0.5 * h * (self.alpha(s) - 1))[..., None]
-        z = simplex.drifted(z, out.softmax(-1) * strength * step[..., None])
-        return simplex.diffused(z, (h * step)[..., None], noise)
+        z = simplex.drift_step(z, out.softmax(-1) * strength * step[..., None])
+        return simplex.diffusion_step(z, (h * step)[..., None], noise)
 
     def velocity(self, out: Logits, z: State, s: Fraction) -> State:
         weights = (self.alpha_max - 1) * out.softmax(-1) * self.speed(z, s)
@@ -125,10 +125,10 @@ class DirichletPath(ConditionalPath, DensityPath, EulerPath):
 
     def euler(self, out: Logits, z: State, s: Fraction, then: Fraction, noise: Noise) -> State:
         """Euler's step, projected to the simplex if it leaves it."""
-        return simplex.projected(z + (then - s).clamp_min(0)[..., None] * self.velocity(out, z, s))
+        return simplex.project_euclidean(z + (then - s).clamp_min(0)[..., None] * self.velocity(out, z, s))
 
     def project(self, z: State) -> State:
-        return simplex.onto(z)
+        return simplex.project(z)
 
     def log_start(self, z: State) -> Float[Tensor, "..."]:
         return torch.zeros_like(z[..., 0])

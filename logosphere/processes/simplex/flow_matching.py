@@ -82,8 +82,8 @@ class GeodesicPath(ConditionalPath, DensityPath, EulerPath):
     def sample_prior(self, batch: int, length: int, noise: Noise) -> State:
         shape = (batch, length, self.num_classes)
         if self.power == 0:
-            return sphere.normalised(noise.normal(*shape).abs())
-        return sphere.normalised((-noise.uniform(*shape).log()).sqrt().float())
+            return sphere.normalise(noise.normal(*shape).abs())
+        return sphere.normalise((-noise.uniform(*shape).log()).sqrt().float())
 
     def q_sample(self, u: State, s: Fraction, noise: Noise) -> State:
         start = self.sample_prior(s.shape[0], s.shape[1], noise).to(u)
@@ -125,7 +125,7 @@ class GeodesicPath(ConditionalPath, DensityPath, EulerPath):
         return END * self.mean_velocity(out.softmax(-1), z, s)
 
     def project(self, z: State) -> State:
-        return sphere.normalised(z.clamp_min(0))
+        return sphere.normalise(z.clamp_min(0))
 
     def log_start(self, z: State) -> Float[Tensor, "..."]:
         return self.power * z.clamp_min(1e-12).log().sum(-1)
@@ -159,7 +159,7 @@ class LinearPath(ConditionalPath, DeterministicPath, EulerPath):
         self.ot_coupling = ot_coupling
 
     def sample_prior(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.num_classes, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def q_sample(self, u: State, s: Fraction, noise: Noise) -> State:
         start = self.sample_prior(s.shape[0], s.shape[1], noise).to(u)
@@ -188,7 +188,7 @@ class LinearPath(ConditionalPath, DeterministicPath, EulerPath):
         return END * self.mean_velocity(out.softmax(-1), z, s)
 
     def project(self, z: State) -> State:
-        return simplex.onto(z)
+        return simplex.project(z)
 
     def squared_error(self, out: Logits, u: State, z: State, s: Fraction) -> Float[Tensor, "..."]:
         """|v_θ - v_x|²."""

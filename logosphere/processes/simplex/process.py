@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
-from logosphere.geometry.assignment import assigned
+from logosphere.geometry.simplex import linear_assignment
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import OnlineStatistics
@@ -139,7 +139,7 @@ def information_gain(
 
 def couple_optimally(start: State, u: State, squared: Callable[[State, State], Float[Tensor, "B C"]]) -> State:
     """Starts permuted between sequences so that Σ squared(start, u) is smallest: mini-batch optimal transport."""
-    return start[assigned(squared(start, u).T)]
+    return start[linear_assignment(squared(start, u).T)]
 
 
 class SimplexProcess(Process, OnlineStatistics):

@@ -109,7 +109,7 @@ class StickPath(ConditionalPath):
     # ---- the path -----------------------------------------------------------------------------------------------
 
     def sample_prior(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.num_classes, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def q_sample(self, u: State, s: Fraction, noise: Noise) -> State:
         """Beta(1, b) is 1 - U^(1/b); the token's own stick is a quotient of gamma variables."""
@@ -117,11 +117,11 @@ class StickPath(ConditionalPath):
         left = (noise.uniform(*s.shape, self.num_classes - 1)[..., None] * ends[..., -1:] > ends).sum(-1)
         before, own = _sum_after(u) > 0, u[..., :-1] > 0
         rest = noise.uniform(*left.shape) ** (1 / (self.b + left * before))
-        first = simplex.gamma(1 + (left * own).sum(-1).double(), noise)
-        second = simplex.gamma((self.b * own).sum(-1).clamp_min(1), noise)
+        first = simplex.sample_gamma(1 + (left * own).sum(-1).double(), noise)
+        second = simplex.sample_gamma((self.b * own).sum(-1).clamp_min(1), noise)
         own_stick = (first / (first + second))[..., None]
         v, rest = torch.where(own, own_stick, 1 - rest), torch.where(own, 1 - own_stick, rest)
-        return simplex.shares(v, rest).to(u.dtype)
+        return simplex.from_sticks(v, rest).to(u.dtype)
 
     def _polynomials(self, v: Sticks, rest: Sticks, s: Fraction) -> tuple[tuple[Sticks, Sticks], tuple[Sticks, Sticks]]:
         """P¹ and v P¹', P⁰ and (1 - v) P⁰'."""
@@ -130,7 +130,7 @@ class StickPath(ConditionalPath):
         return evaluate_polynomial(own, v), evaluate_polynomial(before, rest)
 
     def log_likelihood(self, z: State, s: Fraction) -> Float[Tensor, "... K"]:
-        (own, _), (before, _) = self._polynomials(*simplex.sticks(z), s)
+        (own, _), (before, _) = self._polynomials(*simplex.to_sticks(z), s)
         own, before = own.clamp_min(1e-300).log(), running_sum(before.clamp_min(1e-300).log())
         zero = torch.zeros_like(own[..., :1])
         return (torch.cat([own, zero], -1) + torch.cat([zero, before], -1)).to(z.dtype)
@@ -147,12 +147,12 @@ class StickPath(ConditionalPath):
         return weights[..., :-1] * up * odds - _sum_after(weights) * down / odds
 
     def elbo_term(self, out: Logits, u: State, z: State, s: Fraction, length: float) -> Float[Tensor, "..."]:
-        error = self.weighted_scores((u - out.softmax(-1)).double(), *simplex.sticks(z), s)
+        error = self.weighted_scores((u - out.softmax(-1)).double(), *simplex.to_sticks(z), s)
         squared = (2 / (1 + self.b) * error.square()).sum(-1)
         return (0.5 * length * time_slope(self.times, s) * squared).to(out.dtype)
 
     def step(self, out: Logits, z: State, s: Fraction, then: Fraction, noise: Noise) -> State:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         up, down = self._drift_strengths(v, rest, s)
         p = out.softmax(-1).double()
         step = self.dilation * (interpolate(self.times, s) - interpolate(self.times, then)).clamp_min(0)
@@ -167,7 +167,7 @@ class StickPath(ConditionalPath):
         total = (rise + fall).clamp_min(1e-30)
         fraction = -torch.expm1(-total)
         v, rest = torch.lerp(v, rise / total, fraction), torch.lerp(rest, fall / total, fraction)
-        return simplex.shares(*simplex.jacobi(v, rest, self.b, variance, noise))
+        return simplex.from_sticks(*simplex.jacobi_step(v, rest, self.b, variance, noise))
 
     def prior_kl(self) -> float:
         return self.max_prior_kl
@@ -215,7 +215,7 @@ class StickScores(ConditionalPath, EulerPath):
         for s in nodes:
             s = s.expand(draws, 1)
             z = self.sticks.q_sample(u, s, noise)
-            squared = self.sticks.weighted_scores(u.double(), *simplex.sticks(z), s).square()
+            squared = self.sticks.weighted_scores(u.double(), *simplex.to_sticks(z), s).square()
             means.append((self._speeds() * squared).sum(-1).mean())
         w, tau = torch.stack(means), interpolate(self.sticks.times, nodes).double()
         mean = ((w[1:] + w[:-1]) / 2 * (tau[:-1] - tau[1:])).sum() / (tau[0] - tau[-1])
@@ -256,7 +256,7 @@ class StickScores(ConditionalPath, EulerPath):
 
     def from_posterior(self, posterior: Logits, z: State, s: Fraction) -> Tensor:
         """The prediction whose scores are the mean Σ_k p_k G(k): g_K = 0, the others from the last to the first."""
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         wanted = self.sticks.weighted_scores(posterior.softmax(-1).double(), v, rest, s)
         wanted = wanted / (v * rest).clamp_min(1e-30).sqrt()
         z = z.double()
@@ -268,13 +268,13 @@ class StickScores(ConditionalPath, EulerPath):
         return torch.stack(g[::-1], -1) / interpolate(self.scale, s)[..., None].double()
 
     def elbo_term(self, out: Logits, u: State, z: State, s: Fraction, length: float) -> Float[Tensor, "..."]:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         error = self.sticks.weighted_scores(u.double(), v, rest, s) - (v * rest).sqrt() * self.stick_scores(out, z, s)
         squared = (self._speeds() * error.square()).sum(-1)
         return (0.5 * length * time_slope(self.sticks.times, s) * squared).to(out.dtype)
 
     def step(self, out: Logits, z: State, s: Fraction, then: Fraction, noise: Noise) -> State:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         variance, scores = self._variance(s, then), self.stick_scores(out, z, s)
         rise, fall = variance * v * scores.clamp_min(0), variance * rest * (-scores).clamp_min(0)
         return self.sticks.drift_and_diffuse(v, rest, rise, fall, variance, noise).to(z.dtype)
@@ -298,15 +298,15 @@ class StickScores(ConditionalPath, EulerPath):
         """v + h (½ ((1 - v) - b v) + v (1 - v) G) Δτ + √(h v (1 - v) Δτ) ξ."""
         mean, deviation = self._euler(out, z, s, then)
         v = (mean + deviation * noise.normal(*mean.shape).double()).clamp(CLIP, 1 - CLIP)
-        return simplex.shares(v, 1 - v).to(z.dtype)
+        return simplex.from_sticks(v, 1 - v).to(z.dtype)
 
     def final_token(self, out: Logits, z: State, s: Fraction) -> Int64[Tensor, "..."]:
         """The last step has no noise, and the token is the largest coordinate."""
         v = self._euler(out, z, s, torch.ones_like(s))[0].clamp(CLIP, 1 - CLIP)
-        return simplex.shares(v, 1 - v).argmax(-1)
+        return simplex.from_sticks(v, 1 - v).argmax(-1)
 
     def _euler(self, out: Logits, z: State, s: Fraction, then: Fraction) -> tuple[Sticks, Sticks]:
-        v, rest = simplex.sticks(z)
+        v, rest = simplex.to_sticks(z)
         variance = self._variance(s, then)
         drift = 0.5 * (rest - self.sticks.b * v) + v * rest * self.stick_scores(out, z, s)
         return v + variance * drift, (variance * v * rest).sqrt()

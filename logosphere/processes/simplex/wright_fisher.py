@@ -64,7 +64,7 @@ class WrightFisherPath(ConditionalPath):
         return linear_lineage_times(fine, mean, lowest, NODES)
 
     def sample_prior(self, batch: int, length: int, noise: Noise) -> State:
-        return simplex.even(batch, length, self.num_classes, noise)
+        return simplex.sample_dirichlet(batch, length, self.num_classes, noise)
 
     def q_sample(self, u: State, s: Fraction, noise: Noise) -> State:
         """m lineages are left; the gamma variable of 1 + m is a sum of 1 + m exponential ones."""
@@ -72,7 +72,7 @@ class WrightFisherPath(ConditionalPath):
         left = (noise.uniform(*s.shape)[..., None] * ends[..., -1:] > ends).sum(-1, keepdim=True)
         exponentials = -noise.uniform(*s.shape, self.max_lineages + 1).log()
         counted = torch.arange(self.max_lineages + 1, device=s.device) <= left
-        return simplex.favoured(u, (exponentials * counted).sum(-1), noise)
+        return simplex.sample_dirichlet_corner(u, (exponentials * counted).sum(-1), noise)
 
     def _polynomial(self, z: State, s: Fraction) -> tuple[Float[Tensor, "... K"], Float[Tensor, "... K"]]:
         """P(z_k) and z_k P'(z_k)."""
@@ -93,8 +93,8 @@ class WrightFisherPath(ConditionalPath):
 
     def step(self, out: Logits, z: State, s: Fraction, then: Fraction, noise: Noise) -> State:
         step = self.dilation * (interpolate(self.times, s) - interpolate(self.times, then)).clamp_min(0)[..., None]
-        z = simplex.drifted(z, out.softmax(-1) * self.drift_strength(z, s) * step)
-        return simplex.diffused(z, step, noise)
+        z = simplex.drift_step(z, out.softmax(-1) * self.drift_strength(z, s) * step)
+        return simplex.diffusion_step(z, step, noise)
 
     def prior_kl(self) -> float:
         return math.log1p(self.prior_chi2)

@@ -29,7 +29,7 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, HeatBridge, Law, tangent_moments, tangent_normal_log_p
+from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge, tangent_moments, tangent_normal_log_p
 from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import (
@@ -55,7 +55,7 @@ class Start(NamedTuple):
     """A point with the same distance to every vertex, and the table of the bridges that begin there."""
 
     origin: Float[Tensor, " d"]
-    law: Law
+    law: BridgeTable
 
 
 class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPaths, SeveralPaths, PositionTimes):
@@ -98,7 +98,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         any_order_fraction: float = 0.0,
     ):
         super().__init__()
-        self.codec, self.bridge, self.time_sampler, self.choices = codec, bridge, time_sampler, codec.choices
+        self.codec, self.bridge, self.time_sampler, self.num_classes = codec, bridge, time_sampler, codec.num_classes
         times = starts[0].law.times
         self.timesteps = len(times)
         self.recon_time = 1.5 / self.timesteps
@@ -111,7 +111,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         self.constant_start = bool((p == p[0]).all())
         self.num_components = len(starts) if self.constant_start else 1
         self.component: int | None = None
-        d = self.choices + 1
+        d = self.num_classes + 1
         moments = [tangent_moments(start.law.a, start.law.b, d) for start in starts]
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
@@ -231,7 +231,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
         c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
-        return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalised(nu), u)
+        return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalise(nu), u)
 
     def _sample_ab(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
@@ -278,7 +278,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         return t, weight.float()
 
     def needs_prediction(self, z: State, moving: Positions) -> Positions:
-        return moving & (z[..., : self.choices].amax(-1) < 1) if self._any_order_active else moving
+        return moving & (z[..., : self.num_classes].amax(-1) < 1) if self._any_order_active else moving
 
     # ---- the posterior of a token -------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
 
         For the log bridge X is approximated as normal in the tangent space at its mean direction (geometry/bridges.py).
         """
-        cosine = z[..., : self.choices]
+        cosine = z[..., : self.num_classes]
         if isinstance(self.bridge, HeatBridge):
             log_p = self.bridge.log_p(cosine, self._s(t))
         else:
@@ -295,11 +295,11 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
             per_start = [self._normal_likelihood(z, node, which) for which in range(len(self.origins))]
             log_p = per_start[0] if len(per_start) == 1 else torch.stack(per_start).logsumexp(0)
         log_p = log_p - log_p.amax(-1, keepdim=True)
-        clean = MAX_LOGIT * (F.one_hot(cosine.argmax(-1), self.choices) - 1)
+        clean = MAX_LOGIT * (F.one_hot(cosine.argmax(-1), self.num_classes) - 1)
         return torch.where(t[..., None] > 0, log_p, clean.to(log_p.dtype))
 
     def _normal_likelihood(self, z: State, node: Tensor, which: int) -> Float[Tensor, "... K"]:
-        origin, cosine = self.origins[which], z[..., : self.choices]
+        origin, cosine = self.origins[which], z[..., : self.num_classes]
         start, d = origin[0], z.shape[-1]
         b = (sphere.dot(z, origin) - start * cosine) / (1 - start.square()).sqrt()
         moments = self.moments[which][node]
@@ -315,7 +315,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         return out.softmax(-1)
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
-        return F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
+        return F.cross_entropy(out, u[..., : self.num_classes].argmax(-1), reduction="none")
 
     def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         return categorical(out, noise.uniform(len(out)))
@@ -336,8 +336,8 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
 
     def squared_drift_error(self, out: Logits, u: State, z: State, s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """|η_θ - η_x|² at the bridge's time s."""
-        target, cosine = u[..., : self.choices], z[..., : self.choices]
-        excess = (self.probabilities(out) - target) * self.bridge.pull(cosine, s)
+        target, cosine = u[..., : self.num_classes], z[..., : self.num_classes]
+        excess = (self.probabilities(out) - target) * self.bridge.drift_strength(cosine, s)
         return (excess.square().sum(-1) - (excess * cosine).sum(-1).square()).clamp_min(0)
 
     def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:

@@ -91,7 +91,7 @@ class DigitSphericalDiffusion(SphericalDiffusion):
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         """-log p(token), as a sum over its digits with equal parts of log Z."""
-        plain = F.cross_entropy(out, u[..., : self.choices].argmax(-1), reduction="none")
+        plain = F.cross_entropy(out, u[..., : self.num_classes].argmax(-1), reduction="none")
         if self.valid.all_valid:
             return plain
         log_z = self.valid.remaining(self._by_token(out))[:, 0] / self.codec.digits

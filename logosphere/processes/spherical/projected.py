@@ -94,7 +94,7 @@ class ProjectedCodec(VertexCodec):
         jitter = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram), device=gram.device)
         return torch.linalg.cholesky(gram + jitter)
 
-    def stem(self, width: int) -> nn.Module:
+    def build_stem(self, width: int) -> nn.Module:
         return ProjectedInput(self)
 
 
@@ -179,12 +179,12 @@ class ProjectedSphericalDiffusion(SphericalDiffusion):
     def _slope(self, t: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
         """d log p(X | k) / d<X, e_k> at a right angle, that is g(0) / V."""
         s = self._s(t)
-        return self.bridge.pull(torch.zeros_like(s)[..., None], s).to(torch.float32) / self.bridge.total_noise
+        return self.bridge.drift_strength(torch.zeros_like(s)[..., None], s).to(torch.float32) / self.bridge.total_noise
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
         """Linear in X: from the mask among many tokens every <X, e_k> is small while the token is uncertain."""
-        cosine = z[..., : self.choices]
-        clean = MAX_LOGIT * (F.one_hot(cosine.argmax(-1), self.choices) - 1)
+        cosine = z[..., : self.num_classes]
+        clean = MAX_LOGIT * (F.one_hot(cosine.argmax(-1), self.num_classes) - 1)
         return torch.where(t[..., None] > 0, self._slope(t) * cosine, clean.to(cosine.dtype))
 
     def add_evidence(self, logits: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
@@ -208,7 +208,8 @@ class ProjectedSphericalDiffusion(SphericalDiffusion):
         with torch.no_grad():
             own, squares = _token_probability(out, u)
             a = self.moments[0, node, 0][:, None]
-            near, far = (self.bridge.pull(cosine, s).squeeze(-1).square() for cosine in (a, torch.zeros_like(a)))
+            strengths = (self.bridge.drift_strength(cosine, s) for cosine in (a, torch.zeros_like(a)))
+            near, far = (strength.squeeze(-1).square() for strength in strengths)
             error = far * (squares - own.square()) + near * (1 - own).square() * (1 - a.squeeze(-1) ** 2)
             cross_entropy = -own.clamp_min(1e-30).log()
             rate = error * self.lengths[node] / (2 * self.bridge.total_noise)

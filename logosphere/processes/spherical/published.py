@@ -146,7 +146,7 @@ class PublishedSphericalDiffusion(SphericalDiffusion):
         origin = self.origins[which]
         cosine = origin[..., :1]
         mean = alpha * (u - cosine * origin) / (1 - cosine.square()).sqrt()
-        mean = sphere.normalised(mean + (1 - alpha.square()).clamp_min(0).sqrt() * origin)
+        mean = sphere.normalise(mean + (1 - alpha.square()).clamp_min(0).sqrt() * origin)
         state = sphere.exp(mean, sphere.project(mean, rho * noise.normal(*u.shape).to(u.dtype)))
         return torch.where(t[..., None] > 0, state, u)
 

@@ -27,7 +27,7 @@ def geodesic(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    drift = _to_vertices(p * bridge.pull(x[:, : p.shape[1]], s), x) * ds
+    drift = _to_vertices(p * bridge.drift_strength(x[:, : p.shape[1]], s), x) * ds
     return _exponential_step(x, drift, bridge.total_noise * ds, noise)
 
 
@@ -35,7 +35,7 @@ def bridge(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    pull = bridge.pull(x.gather(1, k[:, None]), s)
+    pull = bridge.drift_strength(x.gather(1, k[:, None]), s)
     drift = torch.zeros_like(x).scatter(1, k[:, None], (pull * ds).to(x.dtype))
     return _exponential_step(x, drift, _bridge_variance(bridge, s, then), noise)
 
@@ -44,7 +44,7 @@ def moment_matched(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    pull = bridge.pull(x[:, : p.shape[1]], s)
+    pull = bridge.drift_strength(x[:, : p.shape[1]], s)
     # Σ_k √p_k ζ_k (e_k - m) has the covariance diag(p) - p pᵀ of a token drawn from p.
     zeta = p.sqrt() * noise.normal(*p.shape).to(p.dtype)
     spread = zeta - p * zeta.sum(1, keepdim=True)
@@ -67,4 +67,4 @@ def _bridge_variance(bridge: Bridge, s: Tensor, then: Tensor) -> Float[Tensor, "
 
 def _exponential_step(x: Tensor, drift: Tensor, variance: Tensor, noise: Noise) -> Tensor:
     ambient = drift + variance.clamp_min(0).sqrt() * noise.normal(*x.shape).to(x.dtype)
-    return sphere.normalised(sphere.exp(x, sphere.project(x, ambient)))
+    return sphere.normalise(sphere.exp(x, sphere.project(x, ambient)))

@@ -73,7 +73,7 @@ class PublishedWalk(Stepper):
             return z
         out, x, moved = ask(z, t, where), z[where], z.clone()
         walked = self.walked(path, out, x, t[where], s[where], noise.at(where))
-        token = walked[..., : path.choices].argmax(-1)
+        token = walked[..., : path.num_classes].argmax(-1)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
         moved[where] = torch.where((s[where] == 0)[..., None], vertex, walked)
         return moved

@@ -17,7 +17,7 @@ export class Pane {
     this.texts.addEventListener("keydown", event => event.target.matches(".token") && this.key(event));
     for (const name of ["command", "python"]) find(name).addEventListener("click", () => this.copy(find(name), this.begun[name], "Copied."));
     find("link").addEventListener("click", () => this.copy(find("link"), `${location.href.split("#")[0]}#watch=${this.begun.job}`,
-      "Copied: whoever opens this address on this machine sees the same text being written."));
+      "Copied: this address, opened on this machine, shows the same job."));
     this.copies = [find("command"), find("python"), find("link")];
     this.details = find("training");
     this.bound = find("bound");
@@ -34,8 +34,8 @@ export class Pane {
 
   choose() {
     const { length, vocabulary, bits, kind, unit, trained } = this.about;
-    const figure = bits == null ? "" : `; ${formatBits(bits, kind)} bits per ${unit} on held-out text`;
-    this.root.querySelector(".facts").textContent = `Writes ${length} tokens from a vocabulary of ${vocabulary.toLocaleString()}${figure}.`;
+    const figure = bits == null ? "" : `; ${formatBits(bits, kind)} bits per ${unit} (${kind}) on held-out text`;
+    this.root.querySelector(".facts").textContent = `Generates ${length} tokens from a vocabulary of ${vocabulary.toLocaleString()}${figure}.`;
     this.moments = []; this.shown = -1; this.cost.textContent = ""; this.canvas.parentElement.hidden = true;
     this.details.hidden = !trained;
     this.loadSamplers();
@@ -75,7 +75,7 @@ export class Pane {
       this.studio.say(sentence);
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = name; }, 1500);
-    }, () => this.studio.say("The browser did not allow this page to copy.", true));
+    }, () => this.studio.say("The browser does not allow this page to copy.", true));
   }
 
   // Draw the bound over time, bin by bin as it is measured.
@@ -127,7 +127,7 @@ export class Pane {
         if (this.rows.length !== content.n || this.rows[0].children.length !== content.length) this.layOut(content.n, content.length);
         this.copies.forEach(button => { button.disabled = false; });
         if (!content.filtered) this.studio.say("This model predicts states and not tokens: it has no temperature and no top-p.");
-        if (content.approximate) this.studio.say("This model was trained without known positions: the text around them is approximate.");
+        if (content.approximate) this.studio.say("This model was trained without known positions: sampling around them is approximate.");
       } else if (name === "moment") {
         for (const [token, symbol] of Object.entries(content.symbols)) this.symbols.set(+token, symbol);
         this.moments.push(content);
@@ -141,7 +141,7 @@ export class Pane {
 
   caption() {
     const still = this.moments[0]?.places && !hasInnerStates(this.moments) && this.fit?.has("bridge");
-    this.root.querySelector(".still").textContent = still ? "Here each position goes straight from the mask to its token when its turn comes; with the sampler bridge all of them move together." : "";
+    this.root.querySelector(".still").textContent = still ? "On the any-order path each position moves from the mask to its token in one step; with the sampler bridge (joint path) all positions move at once." : "";
   }
 
   // Show the moment at this fraction of the steps; update only what has changed.
@@ -179,7 +179,7 @@ export class Pane {
     const at = +place.dataset.at, token = this.tokenAt(place);
     if (this.locks.has(at)) this.locks.delete(at);
     else if (token >= 0) this.locks.set(at, { token });
-    else return this.studio.say("There is nothing to hold yet: type a letter to write one here.");
+    else return this.studio.say("There is no token to pin yet; type a letter to set one here.");
     this.known.delete(at);
     this.studio.locked();
   }

@@ -19,7 +19,7 @@ const studio = {
   locked() {
     const count = Math.max(0, ...[...this.held.values()].map(locks => locks.size));
     $("free").hidden = count === 0;
-    if (count) this.say(`${count === 1 ? "1 position is" : `${count} positions are`} held. Write again to write the rest around ${count === 1 ? "it" : "them"}.`);
+    if (count) this.say(`${count === 1 ? "1 position is" : `${count} positions are`} pinned. Generate again to sample the other positions.`);
     this.show();
   },
 
@@ -43,7 +43,7 @@ const studio = {
     const request = { prompt: $("prompt").value };
     for (const name of FIELDS) request[name] = $(name).valueAsNumber;
     this.panes[0].texts.scrollIntoView({ block: "nearest" });
-    return this.run("Writing …", signal => this.panes.map(pane => pane.write(request, signal)));
+    return this.run("Generating …", signal => this.panes.map(pane => pane.write(request, signal)));
   },
 
   // Watch a text that another page has requested.

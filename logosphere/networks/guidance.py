@@ -1,7 +1,7 @@
-"""Guidance by gradients of any differentiable objective of the prediction.
+"""Guidance of predictions: classifier-free, and by gradients of any differentiable objective.
 
-An objective returns log c, how well each sequence has the wanted property, from token probabilities or from x̂. It is
-the argument `judge` of the wrappers.
+An objective returns log c of the desired property of each sequence, from token probabilities or from x̂. It is the
+argument `judge` of the wrappers.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.gaussian.diffusion import GaussianDiffusion
+from logosphere.processes.base import Process
 from logosphere.shapes import Bool, Float
 from logosphere.types import Logits, Positions, State, Times
 
@@ -25,6 +25,28 @@ class RowSelectable(Protocol):
     """An objective that differs between the sequences of a batch, and can be restricted to some of them."""
 
     def part(self, rows: Bool[Tensor, " B"]) -> LogObjective: ...
+
+
+class ClassifierFreeGuidance(Denoiser):
+    """Classifier-free guidance (Ho and Salimans 2022; Schiff et al. 2024, D-CFG): out = u + w (c - u).
+
+    c is the prediction with the condition, u the one without; w = 1 is the conditional model itself. Log-probabilities
+    are combined without normalisation, which follows where tokens are sampled; predicted states likewise.
+    """
+
+    def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float):
+        super().__init__()
+        self.conditional, self.unconditional, self.scale = conditional, unconditional, scale
+        self.block, self.reads_time = conditional.block, conditional.reads_time
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        u = self.unconditional(z, t, context, where)
+        return u + self.scale * (self.conditional(z, t, context, where) - u)
+
+    def select_rows(self, kept: Tensor) -> Denoiser:
+        return ClassifierFreeGuidance(
+            self.conditional.select_rows(kept), self.unconditional.select_rows(kept), self.scale
+        )
 
 
 class GradientGuided(Wrapper):
@@ -59,20 +81,22 @@ class GradientGuidedState(Wrapper):
     predicts states; c is a function of the predicted clean states.
     """
 
-    def __init__(self, inner: Denoiser, process: GaussianDiffusion, judge: LogObjective, strength: float = 1.0):
+    def __init__(self, inner: Denoiser, process: Process, judge: LogObjective, strength: float = 1.0):
         super().__init__(inner)
-        if process.predicts_tokens:
-            raise UserError("This model predicts tokens; guide it by Steered, whose judge reads their probabilities.")
-        self.judge, self.strength, self._process = judge, strength, [process]
+        if process.state_path is None:
+            raise UserError("This model does not predict states; use Steered, whose judge reads token probabilities.")
+        self.judge, self.strength, self._process = judge, strength, [process]  # in a list: not a part of this module
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        process, (alpha, sigma) = self._process[0], self._process[0].alpha_sigma(t)
+        path = self._process[0].state_path
+        assert path is not None
+        alpha, sigma = path.alpha_sigma(t)
         with torch.enable_grad():
             noisy = z.detach().requires_grad_()
-            clean = process.predict_x0(self.inner(noisy, t, context), noisy, t)
+            clean = path.predict_x0(self.inner(noisy, t, context), noisy, t)
             gradient = _gradient(self.judge(clean), noisy)
         guided = clean.detach() + self.strength * sigma.square() / alpha.clamp_min(1e-3) * gradient
-        out = process.from_x0(guided, z, t)
+        out = path.from_x0(guided, z, t)
         return out if where is None else out[where]
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
@@ -89,6 +113,6 @@ def _select(judge: LogObjective, kept: Bool[Tensor, " B"]) -> LogObjective:
 
 def _gradient(log_c: Tensor, of: Tensor) -> Tensor:
     if not log_c.requires_grad:
-        raise UserError("The judge must be differentiable: compute its answer from the tensor it is given.")
+        raise UserError("The judge must be differentiable: compute its value from the tensor that it receives.")
     (gradient,) = torch.autograd.grad(log_c.sum(), of)
     return gradient

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from logosphere.evaluation.samples.ngrams import extract_ngrams
-from logosphere.evaluation.samples.texts import Metric, MetricValue, Reference, Texts
+from logosphere.evaluation.texts import Metric, MetricValue, Reference, Texts, extract_ngrams
 from logosphere.noise import Drawn
 from logosphere.shapes import Float, Int64
 from logosphere.types import Tokens
@@ -76,7 +75,7 @@ def mauve(samples: Float[Tensor, "N F"], real: Float[Tensor, "M F"], rng: torch.
     return frontier_area(p, q)
 
 
-def _measure(texts: Texts, reference: Reference) -> MetricValue:
+def _measure_ngram_mauve(texts: Texts, reference: Reference) -> MetricValue:
     generated, real = ngram_features(texts.tokens), ngram_features(reference.real.tokens)
     return MetricValue(mauve(generated, real, torch.Generator().manual_seed(0)))
 
@@ -89,15 +88,13 @@ def encoder_mauve(name: str, embed: Callable[[Sequence[str]], Float[Tensor, "N F
         return MetricValue(mauve(generated, real, torch.Generator().manual_seed(0)))
 
     return Metric(
-        f"frontier:{name}", f"likeness by {name}", "area", "higher",
+        f"frontier:{name}", f"MAUVE by {name}", "area", "higher",
         f"area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of {name}", measure,
     )  # fmt: skip
 
 
-METRICS = [
-    Metric(
-        "frontier", "likeness", "area", "higher",
-        "area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of hashed n-grams",
-        _measure,
-    ),
-]  # fmt: skip
+NGRAM_MAUVE = Metric(
+    "frontier", "n-gram MAUVE", "area", "higher",
+    "area under the divergence frontier (MAUVE) of samples and held-out text over k-means bins of hashed n-grams",
+    _measure_ngram_mauve,
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""Metrics of samples, each with its definition and standard error."""
