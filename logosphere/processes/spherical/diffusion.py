@@ -31,14 +31,8 @@ from logosphere.errors import UserError
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge, tangent_moments, tangent_normal_log_p
 from logosphere.noise import Noise, categorical, running_sum
+from logosphere.processes import capabilities
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
-from logosphere.processes.capabilities import (
-    MixtureOfPaths,
-    OnlineStatistics,
-    PositionTimes,
-    SeveralPaths,
-    TrainingPhases,
-)
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
 from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, noise_left, rdlm_time
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
@@ -55,10 +49,17 @@ class Start(NamedTuple):
     """A point with the same distance to every vertex, and the table of the bridges that begin there."""
 
     origin: Float[Tensor, " d"]
-    law: BridgeTable
+    table: BridgeTable
 
 
-class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPaths, SeveralPaths, PositionTimes):
+class SphericalDiffusion(
+    Process,
+    capabilities.OnlineStatistics,
+    capabilities.TrainingPhases,
+    capabilities.MixtureOfPaths,
+    capabilities.SeveralPaths,
+    capabilities.PositionTimes,
+):
     """Bridges from one of `starts` to vertices, along tabulated distributions that have the same times.
 
     `start_probabilities` [N, C] are those of the starts at each time. Where they are constant the start is drawn once
@@ -99,25 +100,24 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
     ):
         super().__init__()
         self.codec, self.bridge, self.time_sampler, self.num_classes = codec, bridge, time_sampler, codec.num_classes
-        times = starts[0].law.times
+        times = starts[0].table.times
         self.timesteps = len(times)
         self.recon_time = 1.5 / self.timesteps
         self.loss_type, self.switch, self.progress = loss, switch, 0.0
         self.exact, self.chain, self.rolling = exact, chain, rolling
-        self.path_name, self.any_order_fraction = path, any_order_fraction
-        self.any_order = any_order or AnyOrder()
+        self.path_name, self.any_order, self.any_order_fraction = path, any_order or AnyOrder(), any_order_fraction
         equal = torch.full((self.timesteps, len(starts)), 1 / len(starts))
         p = equal if start_probabilities is None else start_probabilities
         self.constant_start = bool((p == p[0]).all())
         self.num_components = len(starts) if self.constant_start else 1
         self.component: int | None = None
         d = self.num_classes + 1
-        moments = [tangent_moments(start.law.a, start.law.b, d) for start in starts]
+        moments = [tangent_moments(start.table.a, start.table.b, d) for start in starts]
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
         self.register_buffer("origins", torch.stack([start.origin for start in starts]).float(), persistent=False)
-        self.register_buffer("a", torch.stack([start.law.a for start in starts]), persistent=False)
-        self.register_buffer("b", torch.stack([start.law.b for start in starts]), persistent=False)
+        self.register_buffer("a", torch.stack([start.table.a for start in starts]), persistent=False)
+        self.register_buffer("b", torch.stack([start.table.b for start in starts]), persistent=False)
         self.register_buffer("moments", torch.stack(moments), persistent=False)
         self.register_buffer("start_probabilities", p.float(), persistent=False)
 
@@ -170,8 +170,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
     def joint_grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times 1 … 0 between which equal fractions of the information appear, as the time sampler has measured it.
 
-        The bound of a chain is that of a sampler which takes its steps. Positions with rolling offsets have times of
-        their own, and those of the sampler are equally spaced.
+        The bound of a chain is that of a sampler with its steps. With rolling offsets steps are equal.
         """
         if self.chain or self.rolling is not None:
             return super().grid(steps)
@@ -217,8 +216,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         if len(self.origins) == 1 or self.component is not None:
             return torch.full((1, 1), self.component or 0, device=t.device)
         u = noise.uniform(len(t))[:, None, None]
-        p = self.start_probabilities_at(t)
-        return (u > running_sum(p.double())).sum(-1).clamp_max(len(self.origins) - 1)
+        return (u > running_sum(self.start_probabilities_at(t).double())).sum(-1).clamp_max(len(self.origins) - 1)
 
     def start_probabilities_at(self, t: Times) -> Float[Tensor, "B L C"]:
         return self.start_probabilities[self._node(t)]
@@ -240,13 +238,8 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         at = (which, node, particle)
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
-    @property
-    def _any_order_active(self) -> bool:
-        """Whether states are those of the any-order path: in bounds and samples, not in training."""
-        return self.path_name == "any-order" and not self.training
-
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
-        if self._any_order_active:
+        if self.path_name == "any-order" and not self.training:
             waiting, weight = self.any_order.waiting(w, free, noise)
             z = torch.where(waiting[..., None], self.prior(len(free), free.shape[1], noise), u)
             return ForwardSample(z, waiting.float(), weight)
@@ -278,7 +271,9 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         return t, weight.float()
 
     def needs_prediction(self, z: State, moving: Positions) -> Positions:
-        return moving & (z[..., : self.num_classes].amax(-1) < 1) if self._any_order_active else moving
+        if self.path_name == "joint" or self.training:
+            return moving
+        return moving & (z[..., : self.num_classes].amax(-1) < 1)
 
     # ---- the posterior of a token -------------------------------------------------------------------------------
 
