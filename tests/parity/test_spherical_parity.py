@@ -206,10 +206,10 @@ def test_times_of_training_and_of_values() -> None:
     """One time a sequence: within the window and weighted in training, (1 - 10⁻⁴) w and unweighted in values."""
     _, process = paper()
     free, w = torch.ones(64, 4, dtype=torch.bool), (torch.arange(64)[:, None] + 0.5) / 64
-    t, weight = process.eval()._times(w, free, Drawn(torch.Generator().manual_seed(0), 64))
+    t, weight = process.eval()._sample_times(w, free, Drawn(torch.Generator().manual_seed(0), 64))
     torch.testing.assert_close(1 - t, ((1 - 1e-4) * w).expand(64, 4), atol=1e-6, rtol=0)
     assert (weight == 1).all()
-    t, weight = process.train()._times(w, free, Drawn(torch.Generator().manual_seed(0), 64))
+    t, weight = process.train()._sample_times(w, free, Drawn(torch.Generator().manual_seed(0), 64))
     assert (t == t[:, :1]).all() and t[:, 0].unique().numel() == 64
     inside = (1 - t > 0.3) & (1 - t < 0.6)
     assert inside.float().mean() > 0.95
