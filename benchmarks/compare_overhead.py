@@ -15,7 +15,8 @@ from harness import present
 
 from logosphere.cli import main as logosphere
 from logosphere.data.corpora import open_corpus
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.recipes import recipe
 
 SYSTEMS = ("ar", "mdlm")

@@ -60,8 +60,8 @@ def trained(name: str, tokens: Tensor, seconds: float, **options: Any) -> ls.Mod
         if (done := (time.process_time() - started) / seconds) >= 1:
             break
         progress = trainer.train_step(ls.Batch.of(part, first=trainer.step * BATCH), done)
-    assert trainer.averaged is not None
-    trainer.averaged.swap()
+    assert trainer.ema is not None
+    trainer.ema.swap()
     print(f"{name}: {progress.step} updates, {progress.nats / math.log(2):.3f} bits", file=sys.stderr, flush=True)
     return model.eval()
 

@@ -22,9 +22,10 @@ import harness  # noqa: F401 (one thread)
 import torch
 
 import logosphere as ls
-from logosphere.cli.arguments import parse_train
+from logosphere.cli.train_options import parse_train
 from logosphere.data.batches import eval_batches
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.types import SIGN
 

@@ -34,8 +34,8 @@ def judge(folder: Path, minutes: float) -> ls.Model:
     while (done := (time.process_time() - started) / (60 * minutes)) < 1:
         trainer.train_step(crops.at(step), done)
         step += 1
-    assert trainer.averaged is not None
-    trainer.averaged.swap()
+    assert trainer.ema is not None
+    trainer.ema.swap()
     model.save(folder)
     return model
 

@@ -33,7 +33,7 @@ def figures(name: str, splits: list[Split], vocabulary: int, length: int, steps:
     model = ls.build(name, vocab_size=vocabulary, length=length, neighbours=reach, **SIZE, **wide)
     drawn = train_batches(splits[0], length, 4096 // length, seed=0)
     begun = time.process_time()
-    optim = ls.OptimizerConfig(lr=3e-3, warmup=30, final=0.1)
+    optim = ls.OptimizerConfig(lr=3e-3, warmup=30, min_lr_ratio=0.1)
     list(ls.fit(model, map(drawn.at, range(steps)), steps=steps, optim=optim, ema=0.98, precision="bfloat16"))
     seconds = time.process_time() - begun
     held_out = eval_batches(splits[1], length, 64, 256)

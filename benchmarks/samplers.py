@@ -40,7 +40,7 @@ def with_remasker(run: Path, folder: Path, minutes: float) -> ls.Model:
     started, steps = time.process_time(), 0
     pace = 20
     for judged in ls.train_remasker(
-        model, map(crops.at, range(10**9)), steps=pace, optim=OptimizerConfig(lr=1e-3, final=1.0)
+        model, map(crops.at, range(10**9)), steps=pace, optim=OptimizerConfig(lr=1e-3, min_lr_ratio=1.0)
     ):
         steps = judged.step
     steps = max(pace, int(60 * minutes / (time.process_time() - started) * steps))

@@ -21,8 +21,9 @@ from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.noise import Keyed
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.estimate import ACTIVATIONS, cost, machine_speed
-from logosphere.runs.loop import build_model, create_run, run_training
+from logosphere.runs.costs import ACTIVATIONS, cost, machine_speed
+from logosphere.runs.create import build_model, create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.systems import build
 from logosphere.training.checkpoint import save_checkpoint

@@ -13,3 +13,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     words = sorted(known)
     match = get_close_matches(word, words, n=1, cutoff=0.5)
     return f" Did you mean '{match[0]}'?" if match else f" Choose from: {', '.join(words)}."
+
+
+def plural(count: int | float, noun: str) -> str:
+    """'1 step', '2 steps', '1,000 steps', '0.5 minutes'."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"

@@ -9,7 +9,8 @@ from tiny_run import RECIPE
 
 from logosphere.data.corpus import Corpus
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Event, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Event, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors

@@ -12,7 +12,8 @@ import pytest
 from cli_helpers import SMALL, read_json, train
 
 from logosphere.cli import main
-from logosphere.cli.arguments import parse_train
+from logosphere.cli.train_options import parse_train
+from logosphere.runs.config import config_from_dict
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -157,6 +158,15 @@ def test_what_a_recipe_has_switched_can_be_said_again_and_taken_back(recipe: str
     assert parse_train([recipe]).config.shard == shards
     assert parse_train([recipe, "--shard"]).config.shard
     assert not parse_train([recipe, "--no-shard"]).config.shard
+
+
+def test_former_names_of_settings_are_read() -> None:
+    """On the command line, and in recipes of earlier runs."""
+    config = parse_train(["demo", "--withhold", "0.3", "--optim.final=0.2", "--optim.spike", "9"]).config
+    assert (config.cond_dropout, config.optim.min_lr_ratio, config.optim.grad_spike_factor) == (0.3, 0.2, 9.0)
+    former = {"system": "mdlm", "withhold": 0.3, "optim": {"final": 0.2, "spike": None}}
+    read = config_from_dict(former, "recipe.json")
+    assert (read.cond_dropout, read.optim.min_lr_ratio, read.optim.grad_spike_factor) == (0.3, 0.2, None)
 
 
 def test_help_comes_without_torch() -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_words_that_are_no_command_get_one_sentence(
 def test_impossible_numbers_leave_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe.json" not in error_line(capsys, ["train", "--out", "run", *words])
     assert not Path("run").exists()
+
+
+def test_a_second_interrupt_names_the_command_that_resumes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --out the folder has a number of its own, and the same command would open another one."""
+
+    def interrupted(*given: object, **named: object) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("logosphere.runs.loop.validate", interrupted)
+        said = error_line(capsys, ["train", "--steps", "2", *SMALL], code=130)
+    (folder,) = Path("runs").iterdir()
+    command = f"logosphere train --out {folder} --resume"
+    assert said.endswith(f"Continue with: {command}")
+    assert main(command.split()[1:]) == 0 and list(Path("runs").iterdir()) == [folder]
 
 
 def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +229,7 @@ def test_unexpected_failures_are_a_sentence_too(
     def broken(arguments: object, argv: list[str]) -> int:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("logosphere.cli.systems.run", broken)
+    monkeypatch.setattr("logosphere.cli.listings.systems", broken)
     assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])

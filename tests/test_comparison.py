@@ -28,11 +28,10 @@ from logosphere.evaluation.leaderboard import rank_reports
 from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_times
 from logosphere.evaluation.report import Report
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.runs.compare import load_scorer
+from logosphere.runs.compare import SystemSpec, apply_budget, load_scorer, parse_systems
 from logosphere.runs.comparison_report import shared_budget
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import validate
-from logosphere.runs.planned_runs import SystemSpec, apply_budget, parse_systems
 from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget
 from logosphere.training.trainer import Trainer

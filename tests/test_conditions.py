@@ -120,11 +120,11 @@ def test_training_withholds_conditions_by_sample_and_step() -> None:
     model = model_of("mdlm")
     tokens = torch.randint(K, (64, L), generator=generator(6))
     batch = Batch.of(tokens, condition=Condition.of(labels=torch.arange(64) % 3))
-    list(ls.fit(model, [batch] * 3, steps=3, withhold=0.25))
+    list(ls.fit(model, [batch] * 3, steps=3, cond_dropout=0.25))
     shown = int(model.denoiser.inner.conditioner.withheld)
     assert 20 < shown < 80  # 48 of 192
     again = model_of("mdlm")
-    list(ls.fit(again, [batch] * 3, steps=3, withhold=0.25, accumulate=4))
+    list(ls.fit(again, [batch] * 3, steps=3, cond_dropout=0.25, accumulate=4))
     assert int(again.denoiser.inner.conditioner.withheld) == shown
 
 
@@ -169,8 +169,8 @@ def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
     with pytest.raises(UserError, match="built without labels"):
         signal_only = ls.build("mdlm", vocab_size=K, length=L, **SMALL, signal=1)
         signal_only.nelbo(torch.zeros(2, L).long(), generator(1), condition=labels)
-    with pytest.raises(UserError, match="withhold"):
-        list(ls.fit(plain, [torch.zeros(2, L).long()], steps=1, withhold=2.0))
+    with pytest.raises(UserError, match="cond_dropout"):
+        list(ls.fit(plain, [torch.zeros(2, L).long()], steps=1, cond_dropout=2.0))
     with pytest.raises(UserError, match="negative"):
         ls.build("mdlm", vocab_size=K, length=L, labels=-1)
 

@@ -18,7 +18,8 @@ from tiny_run import RECIPE as PLAIN
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
 
 

@@ -17,7 +17,7 @@ import results_tables
 import torch
 
 from logosphere.cli import COMMANDS, main, parse_arguments
-from logosphere.cli.arguments import parse_train_options, split_recipe
+from logosphere.cli.train_options import parse_train_options, split_recipe
 from logosphere.runs.recipes import recipe
 
 ROOT = Path(__file__).parent.parent

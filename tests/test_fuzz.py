@@ -27,7 +27,8 @@ from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.weights import read_tensors

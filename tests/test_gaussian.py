@@ -313,7 +313,7 @@ def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
     """A label, withheld in training now and then, and classifier-free guidance, with self-conditioning on top."""
     model = random_network(name, independent_tokens(4, 6), labels=2, self_conditioning=0.5)
     condition = Condition.of(labels=torch.tensor([0, 1, 1]))
-    with pytest.raises(UserError, match="withhold"):
+    with pytest.raises(UserError, match="cond_dropout"):
         generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
     for module in model.denoiser.modules():
         if isinstance(module, Conditioner):

@@ -229,7 +229,7 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
     torch.manual_seed(2)
     model = ls.build(name, vocab_size=V, length=4, labels=2, **SMALL)
     seen = ls.Batch.of(torch.zeros(4, 4).long(), condition=Condition.of(torch.arange(4) % 2))
-    list(ls.fit(model, [seen], steps=1, withhold=1.0))
+    list(ls.fit(model, [seen], steps=1, cond_dropout=1.0))
     known = torch.arange(4).expand(6, -1) < 2
     tokens = torch.randint(V, (6, 4), generator=generator(2))
     guide = Edits(lambda rows, t: rows.square().sum((1, 2))[:, None], torch.zeros(6).long())

@@ -33,7 +33,7 @@ def test_likelihoods_are_those_of_the_model() -> None:
     train("--system", "ar", steps=3, out="ar")
     ours = Harness("ar")
     text = "the king of the "  # one sequence of 16
-    tokens = torch.from_numpy(ours.pieces.encode(text))[None]
+    tokens = torch.from_numpy(ours.tokenizer.encode(text))[None]
     nats = float(ours.model.nelbo(tokens, torch.Generator()).total)
     (rolling,) = ours.loglikelihood_rolling([asked(text)])
     (whole, _), (first, _), (rest, _) = ours.loglikelihood(
@@ -42,7 +42,7 @@ def test_likelihoods_are_those_of_the_model() -> None:
     assert rolling == pytest.approx(-nats, abs=1e-4) == whole
     assert first + rest == pytest.approx(whole, abs=1e-4)  # the chain rule
     before, after = ours._pair("the king of", " t")
-    assert ours.pieces.decode(before) == "the king of" and len(after) == 2  # a context that fits is read whole
+    assert ours.tokenizer.decode(before) == "the king of" and len(after) == 2  # a context that fits is read whole
     (twice,) = ours.loglikelihood_rolling([asked(text * 2)])
     assert twice == pytest.approx(2 * rolling, abs=1e-4)
     long = "x" * 40 + " and"
@@ -52,13 +52,13 @@ def test_likelihoods_are_those_of_the_model() -> None:
 def test_greedy_means_the_likeliest_token_everywhere() -> None:
     train("--system", "ar", steps=3, out="ar")
     ours = Harness("ar")
-    row = ours.pieces.encode("the ").tolist()
+    row = ours.tokenizer.encode("the ").tolist()
     for _ in range(3):
         batch = ours._batch([(row, [])], 16)
         with torch.no_grad():
             out = ours.model.denoiser(batch.tokens, torch.zeros(1, 16), context=batch.tokens)
         row.append(int(out[0, len(row)].argmax()))
-    best = ours.pieces.decode(row[4:])
+    best = ours.tokenizer.decode(row[4:])
     other = "".join("a" if letter != "a" else "b" for letter in best)
     assert [greedy for _, greedy in ours.loglikelihood([asked("the ", best), asked("the ", other)])] == [True, False]
 

@@ -19,7 +19,8 @@ from logosphere.data.splits import count_tokens, describe_size
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 
 WORDS = "the cat sat on a mat and the dog lay by the log".split()

@@ -279,7 +279,7 @@ def copyist() -> Model:
             tokens, condition = doubled(32, rng)
             yield Batch.of(tokens, first=32 * step, condition=condition)
 
-    for _ in ls.fit(model, given(), steps=300, optim=ls.OptimizerConfig(lr=5e-3, warmup=20), withhold=0.2):
+    for _ in ls.fit(model, given(), steps=300, optim=ls.OptimizerConfig(lr=5e-3, warmup=20), cond_dropout=0.2):
         pass
     return model.eval()
 

@@ -11,8 +11,8 @@ import pytest
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.estimate import cost
-from logosphere.runs.loop import build_model
+from logosphere.runs.costs import cost
+from logosphere.runs.create import build_model
 from logosphere.runs.recipes import RECIPES, recipe
 from logosphere.systems import build
 
@@ -122,13 +122,13 @@ def test_a_batch_script_saves_comes_back_and_resumes() -> None:
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["slurm"], "Say what to train"),
-        (["slurm", "--", "text8"], "Say what to train"),
+        (["slurm"], "A recipe and --out are missing"),
+        (["slurm", "--", "text8"], "A recipe and --out are missing"),
         (["slurm", "--", "text9", "--out", "x"], "Did you mean 'text8'"),
         (["slurm", "--nodes", "0", "--", "demo", "--out", "x"], "at least 1 node"),
         (["slurm", "--hours", "0", "--", "demo", "--out", "x"], "above 0 hours"),
         (["slurm", "--file", ".", "--", "demo", "--out", "x"], "exists already"),
-        (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "no name of a partition"),
+        (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "must not contain spaces"),
     ],
 )
 def test_mistakes_are_found_before_the_queue(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,11 @@ import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
-from logosphere.parallel.launch import Deserted, _seen_through, abandoned, must_launch
+from logosphere.parallel.launch import PeerLost, _wait, launcher_died, must_launch
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import create_run, run_training, validate
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training, validate
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 
@@ -151,7 +152,7 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
         return group.all_reduce(1)[0]
 
-    with pytest.raises(AssertionError, match="Deserted: Another process was killed"):
+    with pytest.raises(AssertionError, match="PeerLost: Another process was killed"):
         run_in_processes(2, dies, tmp_path / "dies", join_by_environment)
 
 
@@ -159,10 +160,10 @@ def test_a_process_that_is_killed_is_told_of() -> None:
     """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
     group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
     group[1].kill()
-    with pytest.raises(Deserted, match="Process 2 of 2 was killed by SIGKILL"):
-        _seen_through(group, [])
+    with pytest.raises(PeerLost, match="Process 2 of 2 was killed by SIGKILL"):
+        _wait(group, [])
     group[0].terminate()
-    assert _seen_through(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
+    assert _wait(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
 def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:
 def test_there_is_at_least_one_process(nproc: int) -> None:
     with pytest.raises(UserError, match="at least 1"):
         must_launch(nproc)
-    assert not must_launch(1) and must_launch(2) and not abandoned()
+    assert not must_launch(1) and must_launch(2) and not launcher_died()
 
 
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]

@@ -7,7 +7,7 @@ from toy_models import random_network
 
 import logosphere as ls
 from logosphere.noise import Keyed
-from logosphere.processes import base
+from logosphere.processes import bound
 from logosphere.types import Batch
 
 NAMES = ["mdlm", "md4", "genmd4", "bd3lm", "sedd-absorb", "sedd-uniform", "udlm", "gidd", "d3pm-uniform", "ar"]
@@ -21,7 +21,7 @@ def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -
     batch = Batch.of(language.sample(6, generator(1)))
     results = []
     for largest in (15, 1 << 24):
-        monkeypatch.setattr(base, "LARGEST", largest)
+        monkeypatch.setattr(bound, "CHUNK", largest)
         model.zero_grad()
         bound = model.bound(batch, Keyed(1, 2, batch.ids, batch.place, batch.total))
         bound.loss.sum().backward()
@@ -50,9 +50,9 @@ def live_peak(model: ls.Model, batch: Batch) -> int:
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd-absorb"])
 def test_no_tensor_holds_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LARGEST", 1 << 16)
+    monkeypatch.setattr(bound, "CHUNK", 1 << 16)
     model = ls.build(name, vocab_size=4000, length=64, width=8, depth=1, heads=1).train()
     batch = Batch.of(torch.randint(4000, (8, 64), generator=generator(1)))
     assert live_peak(model, batch) <= 1 << 16
-    monkeypatch.setattr(base, "LARGEST", 1 << 30)
+    monkeypatch.setattr(bound, "CHUNK", 1 << 30)
     assert live_peak(model, batch) > 10 << 16

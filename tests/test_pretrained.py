@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import logosphere as ls
 from logosphere import pretrained
 from logosphere.cli import main
-from logosphere.runs.export import make_record, read_record
+from logosphere.runs.evaluate import make_record, read_record
 from logosphere.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -128,7 +128,7 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
     assert main(["sample", "-n", "1", "--steps", "4"]) == 0
     way = pretrained.sampling_defaults("stories")
     told = " ".join(capsys.readouterr().err.split())
-    assert f"at a temperature of {way.temperature} by the sampler '{way.sampler}'" in told
+    assert f"at a temperature of {way.temperature} with the sampler '{way.sampler}'" in told
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_mistakes_with_names(
 ) -> None:
     assert "'rdlm'" in error_line(capsys, ["sample", "pretrained:rdml"])
     assert "exists already" in error_line(capsys, ["export", "trained/run", "--out", str(exported), *EXPORT_OPTIONS])
-    monkeypatch.setattr("logosphere.runs.export.LARGEST", 100)
+    monkeypatch.setattr("logosphere.runs.evaluate.LARGEST", 100)
     assert "smaller network" in error_line(capsys, ["export", "trained/run", "--out", "other", *EXPORT_OPTIONS])
     assert not Path("other").exists()
     monkeypatch.setattr(pretrained, "__file__", str(exported / "nothing.py"))

@@ -10,8 +10,8 @@ from toy_models import SMALL, fill_zero_weights, random_network
 
 import logosphere as ls
 from logosphere.errors import UserError
+from logosphere.training.auxiliary import resample
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.remasker import rewritten
 from logosphere.types import Batch
 
 LANGUAGE = sticky_chain(4, 8, stay=0.97)
@@ -54,14 +54,14 @@ def test_what_a_model_was_told_is_told_when_it_rewrites() -> None:
     texts = []
     for label in (0, 1):
         batch = ls.Batch.of(tokens, condition=ls.Condition.of(labels=torch.full((200,), label)))
-        texts.append(rewritten(model, batch, torch.Generator().manual_seed(1)))
+        texts.append(resample(model, batch, torch.Generator().manual_seed(1)))
     assert not torch.equal(*texts)
 
 
 def test_known_tokens_are_never_rewritten() -> None:
     model, tokens = random_network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
     known = torch.rand(tokens.shape, generator=generator(2)) < 0.5
-    written = rewritten(model, Batch.of(tokens, known), generator(3))
+    written = resample(model, Batch.of(tokens, known), generator(3))
     assert torch.equal(written[known], tokens[known]) and not torch.equal(written, tokens) and written.max() < 4
 
 

@@ -13,7 +13,8 @@ from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Saved, StepTaken, Validated, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged
@@ -143,7 +144,7 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
         ({"task": "varied", "system": "tencdm"}, "cuts sequences"),
         ({"options": ("block",)}, "name=value"),
         ({"device": "abacus"}, "cannot be used"),
-        ({"device": "mps"}, "64 bits"),
+        ({"device": "mps"}, "64-bit"),
     ],
 )
 def test_a_recipe_that_cannot_work_leaves_no_folder(change: dict, says: str, corpus: Corpus, tmp_path: Path) -> None:

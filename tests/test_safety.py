@@ -13,11 +13,12 @@ from training_helpers import LANGUAGE, QUICK, batches
 from logosphere.data.batches import Crops
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.trainer import Diverged, Trainer
+from logosphere.training.trainer import Diverged, Progress, Trainer
 from logosphere.types import Batch
 from logosphere.weights import read_tensors
 
@@ -35,33 +36,31 @@ def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path)
 
 def test_a_spike_is_passed_over() -> None:
     """A batch whose weights were blown up: its step is left out, and nothing of it stays in weights or averages."""
-    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, spike=5.0), ema=0.9)
+    trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, grad_spike_factor=5.0), ema=0.9)
     given = batches()
     calm = [trainer.train_step(Batch.of(next(given)), 0.0) for _ in range(6)]
     assert not any(progress.skipped for progress in calm)
-    before = [weight.detach().clone() for weight in [*trainer.optimizer.parameters, *trainer.averaged.shadow]]
-    usual, trainer.usual_norm = (
-        trainer.usual_norm,
-        trainer.usual_norm / 100,
-    )  # the same as a gradient a hundred times larger
+    before = [weight.detach().clone() for weight in [*trainer.parameters, *trainer.ema.shadow]]
+    usual = trainer.grad_norm_ema
+    trainer.grad_norm_ema /= 100  # the same as a gradient a hundred times larger
     assert trainer.train_step(Batch.of(next(given)), 0.0).skipped and trainer.step == 7
-    after = [*trainer.optimizer.parameters, *trainer.averaged.shadow]
+    after = [*trainer.parameters, *trainer.ema.shadow]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    trainer.usual_norm = usual
+    trainer.grad_norm_ema = usual
     assert not trainer.train_step(Batch.of(next(given)), 0.0).skipped
     with pytest.raises(UserError, match="above 1"):
-        OptimizerConfig(spike=0.5)
+        OptimizerConfig(grad_spike_factor=0.5)
 
 
 def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None:
     """What was observed in it is in no checkpoint, so a resumed run would go another way."""
-    trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, spike=5.0, warmup=2))
+    trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, grad_spike_factor=5.0, warmup=2))
     given = batches()
     for _ in range(4):
         trainer.train_step(Batch.of(next(given)), 0.0)
-    trainer.usual_norm /= 100
+    trainer.grad_norm_ema /= 100
     assert trainer.train_step(Batch.of(next(given)), 0.0).skipped
-    pending = [buffer for name, buffer in trainer.model.named_buffers() if name.endswith("pending")]
+    pending = trainer.model.process.accumulators()
     assert pending and not any(bool(buffer.any()) for buffer in pending)
 
 
@@ -69,18 +68,21 @@ def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None
 def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
     list(run_training(run, corpus, stop_after(4)))
-    update = Trainer._update
+    train_step = Trainer.train_step
     for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
         broken: list[Trainer] = []
 
-        def spoil(trainer: Trainer, *given: object, step: int = step, seen: list[Trainer] = broken) -> None:
-            update(trainer, *given)
-            if trainer.step == step - 1:
+        def spoil(
+            trainer: Trainer, batch: Batch, done: float, step: int = step, seen: list[Trainer] = broken
+        ) -> Progress:
+            progress = train_step(trainer, batch, done)
+            if trainer.step == step:
                 seen.append(trainer)
-                trainer.optimizer.parameters[0].data.fill_(torch.nan)
+                trainer.parameters[0].data.fill_(torch.nan)
+            return progress
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="sound, step-00000004, is in"):
-            patch.setattr(Trainer, "_update", spoil)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="checkpoint, step-00000004, is in"):
+            patch.setattr(Trainer, "train_step", spoil)
             list(run_training(Run(run.path), corpus))
         assert broken and latest(run.state) == run.state / "step-00000004"
     assert not [event for event in run_training(Run(run.path), corpus) if isinstance(event, Diverged)]
@@ -88,7 +90,7 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, cor
 
 
 def test_what_is_usual_survives_a_resume(corpus: Corpus, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, optim=replace(RECIPE.optim, spike=1.01))
+    recipe = replace(RECIPE, optim=replace(RECIPE.optim, grad_spike_factor=1.01))
     straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
     list(run_training(straight, corpus))
     for steps in (5, 99):

@@ -191,7 +191,7 @@ def advance(made: Trainer, steps: int) -> None:
 
 def same(one: Trainer, other: Trainer) -> bool:
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
-    averages = zip(one.averaged.shadow, other.averaged.shadow, strict=True)
+    averages = zip(one.ema.shadow, other.ema.shadow, strict=True)
     return all(torch.equal(a, b) for a, b in (*pairs, *averages)) and one.step == other.step
 
 

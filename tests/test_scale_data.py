@@ -19,7 +19,8 @@ from logosphere.data.token_cache import DamagedCache, build_token_cache, open_to
 from logosphere.data.token_shards import MAX_MAPPED, ShardedTokens
 from logosphere.data.tokenizers import ByteTokenizer
 from logosphere.errors import UserError
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 
 

@@ -14,7 +14,8 @@ import logosphere as ls
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 

@@ -15,7 +15,8 @@ from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
 from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LATENT, LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.samplers import sampler

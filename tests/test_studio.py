@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, resolve_folder, sampling_defaults
-from logosphere.runs.export import read_record
+from logosphere.runs.evaluate import read_record
 from logosphere.runs.run import Run
 from logosphere.studio.app import create_app, load_static_files
 from logosphere.studio.job_functions import make_generate_job

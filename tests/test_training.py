@@ -13,9 +13,9 @@ from training_helpers import LANGUAGE, QUICK, batches
 import logosphere as ls
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.training.ema import EMA
+from logosphere.training.fit import fit
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.training.trainer import Diverged, Trainer, fit
+from logosphere.training.trainer import EMA, Diverged, Trainer, lr_at
 from logosphere.types import Batch
 
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
@@ -126,17 +126,17 @@ def test_a_fit_with_an_average_ends_with_the_average() -> None:
     for number, tokens in zip(range(4), batches(), strict=False):
         trainer.train_step(Batch.of(tokens, first=8 * number), number / 4)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), trainer.model.parameters(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.averaged.shadow, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.ema.shadow, strict=True))
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
-    optim = OptimizerConfig(lr=2.0, warmup=9, final=0.1)
-    assert [optim.rate(step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
-    assert optim.rate(50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
-    assert optim.rate(99, 1.0) == optim.rate(99, 2.0) == pytest.approx(0.2)
-    falling = [optim.rate(10, done / 20) for done in range(21)]
+    optim = OptimizerConfig(lr=2.0, warmup=9, min_lr_ratio=0.1)
+    assert [lr_at(optim, step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
+    assert lr_at(optim, 50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
+    assert lr_at(optim, 99, 1.0) == lr_at(optim, 99, 2.0) == pytest.approx(0.2)
+    falling = [lr_at(optim, 10, done / 20) for done in range(21)]
     assert falling == sorted(falling, reverse=True)
-    assert OptimizerConfig(lr=1.0, warmup=0, final=1.0).rate(0, 0.7) == 1.0
+    assert lr_at(OptimizerConfig(lr=1.0, warmup=0, min_lr_ratio=1.0), 0, 0.7) == 1.0
 
 
 def test_progress_says_what_happened() -> None:
@@ -145,7 +145,7 @@ def test_progress_says_what_happened() -> None:
     assert [row.step for row in rows] == [1, 2, 3] and all(row.steps == 3 for row in rows)
     assert [row.tokens for row in rows] == [48, 96, 144]
     assert all(row.loss > row.nats > 0 and row.gradient > 0 for row in rows)  # the loss holds some cross-entropy
-    assert [row.lr for row in rows] == [QUICK.rate(step, step / 3) for step in range(3)]
+    assert [row.lr for row in rows] == [lr_at(QUICK, step, step / 3) for step in range(3)]
     assert rows[0].kind == "bound"
 
 
@@ -154,7 +154,7 @@ def test_the_gradient_is_clipped_but_reported_whole() -> None:
     small, large = (Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
     tokens = Batch.of(next(batches()))
     assert small.train_step(tokens, 0.0).gradient == large.train_step(tokens, 0.0).gradient > 1e-3
-    states = [trainer.optimizer.adamw.state[trainer.optimizer.parameters[0]] for trainer in (small, large)]
+    states = [trainer.optimizer.state[trainer.parameters[0]] for trainer in (small, large)]
     moments = [state["exp_avg_sq"].sum() for state in states]
     assert moments[0] < 1e-3 * moments[1]
 
@@ -176,7 +176,14 @@ def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ema": 1.0}, {"ema": -0.1}, {"accumulate": 0}, {"precision": "float8"}, {"optim": "lr"}, {"optim": "final"}],
+    [
+        {"ema": 1.0},
+        {"ema": -0.1},
+        {"accumulate": 0},
+        {"precision": "float8"},
+        {"optim": "lr"},
+        {"optim": "min_lr_ratio"},
+    ],
 )
 def test_impossible_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):

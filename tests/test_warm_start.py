@@ -18,9 +18,9 @@ from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import ProcessGroup
-from logosphere.runs.loop import Validated, create_run, initial_model, run_training
-from logosphere.runs.run import Run
-from logosphere.runs.training_record import sum_records
+from logosphere.runs.create import create_run, initial_model
+from logosphere.runs.loop import Validated, run_training
+from logosphere.runs.run import Run, sum_records
 from logosphere.training.optimizer import OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -123,7 +123,10 @@ def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tm
         create_run(recipe, corpus, tmp_path / "child")
     weights.write_bytes(whole)
     content = json.loads((parent.path / "recipe.json").read_text())
-    for broken, told in (({"begun": {"trainings": [{"data": 3}]}}, "what the model has seen"), ({"model": 3}, "which")):
+    for broken, told in (
+        ({"begun": {"trainings": [{"data": 3}]}}, "no valid record of the trainings"),
+        ({"model": 3}, "which"),
+    ):
         (parent.path / "recipe.json").write_text(json.dumps(content | broken))
         with pytest.raises(UserError, match=told):
             create_run(recipe, corpus, tmp_path / "child")

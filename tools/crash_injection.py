@@ -33,7 +33,8 @@ from tiny_run import TEXT
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Saved, create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
 from logosphere.weights import read_tensors

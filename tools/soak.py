@@ -21,7 +21,8 @@ from tiny_run import RECIPE, TEXT
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.evaluation.report import evaluate
-from logosphere.runs.loop import create_run, run_training
+from logosphere.runs.create import create_run
+from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.sampling.generate import generate
 

@@ -9,42 +9,45 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from logosphere import __version__
 from logosphere.errors import UserError, nearest
-from logosphere.parallel.launch import Deserted, launched, observed, rank
+from logosphere.parallel.launch import PeerLost, has_launcher, is_distributed, launch, must_launch, rank
 
 if TYPE_CHECKING:
-    from logosphere.cli.arguments import Arguments
+    from logosphere.cli.console import Arguments
+
+
+class UsageError(UserError):
+    """Arguments that are not a valid command line; errors of a command itself are of another kind."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its line in the help, the class of its arguments, and the module that runs it."""
+    """A command: its line in the help, the class of its arguments, and the module with the function of its name."""
 
     about: str
     arguments: str
     """Class in logosphere/cli/arguments.py."""
-
-    @property
-    def module(self) -> str:
-        return f"logosphere.cli.{re.sub(r'(?<!^)(?=[A-Z])', '_', self.arguments).lower()}"
+    module: str
+    """Module in logosphere/cli/."""
 
 
 COMMANDS = {
-    "train": Command("train a model on your text", "Train"),
-    "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate"),
-    "sample": Command("generate text, continue a prompt, fill gaps", "Sample"),
-    "studio": Command("watch, steer and compare models in the browser", "Studio"),
-    "plot": Command("draw the training curves of a run in the terminal", "Plot"),
-    "train-remasker": Command("train the remasker of a g-star model", "TrainRemasker"),
-    "train-classifier": Command("train a classifier of noisy texts, to guide a model by", "TrainClassifier"),
-    "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare"),
-    "bench": Command("measure the speed and memory of training and sampling", "Bench"),
-    "export": Command("make a small folder of a run that a package can carry", "Export"),
-    "systems": Command("list the systems that can be trained, and their presets", "Systems"),
-    "samplers": Command("list the ways to generate text", "Samplers"),
-    "data": Command("list or fetch corpora", "Data"),
-    "launch": Command("write a batch script for a cluster", "Launch"),
-    "completion": Command("print completions for your shell", "Completion"),
+    "train": Command("train a model on your text", "Train", "train"),
+    "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
+    "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),
+    "studio": Command("watch, steer and compare models in the browser", "Studio", "studio"),
+    "plot": Command("draw the training curves of a run in the terminal", "Plot", "evaluate"),
+    "train-remasker": Command("train the remasker of a g-star model", "TrainRemasker", "auxiliary"),
+    "train-classifier": Command("train a classifier of noisy texts for guidance", "TrainClassifier", "auxiliary"),
+    "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare", "evaluate"),
+    "bench": Command("measure the speed and memory of training and sampling", "Bench", "costs"),
+    "export": Command("make a small folder of a run that a package can carry", "Export", "evaluate"),
+    "systems": Command("list the systems that can be trained, and their presets", "Systems", "listings"),
+    "samplers": Command("list the samplers", "Samplers", "listings"),
+    "data": Command("list or fetch corpora", "Data", "listings"),
+    "launch": Command("write a batch script for a cluster", "Launch", "scripts"),
+    "completion": Command("print completions for your shell", "Completion", "scripts"),
 }
 FORMER = {"show": "plot", "remask": "train-remasker", "classify": "train-classifier", "pack": "export"}
 """Commands by their former names, which still work."""
@@ -70,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
     # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    if launched():  # several processes would each remark that all parameters happened to be used
+    if is_distributed():  # each process would log that all parameters were used
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -78,8 +81,6 @@ def main(argv: list[str] | None = None) -> int:
         print(USAGE.format(commands="\n".join(f"  {name:<17} {one.about}" for name, one in COMMANDS.items())))
         return 0 if words else MISUSED
     if words[0] == "--version":
-        from logosphere import __version__
-
         print(__version__)
         return 0
     name = FORMER.get(words[0], words[0])
@@ -87,60 +88,55 @@ def main(argv: list[str] | None = None) -> int:
         print(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.", file=sys.stderr)
     if name not in COMMANDS:
         return _complain(f"There is no command '{name}'.{nearest(name, COMMANDS)}", MISUSED)
+    argv = words[1:]
     try:
-        return _run(name, words[1:])
+        arguments = parse_arguments(name, argv)
+        if must_launch(arguments.processes):
+            return launch([name, *argv], arguments.processes)
+        module = import_module(f"logosphere.cli.{COMMANDS[name].module}")  # which may import torch
+        run: Callable[[Any, list[str]], int] = getattr(module, name.replace("-", "_"))
+        return run(arguments, argv)
     except BaseException as problem:
         if debug:
             raise
         return _explain(problem, name)
 
 
-def _run(name: str, argv: list[str]) -> int:
-    """Parse the arguments, then import the module of the command, which may load torch, and run it."""
-    arguments = parse_arguments(name, argv)
-    run: Callable[[Any, list[str]], int] = import_module(COMMANDS[name].module).run
-    return run(arguments, argv)
-
-
 def parse_arguments(name: str, argv: list[str]) -> "Arguments":
-    """The arguments of a command, checked."""
-    from logosphere.cli import arguments as known
-    from logosphere.cli.console import parse
-
-    if name == "train":
-        return known.parse_train(argv)
-    if name == "launch":  # what follows -- is for train
-        argv = argv[: argv.index("--")] if "--" in argv else argv
-    arguments: Arguments = parse(getattr(known, COMMANDS[name].arguments), argv, name)
-    arguments.check()
+    """The arguments of a command, checked; parsing needs tyro, but no torch."""
+    module = import_module("logosphere.cli.arguments")
+    arguments: Arguments = module.parse_command(name, getattr(module, COMMANDS[name].arguments), argv)
     return arguments
 
 
 def _explain(problem: BaseException, command: str) -> int:
-    from logosphere.cli.usage_errors import UsageError
-
+    """Print one sentence about a failure; the exit code."""
     match problem:
         case SystemExit():
             return problem.code if isinstance(problem.code, int) else FAILED
         case UserError() | KeyboardInterrupt() if rank() > 0:
-            return FAILED  # what one process cannot do, none can, and the main process says so
-        case Deserted() if launched() and observed():
-            return FAILED  # the process that started the group knows more
+            return FAILED  # the main process fails as well and prints why
+        case PeerLost() if is_distributed() and has_launcher():
+            return FAILED  # the launcher prints why
         case UserError():
             return _complain(str(problem), MISUSED if isinstance(problem, UsageError) else FAILED)
         case KeyboardInterrupt():
-            again = "add --resume to go on" if command == "train" else "run the same command again to go on"
-            return _complain(f"Stopped. Nothing that was saved is lost; {again}.", INTERRUPTED)
+            again = " The same command continues." if command == "compare" else ""
+            if command == "train" and str(problem):  # interrupted in a run, whose resume command the exception holds
+                again = f" Continue with: {problem}"
+            return _complain(f"Stopped.{again}", INTERRUPTED)
         case BrokenPipeError():
-            sys.stderr.close()  # whoever read our output has gone; there is nobody to tell
+            sys.stderr.close()  # nobody reads the output any more
             return FAILED
         case OSError(errno=errno.ENOSPC):
             return _complain(
-                "The disk is full. What was saved before is whole; free some space and run this again.", FAILED
+                "The disk is full. Earlier checkpoints are complete; free some space and run this again, a training "
+                "with --resume.",
+                FAILED,
             )
         case OSError(errno=errno.EROFS | errno.EACCES | errno.EPERM):
             place = f"{_place(problem) or 'A file'} cannot be used ({problem.strerror})"
-            return _complain(f"{place}; choose another folder, or change who may write there.", FAILED)
+            return _complain(f"{place}; choose another folder, or change its permissions.", FAILED)
         case OSError():
             return _complain(f"{problem.strerror or problem}: {_place(problem)}".rstrip(": ") + ".", FAILED)
         case MemoryError():
@@ -155,7 +151,7 @@ def _explain(problem: BaseException, command: str) -> int:
 
 
 def _place(problem: OSError) -> str:
-    """The file that a problem is about; temporary files go by the name of what they were to become."""
+    """The file of an error; a temporary file is named after the file it would have become."""
     return re.sub(r"(^|/)\.([^/]+?)\.(draft-)?\d+-[0-9a-f]{8}(?=/|$)", r"\1\2", str(problem.filename or ""))
 
 

@@ -4,18 +4,18 @@ Arguments are parsed before the module of a command is imported, so `--help` and
 only lazy import of the command line; command modules import what they need at the top.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from logosphere.cli.console import parse
+from logosphere.cli.console import Arguments, Flat, parse
+from logosphere.cli.train_options import Train, parse_train
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
-from logosphere.parallel.slurm import Job
-from logosphere.runs.config import TrainConfig
-from logosphere.runs.recipes import RECIPES, recipe
+from logosphere.parallel.launch import Job, is_distributed
 from logosphere.runs.settings import (
     AuxiliaryConfig,
     Budget,
@@ -25,84 +25,6 @@ from logosphere.runs.settings import (
 )
 from logosphere.sampling.catalogue import listing
 from logosphere.systems import system, systems
-
-Flat = tyro.conf.arg(name="")
-"""Settings whose options stand without a prefix."""
-
-
-class Arguments:
-    """Arguments of a command."""
-
-    def check(self) -> None:
-        """Refuse values that contradict each other or name nothing."""
-
-
-@dataclass(frozen=True)
-class Train(Arguments):
-    """What to train, where to keep it, and how to go about it."""
-
-    config: Annotated[TrainConfig, Flat] = field(default_factory=TrainConfig)
-    out: Path | None = None
-    """Folder of the run; default: runs/SYSTEM-DATA."""
-    resume: bool = False
-    """Go on with the run in --out, or with the one trained last."""
-    nproc: int = 1
-    """Processes on this machine that share the work; under torchrun it need not be given."""
-    dry_run: bool = False
-    """Only say what the training would cost: parameters, FLOPs, memory, time."""
-    tensorboard: bool = False
-    """Also write metrics for tensorboard (extra 'track')."""
-    json: bool = False
-    """Print the result as JSON."""
-
-
-TRAIN = f"""Train a model. RECIPE is a name or a .json/.yaml file; every option below changes it.
-
-Names: {", ".join(RECIPES)}. Without one it is demo: two minutes on text that every machine has.
-
-Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
-
-
-def parse_train(argv: list[str]) -> Train:
-    """The arguments of `train [RECIPE]`, each setting as the recipe, the parent, the preset and the options say."""
-    name, rest = split_recipe(argv)
-    default = recipe(name or "demo")
-    arguments = parse_train_options(rest, default)
-    if not name and arguments.config.begin is not None and not arguments.resume:
-        from logosphere.runs.warm_start import config_from_parent  # reads the parent's run folder, which needs torch
-
-        default = config_from_parent(arguments.config.begin)
-        arguments = parse_train_options(rest, default)
-    if arguments.config.preset != default.preset:  # its settings become the defaults of all other options
-        default = replace(default, system=arguments.config.system).with_preset(arguments.config.preset)
-        arguments = parse_train_options(rest, default)
-    config = use_one_budget(arguments.config, rest)
-    system(config.system)
-    return replace(arguments, config=config)
-
-
-def parse_train_options(argv: list[str], default: TrainConfig) -> Train:
-    return parse(Train, argv, "train [RECIPE]", default=Train(config=default), about=TRAIN)
-
-
-def split_recipe(argv: list[str]) -> tuple[str, list[str]]:
-    """The name of the recipe, empty where there is none, and the arguments after it."""
-    named = bool(argv) and not argv[0].startswith("-")
-    return (argv[0], argv[1:]) if named else ("", argv)
-
-
-def use_one_budget(config: TrainConfig, argv: list[str]) -> TrainConfig:
-    """A budget given on the command line replaces the recipe's own."""
-    options = {word.split("=")[0].replace("_", "-") for word in argv}
-    steps, minutes, cpu_minutes = (f"--{name}" in options for name in ("steps", "minutes", "cpu-minutes"))
-    if not (steps or minutes or cpu_minutes):
-        return config
-    return replace(
-        config,
-        steps=config.steps if steps else None,
-        minutes=config.minutes if minutes else None,
-        cpu_minutes=config.cpu_minutes if cpu_minutes else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -119,16 +41,20 @@ class Evaluate(Arguments):
     json: bool = False
     """Print the result as JSON."""
 
+    @property
+    def processes(self) -> int:
+        return self.nproc
+
 
 SAVED_AS = (".html", ".svg", ".gif", ".json")
 
 
 @dataclass(frozen=True)
 class Sample(Arguments):
-    """Generate text with a trained model; without RUN, with the one trained last, or else with the bundled one."""
+    """Generate text with a trained model; without RUN, with the last one, or else with the bundled checkpoint."""
 
     run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of the run, or box:NAME for a model that came with the package."""
+    """Folder of the run, or pretrained:NAME for a bundled checkpoint."""
     config: Annotated[SampleConfig, Flat] = field(default_factory=SampleConfig)
     save: Path | None = None
     """Also save how the text is denoised: a page that plays it (.html), a drawing (.svg), a .gif, or numbers
@@ -142,13 +68,19 @@ class Sample(Arguments):
     json: bool = False
     """Print as JSON."""
 
+    @property
+    def processes(self) -> int:
+        return self.nproc
+
     def check(self) -> None:
-        """Refuse options that contradict each other."""
+        """Raise for options that contradict each other."""
         self.config.check()
+        if (self.watch or self.save is not None) and (self.nproc > 1 or is_distributed()):
+            raise UserError("--watch and --save need a single process; leave out --nproc.")
         if self.config.sampler != "auto":
             listing(self.config.sampler)
         if self.save is not None and self.save.suffix not in SAVED_AS:
-            raise UserError(f"A film is saved as one of {', '.join(SAVED_AS)}, and {self.save.name} is none of them.")
+            raise UserError(f"The name of --save must end in one of {', '.join(SAVED_AS)}, not be '{self.save.name}'.")
         if self.save is not None and self.config.length is not None:
             raise UserError("--save keeps one window of text; leave out --length.")
 
@@ -158,7 +90,7 @@ class Compare(Arguments):
     """Rank models on the same sequences, with paired differences. --systems trains them first, all alike.
 
     A system may have options: mdlm:preset=paper, mdlm:schedule=cosine, rdlm:optim.lr=1e-3. Run the same command again
-    to go on with a comparison that was stopped; what is finished is not done again.
+    to continue a comparison that was stopped; finished trainings are kept.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
@@ -173,7 +105,7 @@ class Compare(Arguments):
     out: Path = Path("runs/compare")
     """Folder for their runs."""
     report: Path | None = None
-    """Write a page with everything (out.html), and the same as Markdown and JSON beside it."""
+    """Write a report (out.html), and the same as Markdown and JSON in its folder."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     samples: Annotated[SampleMetrics, Flat] = field(default_factory=SampleMetrics)
     json: bool = False
@@ -188,7 +120,7 @@ class Compare(Arguments):
                 "Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2"
             )
         if self.report is not None and self.report.suffix not in (".html", ".htm"):
-            raise UserError(f"The report is a page; give it a name that ends in .html, not '{self.report}'.")
+            raise UserError(f"The name of --report must end in .html, not be '{self.report}'.")
 
 
 @dataclass(frozen=True)
@@ -196,9 +128,9 @@ class Studio(Arguments):
     """Open models in the browser: watch them sample, pin and edit tokens, compare two on the same seed."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME; without any, all of runs/ and the bundled models."""
+    """Folders of runs, or pretrained:NAME; without any, all of runs/ and the bundled checkpoints."""
     report: tuple[str, ...] = ()
-    """Comparison reports to open beside them; without any, those of `logosphere compare` here and in runs/."""
+    """Comparison reports to open as well; without any, those of `logosphere compare` here and in runs/."""
     port: int = 0
     """Port on this machine; 0 takes a free one."""
     open: bool = False
@@ -206,7 +138,9 @@ class Studio(Arguments):
 
     def check(self) -> None:
         if not 0 <= self.port < 1 << 16:
-            raise UserError(f"Ports are numbers from 0 to 65535, not {self.port}.")
+            raise UserError(f"--port must be a number from 0 to 65535, not {self.port}.")
+        if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+            raise UserError("The studio needs the extra 'web': pip install 'logosphere[web]'")
 
 
 @dataclass(frozen=True)
@@ -227,7 +161,7 @@ class Plot(Arguments):
 
 @dataclass(frozen=True)
 class TrainRemasker(Arguments):
-    """Train the remasker of a g-star run: which of its tokens are wrong; the model itself stays as it is."""
+    """Train the remasker of a g-star run: it predicts which tokens are wrong; the model itself is frozen."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
@@ -241,7 +175,7 @@ class TrainRemasker(Arguments):
 
 @dataclass(frozen=True)
 class TrainClassifier(Arguments):
-    """Train a classifier of noisy texts, to guide a trained model by; the model itself stays as it is.
+    """Train a classifier of noisy texts, for guidance of a trained model, which is frozen.
 
     Then: logosphere sample RUN --classifier FOLDER --label NAME --strength 5
     """
@@ -268,10 +202,10 @@ class TrainClassifier(Arguments):
 
 @dataclass(frozen=True)
 class Bench(Arguments):
-    """Speed and memory of training and sampling, beside the bare network. Seconds are processor seconds."""
+    """Speed and memory of training and sampling, compared with the bare network. Seconds are processor seconds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs, or box:NAME."""
+    """Folders of runs, or pretrained:NAME."""
     systems: str = ""
     """Systems to build afresh, separated by commas; 'all' for all."""
     vocabulary: int = 27
@@ -352,7 +286,7 @@ class Data(Arguments):
 
     def check(self) -> None:
         if self.action == "get" and not self.name:
-            raise UserError("Say which corpus to fetch, for example: logosphere data get text8")
+            raise UserError("The name of a corpus is missing, for example: logosphere data get text8")
 
 
 @dataclass(frozen=True)
@@ -377,3 +311,14 @@ class Completion(Arguments):
 
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional] = "bash"
     """bash, zsh or fish."""
+
+
+def parse_command(command: str, kind: type[Arguments], argv: list[str]) -> Arguments:
+    """The arguments of a command, checked."""
+    if kind is Train:
+        return parse_train(argv)
+    if kind is Launch:  # what follows -- is for train
+        argv = argv[: argv.index("--")] if "--" in argv else argv
+    arguments = parse(kind, argv, command)
+    arguments.check()
+    return arguments

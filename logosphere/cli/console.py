@@ -1,11 +1,13 @@
-"""What commands share: parsing arguments, printing results, and progress bars with the time left."""
+"""What commands share: parsing arguments with usage errors of one sentence, printing results, and progress bars."""
 
+import dataclasses
+import difflib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -13,11 +15,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from tyro import _errors as tyro_errors
 
 from logosphere.atomic import plain
-from logosphere.cli.usage_errors import UsageError, explain
+from logosphere.cli import UsageError
 from logosphere.parallel.launch import rank
-from logosphere.runs.progress import Display
+from logosphere.runs.settings import Display
 
 T = TypeVar("T")
+
+Flat = tyro.conf.arg(name="")
+"""Settings whose options have no prefix."""
 
 messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
 """Progress and remarks go here, so that results on standard output can be piped. Only the main process prints."""
@@ -26,6 +31,18 @@ messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
 def log(remark: str) -> None:
     """A remark on one line, however long."""
     messages.print(remark, soft_wrap=True)
+
+
+class Arguments:
+    """Arguments of a command."""
+
+    @property
+    def processes(self) -> int:
+        """Processes that the command runs in."""
+        return 1
+
+    def check(self) -> None:
+        """Raise for values that contradict each other or are unknown."""
 
 
 def parse(kind: type[T], argv: list[str], command: str, default: T | None = None, about: str | None = None) -> T:
@@ -58,13 +75,13 @@ def format_time(seconds: float) -> str:
 
 
 class Bar:
-    """A live bar with a line of figures; silent when nobody watches."""
+    """A live bar with a line of figures; silent where output is not a terminal."""
 
     def __init__(self, progress: Progress, task: TaskID):
         self.progress, self.task, self.started, self.first = progress, task, time.monotonic(), 0.0
 
     def update(self, done: float, figures: str) -> None:
-        """Show the share done, figures, and the time left as the past pace promises it."""
+        """Show the fraction done, figures, and the time left at the speed so far."""
         if not self.first:
             self.first = done
         elapsed = time.monotonic() - self.started
@@ -83,3 +100,66 @@ def bar(title: str) -> Iterator[Bar]:
 
 DISPLAY = Display(bar=bar, log=log)
 """Progress and remarks of the verbs, on the terminal."""
+
+
+# ---- usage errors, from the events that tyro reports when it rejects arguments -------------------------------
+
+TYPES = {"INT": "a whole number", "FLOAT": "a number", "BOOL": "True or False", "PATH": "a path", "STR": "a word"}
+
+
+def explain(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[str], command: str) -> str:
+    """What is wrong with the arguments, what is allowed, and where to read more."""
+    return f"{_sentence(event, arguments, argv)} See: logosphere {command.split(' [')[0]} --help"
+
+
+def _sentence(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[str]) -> str:
+    match event:
+        case tyro_errors.MissingArgs(missing_arguments=[first, *_]):
+            text = first.arg.field.helptext  # a function in some versions of tyro
+            about = str((text() if callable(text) else text) or "").strip().split("\n")[0].rstrip(".")
+            return f"{_name(first.arg)} is missing: {about[:1].lower()}{about[1:]}."
+        case tyro_errors.BadValue(argument=argument):
+            return f"{_name(argument)} needs a value."
+        case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
+            return f"{_name(argument)} must be one of {', '.join(choices)}, not '{value}'."
+        case tyro_errors.UnrecognizedArgs(tokens=tokens):
+            options = [token for token in tokens if token.startswith("-")] or list(tokens)
+            close = difflib.get_close_matches(options[0].split("=")[0], list(_options(arguments)), n=1, cutoff=0.75)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            return f"There is no option {', '.join(options)}.{hint}"
+        case tyro_errors.InstantiationFailure(argument=argument) if argument is not None:
+            name, kinds = _name(argument), str(argument.lowered.metavar or "STR").split("|")
+            allowed = " or ".join(TYPES.get(kind, kind.strip("{}")) for kind in kinds)
+            return f"{name} must be {allowed}, not {_given(name, argv)}."
+        case tyro_errors.InstantiationFailure(message=message):
+            return message if message.endswith(".") else f"{message}."
+        case _:
+            return "These options cannot be read."
+
+
+def _name(argument: Any) -> str:
+    """--steps, or RUN for a positional argument."""
+    name = str(argument.lowered.name_or_flags[-1])
+    return name if name.startswith("--") else str(argument.lowered.metavar or name).strip("[]{} ").split("|")[-1]
+
+
+def _given(name: str, argv: Sequence[str]) -> str:
+    """The value of an option, as it was typed."""
+    for place, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") == name:
+            return repr(value) if equals else repr(argv[place + 1]) if place + 1 < len(argv) else "nothing"
+    return "this value"
+
+
+def _options(arguments: type, prefix: str = "--") -> Iterator[str]:
+    """The options of a dataclass of arguments, those of dataclasses within it included."""
+    hints = get_type_hints(arguments)
+    for field in dataclasses.fields(arguments):
+        kind = hints[field.name]
+        name = f"{prefix}{field.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from _options(kind, f"{name}.")
+            yield from _options(kind, prefix)  # settings that stand without a prefix
+        else:
+            yield name

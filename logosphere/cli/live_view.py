@@ -24,17 +24,17 @@ CONFIDENCE_COLOURS = ((3, "magenta"), (6, "blue"), (9, "cyan"))
 
 
 def check_installed(path: Path) -> None:
-    """Refuse a kind of file that cannot be written here, before a long text is sampled."""
+    """Raise for a format that cannot be written here, before a long text is sampled."""
     if path.suffix == ".gif" and find_spec("PIL") is None:
         raise UserError("GIFs need the extra 'plot': pip install 'logosphere[plot]'")
 
 
 def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, texts: list[str], about: str) -> None:
-    """Write a trajectory in the form that the name of the file asks for."""
+    """Write a trajectory in the format that the suffix of the file names."""
     film = build_animation(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":
-            content = render_player_page("Text generated from noise", about, [Player(about, film, texts)]).encode()
+            content = render_player_page("Text denoised step by step", about, [Player(about, film, texts)]).encode()
         case ".svg":
             content = render_animated_svg(film).encode()
         case ".gif":
@@ -47,14 +47,13 @@ def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, te
 
 
 class LiveView:
-    """Text on the terminal while it is denoised: new tokens are bright, given ones green.
+    """Text on the terminal while it is denoised: new tokens are bright, known ones green.
 
     Masked positions are dots, or dim where the network can predict them already. All others are coloured by the
     confidence of the network.
     """
 
     def __init__(self, tokenizer: Tokenizer, given: Prompt | None):
-
         self.tokenizer = tokenizer
         self.known = [] if given is None else given.known.tolist()
         self.live = Live(console=messages, auto_refresh=False)
@@ -62,8 +61,7 @@ class LiveView:
         self.last = 0.0
 
     def show(self, moment: Moment) -> None:
-        """Draw a moment, but no more of them than an eye can follow."""
-
+        """Draw a frame, at most FRAMES_PER_SECOND of them."""
         pause = self.last + 1 / FRAMES_PER_SECOND - time.monotonic()
         if pause > 0:
             time.sleep(pause)
@@ -74,7 +72,6 @@ class LiveView:
 
     def line(self, moment: Moment, sample: int) -> Text:
         """One text with its colours."""
-
         fresh = set(moment.changed[sample]) if moment.step < moment.steps else set()
         sure = moment.sure[sample] if moment.sure is not None else ""
         line = Text()
@@ -90,15 +87,14 @@ class LiveView:
         return line
 
     def legend(self, moment: Moment) -> Text:
-        """How far the texts are, and what the colours mean, each in its colour."""
-
+        """The step, and what the colours mean, each in its colour."""
         line = Text(f"step {moment.step}/{moment.steps}   ", style="dim")
-        line.append("· not written  guessed", style="dim").append("   ")
-        line.append("just changed", style="bold yellow").append("   sure ")
+        line.append("· masked  predicted", style="dim").append("   ")
+        line.append("just changed", style="bold yellow").append("   confidence ")
         for limit, colour in reversed(CONFIDENCE_COLOURS):
             line.append(f"<{limit}0% ", style=colour)
         if any(self.known):
-            line.append("  given", style="green")
+            line.append("  known", style="green")
         return line
 
     def close(self) -> None:

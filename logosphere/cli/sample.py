@@ -7,8 +7,7 @@ from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
 from logosphere.data.prompting import Prompt
-from logosphere.errors import UserError
-from logosphere.parallel.launch import launch, launched, must_launch
+from logosphere.errors import UserError, plural
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
@@ -16,13 +15,10 @@ from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import Moment
 
 
-def run(arguments: Sample, argv: list[str]) -> int:
+def sample(arguments: Sample, argv: list[str]) -> int:
+    """logosphere sample"""
     if arguments.save is not None:
         check_installed(arguments.save)
-    if (arguments.watch or arguments.save is not None) and (arguments.nproc > 1 or launched()):
-        raise UserError("--watch and --save follow one process; leave out --nproc.")
-    if must_launch(arguments.nproc):
-        return launch(["sample", *argv], arguments.nproc)
     live: LiveView | None = None
 
     def watch(sampled: Run, given: Prompt | None, moment: Moment) -> None:
@@ -49,7 +45,7 @@ def run(arguments: Sample, argv: list[str]) -> int:
 def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     sampled, config = samples.run, arguments.config
     if arguments.save is not None and samples.trajectory is not None:
-        about = f"{sampled.config.system}: {config.steps} steps, seed {config.seed}"
+        about = f"{sampled.config.system}: {plural(config.steps, 'step')}, seed {config.seed}"
         save_trajectory(arguments.save, samples.trajectory, sampled.tokenizer, samples.texts, about)
         log(f"Saved as {arguments.save}")
     if arguments.image is not None:
@@ -61,13 +57,13 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
         return
     if not printed:
         print("\n\n".join(samples.texts))
-    log(f"[dim]{nfe} network evaluations each, {samples.seconds:.2f} s[/]")
+    log(f"[dim]{plural(nfe, 'network evaluation')} each, {samples.seconds:.2f} s[/]")
 
 
 def _save_image(path: Path, samples: Samples) -> None:
     axes = samples.run.config.network.axes
     if not axes:
-        raise UserError("These samples are no images: the model was trained without --network.shape.")
+        raise UserError("These samples are not images: the model was trained without --network.shape.")
     rows = samples.tokens.cpu().numpy().astype("int64")
     write_whole(path, encode_png(make_image_grid(rows, axes, samples.run.tokenizer.size)))
     log(f"Saved as {path}")

@@ -3,28 +3,25 @@
 import secrets
 import socket
 import threading
+import webbrowser
 from contextlib import suppress
-from importlib.util import find_spec
+
+import uvicorn
 
 from logosphere.cli.arguments import Studio
 from logosphere.errors import UserError
+from logosphere.studio.app import create_app
+from logosphere.studio.models import find_reports, list_models
 
 LOOPBACK = "127.0.0.1"
 
 
-def run(arguments: Studio, argv: list[str]) -> int:
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise UserError("The studio needs the extra 'web': pip install 'logosphere[web]'")
-
-    import uvicorn
-
-    from logosphere.studio.app import create_app
-    from logosphere.studio.models import find_reports, list_models
-
+def studio(arguments: Studio, argv: list[str]) -> int:
+    """logosphere studio"""
     books, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
 
     def open_first() -> None:
-        with suppress(UserError):  # whoever asks for it is told
+        with suppress(UserError):  # the request that needs it reports the error
             books[0].load()
 
     threading.Thread(target=open_first, daemon=True).start()
@@ -33,8 +30,6 @@ def run(arguments: Studio, argv: list[str]) -> int:
         address = f"http://{LOOPBACK}:{port}/{token}/"
         print(f"The studio is open at {address}\nOnly this machine can reach it. Ctrl-C closes it.", flush=True)
         if arguments.open:
-            import webbrowser
-
             webbrowser.open(address)
         settings = uvicorn.Config(
             create_app(books, token, port, reports=reports),

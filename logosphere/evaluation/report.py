@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from logosphere.atomic import plain, write_json
-from logosphere.errors import UserError
+from logosphere.errors import UserError, plural
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
@@ -74,9 +74,8 @@ class Report:
     @property
     def sample_size(self) -> str:
         """The numbers of sequences and of draws; exact likelihoods have no draws."""
-        sequences = f"{self.sequences:,} sequences"
-        draws = f"{self.draws} draw{'s' if self.draws > 1 else ''} each"
-        return sequences if self.kind == "exact" else f"{sequences}, {draws}"
+        sequences = plural(self.sequences, "sequence")
+        return sequences if self.kind == "exact" else f"{sequences}, {plural(self.draws, 'draw')} each"
 
     def summary(self) -> dict[str, Any]:
         """All fields but those per sequence."""

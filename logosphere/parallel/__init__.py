@@ -1,1 +1,1 @@
-"""Several processes that train one model: who they are, how they agree, and how they are started."""
+"""Several processes that train or evaluate one model: process groups, and how they are started."""

@@ -1,10 +1,11 @@
-"""Start one command as several processes on this machine, as torchrun does, and see them through.
+"""Start one command in several processes: on this machine, as torchrun does, or by a batch script for Slurm.
 
-The processes find each other by the variables that torchrun sets, so the command does not know who started it. Signals
-are passed on: the processes save and end by themselves. When one of them fails the others are ended too.
+The processes find each other by the variables that torchrun sets, so a command does not depend on what started it.
+Signals are forwarded: the processes save and exit by themselves. When one of them fails, the others are ended too.
 """
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,31 +13,32 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from logosphere.errors import UserError
 
 GRACE = 20.0
-"""Seconds that processes get to end by themselves after one of them has failed."""
-PULSE = 0.05
+"""Seconds that processes have to exit by themselves after one of them has failed."""
+POLL_SECONDS = 0.05
 LAUNCHER = "LOGOSPHERE_LAUNCHER"
-"""Names the process that has started a team; when it is gone, nobody waits for the team any more."""
+"""The variable with the id of the process that has started a group; the group stops when that process is gone."""
 
 
-class Deserted(UserError):
-    """Another process of the team has ended before its work was done."""
+class PeerLost(UserError):
+    """Another process of the group has ended before its work was done."""
 
 
-def launched() -> bool:
+def is_distributed() -> bool:
     """Is this process one of several that were started together?"""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def must_launch(processes: int) -> bool:
-    """Are more processes wanted than this one, and not yet there?"""
+    """Are several processes requested, and not yet started?"""
     if processes < 1:
         raise UserError(f"The number of processes must be at least 1, not {processes}.")
-    return processes > 1 and not launched()
+    return processes > 1 and not is_distributed()
 
 
 def rank() -> int:
@@ -44,77 +46,77 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def observed() -> bool:
-    """Does a process of ours see this one through, and tell how it ended?"""
+def has_launcher() -> bool:
+    """Was this process started by `launch`, which reports how it ends?"""
     return LAUNCHER in os.environ
 
 
-def abandoned() -> bool:
-    """Has the process that started this one gone without a word?"""
+def launcher_died() -> bool:
+    """Has the process that started this one ended?"""
     launcher = os.environ.get(LAUNCHER)
     return launcher is not None and os.getppid() != int(launcher)
 
 
-def launch(words: list[str], processes: int) -> int:
-    """Run `logosphere WORDS` in so many processes; the exit code of the first that failed, or 0."""
+def launch(argv: list[str], processes: int) -> int:
+    """Run `logosphere ARGV` in so many processes; the exit code of the first that failed, or 0."""
     shared = {
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         LAUNCHER: str(os.getpid()),
-        # The processes share the machine; threads of one would only be in the way of the others.
+        # The processes share the cores of the machine.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes)),
     }
-    command = [sys.executable, "-m", "logosphere", *words]
-    team: list[subprocess.Popen[bytes]] = []
-    with _passing_on(team) as heard:
+    command = [sys.executable, "-m", "logosphere", *argv]
+    group: list[subprocess.Popen[bytes]] = []
+    with _forward_signals(group) as received:
         for number in range(processes):
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            # A session of their own, so that Ctrl-C reaches them once, through this process.
-            team.append(subprocess.Popen(command, env=os.environ | shared | place, start_new_session=True))
-        for signal_ in list(heard):  # which not all of them were there to hear
-            _tell(team, signal_)
+            # In a session of its own, so that Ctrl-C reaches it once, through this process.
+            group.append(subprocess.Popen(command, env=os.environ | shared | place, start_new_session=True))
+        for number in list(received):  # some processes may have started after the signal
+            _send(group, number)
         try:
-            return _seen_through(team, heard)
+            return _wait(group, received)
         finally:
-            _end(team)
+            _end(group)
 
 
-def _seen_through(team: list[subprocess.Popen[bytes]], heard: list[int]) -> int:
-    """Wait until all have ended or one has failed; what failed first decides, but the first process speaks for all.
+def _wait(group: list[subprocess.Popen[bytes]], received: list[int]) -> int:
+    """Wait until all have ended or one has failed; the exit code is that of the main process, if it failed too.
 
-    Who is killed cannot speak, so we do, unless it was our own signal that ended it.
+    A process that is killed prints no error, so one is raised here, unless a forwarded signal has ended it.
     """
     while True:
-        codes = [process.poll() for process in team]
+        codes = [process.poll() for process in group]
         for number, code in enumerate(codes, start=1):
-            if code is not None and code < 0 and not heard:
-                raise Deserted(
-                    f"Process {number} of {len(team)} was killed by {signal.Signals(-code).name}, perhaps because "
-                    "memory ran out. What was saved is whole; run this again, a training with --resume."
+            if code is not None and code < 0 and not received:
+                raise PeerLost(
+                    f"Process {number} of {len(group)} was killed by {signal.Signals(-code).name}, perhaps because "
+                    "memory ran out. Saved checkpoints are complete; run this again, a training with --resume."
                 )
         failed = [code for code in codes if code]
         if failed:
-            return _code(team[0], failed[0])
+            return _exit_code(group[0], failed[0])
         if all(code == 0 for code in codes):
             return 0
-        time.sleep(PULSE)
+        time.sleep(POLL_SECONDS)
 
 
-def _code(spokesman: subprocess.Popen[bytes], failed: int) -> int:
+def _exit_code(main: subprocess.Popen[bytes], failed: int) -> int:
     try:
-        code = spokesman.wait(GRACE)
+        code = main.wait(GRACE)
     except subprocess.TimeoutExpired:
         code = failed
     code = code or failed
     return 128 - code if code < 0 else code
 
 
-def _end(team: list[subprocess.Popen[bytes]]) -> None:
-    """Nobody is left behind."""
+def _end(group: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for all processes, and kill those that do not end in time."""
     deadline = time.monotonic() + GRACE
-    for process in team:
+    for process in group:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -123,24 +125,24 @@ def _end(team: list[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _passing_on(team: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Inside this block signals reach the whole team; the list grows by those that were heard."""
-    heard: list[int] = []
+def _forward_signals(group: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Inside this block signals are forwarded to the whole group; the list holds those received so far."""
+    received: list[int] = []
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-        _tell(team, number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _send(group, number)
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield heard
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _tell(team: list[subprocess.Popen[bytes]], number: int) -> None:
-    for process in team:
+def _send(group: list[subprocess.Popen[bytes]], number: int) -> None:
+    for process in group:
         process.send_signal(number)
 
 
@@ -149,3 +151,98 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+# ---- Slurm ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is requested of the cluster."""
+
+    nodes: int = 1
+    """Machines."""
+    gpus: int = 8
+    """GPUs on each of them, with a process each; 0 for processors only."""
+    hours: float = 24.0
+    """Time limit; the job is queued again until the training is done."""
+    cpus: int = 8
+    """Processor cores for each process."""
+    partition: str = ""
+    """Partition of the cluster, if it needs one."""
+    warning: int = 180
+    """Seconds before the limit at which the run is saved."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.gpus < 0 or self.cpus < 1:
+            raise UserError(
+                f"A job needs at least 1 node, 1 core and 0 GPUs, not {self.nodes}, {self.cpus} and {self.gpus}."
+            )
+        if self.hours <= 0 or self.warning < 30:
+            raise UserError(
+                f"A job needs a time limit above 0 hours and a warning of at least 30 seconds, not {self.hours:g} and "
+                f"{self.warning}."
+            )
+        if any(character.isspace() for character in self.partition):
+            raise UserError(f"The name of a partition must not contain spaces, as {self.partition!r} does.")
+
+
+def batch_script(job: Job, out: str, argv: list[str]) -> str:
+    """A batch script that survives its time limit: it saves, queues the job again, and resumes.
+
+    `argv` are the arguments of `logosphere train`, whose run is in the folder `out`.
+    """
+    processes = max(1, job.gpus)
+    minutes = max(1, round(60 * job.hours))
+    head = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={_job_name(out)}",
+        f"#SBATCH --nodes={job.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --cpus-per-task={processes * job.cpus}",
+        *([f"#SBATCH --gpus-per-node={job.gpus}"] if job.gpus else []),
+        *([f"#SBATCH --partition={job.partition}"] if job.partition else []),
+        f"#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        f"#SBATCH --signal=B:TERM@{job.warning}",
+    ]
+    return "\n".join(head) + BODY.format(
+        out=shlex.quote(out), argv=shlex.join(argv), processes=processes, threads=job.cpus,
+        patience=job.warning - 10,
+    )  # fmt: skip
+
+
+BODY = """
+set -uo pipefail
+
+run={out}
+resume=""
+if [ -e "$run/recipe.json" ]; then resume="--resume"; fi
+export OMP_NUM_THREADS={threads}
+# By default torchrun kills after half a minute; a large checkpoint may need more.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={patience}
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+# Shortly before the limit: the processes save and end, and the job goes back into the queue.
+stopping=0
+trap 'stopping=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+
+srun --kill-on-bad-exit=1 torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {processes} \\
+    --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:29500" \\
+    -m logosphere train {argv} --out "$run" $resume &
+job=$!
+wait "$job"; code=$?
+# A trapped signal ends the first wait; the second one waits for the processes.
+if [ "$stopping" = 1 ]; then
+    wait "$job"
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+fi
+exit "$code"
+"""
+
+
+def _job_name(text: str) -> str:
+    """Only characters that a directive can hold."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in text)

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from logosphere.errors import UserError
-from logosphere.parallel.launch import Deserted
+from logosphere.parallel.launch import PeerLost
 
 T = TypeVar("T")
 TIMEOUT = timedelta(days=7)
@@ -96,7 +96,7 @@ class ProcessGroup:
         if problem is not None:
             raise problem
         if failed.item():
-            raise RemoteError("The first process has failed.")
+            raise RemoteError("The main process has failed.")
         return result
 
 
@@ -112,7 +112,7 @@ def init_distributed() -> Iterator[ProcessGroup]:
         return
     store, rank, size = next(iter(rendezvous("env://")))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=PrefixStore("team", store), rank=rank, world_size=size)
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size)
     try:
         yield ProcessGroup(rank, size, dist.new_group(backend="gloo", timeout=TIMEOUT))
     except RemoteError:
@@ -125,8 +125,8 @@ def init_distributed() -> Iterator[ProcessGroup]:
             raise
         if rank == 0 and store.check([REASON]):
             raise UserError(store.get(REASON).decode()) from None
-        raise Deserted(
-            "Another process was killed or has failed. What was saved is whole; run this again, a training "
+        raise PeerLost(
+            "Another process was killed or has failed. Saved checkpoints are complete; run this again, a training "
             "with --resume."
         ) from None
     finally:
@@ -147,9 +147,9 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         if device.type == "mps":
-            raise RuntimeError("it has no numbers of 64 bits, which noise and bounds are made of; use cpu")
+            raise RuntimeError("it has no 64-bit numbers, which noise and bounds need; use cpu")
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # what is made without naming a device, as by FSDP, is made on this one
+            torch.cuda.set_device(device)  # the default device, which FSDP uses
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
         raise UserError(f"The device '{name}' cannot be used here ({str(problem).splitlines()[0]}).") from None

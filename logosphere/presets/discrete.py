@@ -21,7 +21,7 @@ from logosphere.presets.masked import (
 )
 from logosphere.presets.preset import Aspect, Preset
 
-D3PM_OPTIM = {"lr": 2e-4, "warmup": 5000, "final": 1.0, "beta2": 0.999, "weight_decay": 0.0}
+D3PM_OPTIM = {"lr": 2e-4, "warmup": 5000, "min_lr_ratio": 1.0, "beta2": 0.999, "weight_decay": 0.0}
 D3PM_TIME = Aspect(
     "time", "t uniform on 1 … T, drawn independently; the network reads t.", "Stratified over the batch.", CALM,
     {"times": "independent"},
@@ -137,7 +137,7 @@ OTHERS = [
             network_aspect("12 layers of linear and local attention.", neighbours=0),
         ),
         CHECKED,
-        {"lr": 1e-4, "warmup": 0, "final": 1.0, "beta2": 0.999, "weight_decay": 0.0, "clip": None},
+        {"lr": 1e-4, "warmup": 0, "min_lr_ratio": 1.0, "beta2": 0.999, "weight_decay": 0.0, "clip": None},
         missing="Linear and local attention; the ReZero gate before the output; the decay by 0.99 an epoch; running "
                 "means "
         "for each of the T steps (here for 33 bins of them).",
@@ -235,7 +235,7 @@ OTHERS = [
                          neighbours=0, own_embedding=True),
         ),
         CHECKED,
-        {"lr": 5e-4, "warmup": 10_000, "final": 0.1, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.02},
+        {"lr": 5e-4, "warmup": 10_000, "min_lr_ratio": 0.1, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.02},
         0.0,
         missing="adaLN-zero of DiT.",
     ),
@@ -255,7 +255,7 @@ OTHERS = [
             Aspect("network", "A causal transformer of 12 blocks, width 768."),
         ),
         CHECKED,
-        {"lr": 6e-4, "warmup": 2000, "final": 0.1, "beta2": 0.95, "weight_decay": 0.1, "clip": 1.0},
+        {"lr": 6e-4, "warmup": 2000, "min_lr_ratio": 0.1, "beta2": 0.95, "weight_decay": 0.1, "clip": 1.0},
         0.0,
         missing="Learned positions and GELU of GPT; here rotary positions and ReLU².",
     ),

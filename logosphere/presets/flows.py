@@ -58,7 +58,7 @@ BFN = Preset(
     optim={
         "lr": 1e-4,
         "warmup": 0,
-        "final": 1.0,
+        "min_lr_ratio": 1.0,
         "beta1": 0.9,
         "beta2": 0.98,
         "weight_decay": 0.01,
@@ -125,7 +125,7 @@ FISHER = Preset(
     optim={
         "lr": 1e-3,
         "warmup": 0,
-        "final": 0.08,
+        "min_lr_ratio": 0.08,
         "beta1": 0.9,
         "beta2": 0.999,
         "weight_decay": 0.01,
@@ -164,7 +164,7 @@ SFM = Preset(
     optim={
         "lr": 3e-4,
         "warmup": 0,
-        "final": 1.0,
+        "min_lr_ratio": 1.0,
         "beta1": 0.9,
         "beta2": 0.999,
         "weight_decay": 0.0,
@@ -222,7 +222,7 @@ DIRICHLET = Preset(
     optim={
         "lr": 5e-4,
         "warmup": 0,
-        "final": 1.0,
+        "min_lr_ratio": 1.0,
         "beta1": 0.9,
         "beta2": 0.999,
         "weight_decay": 0.0,
@@ -288,7 +288,7 @@ DDSM = Preset(
     optim={
         "lr": 5e-4,
         "warmup": 0,
-        "final": 1.0,
+        "min_lr_ratio": 1.0,
         "beta1": 0.9,
         "beta2": 0.999,
         "weight_decay": 0.0,

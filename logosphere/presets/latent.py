@@ -22,8 +22,8 @@ LD4LG = Preset(
     checked=CHECKED,
     sampler="ddpm-ld4lg",
     optim={
-        "lr": 2e-4, "codec_lr": 1e-4, "warmup": 1000, "final": 0.0, "decay": "cosine", "beta1": 0.9, "beta2": 0.999,
-        "weight_decay": 1e-6, "clip": 1.0,
+        "lr": 2e-4, "codec_lr": 1e-4, "warmup": 1000, "min_lr_ratio": 0.0, "decay": "cosine", "beta1": 0.9,
+        "beta2": 0.999, "weight_decay": 1e-6, "clip": 1.0,
     },
     ema=0.9999,
     missing=(
@@ -87,7 +87,9 @@ PLANNER = Preset(
     source="Zhang et al. 2023, arXiv:2306.02531; github.com/apple/ml-planner",
     checked=CHECKED,
     sampler="ddim-planner",
-    optim={"lr": 1e-4, "warmup": 0, "final": 1.0, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "clip": None},
+    optim={
+        "lr": 1e-4, "warmup": 0, "min_lr_ratio": 1.0, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "clip": None,
+    },
     ema=0.9999,
     missing=(
         "BERT-large as encoder and GPT-2-medium as decoder, both fine-tuned (here both are trained from scratch); "
@@ -145,7 +147,7 @@ TENCDM = Preset(
     checked=CHECKED,
     sampler="euler-tencdm",
     optim={
-        "lr": 2e-4, "codec_lr": 1e-4, "warmup": 5000, "final": 1.0, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6,
+        "lr": 2e-4, "codec_lr": 1e-4, "warmup": 5000, "min_lr_ratio": 1.0, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6,
         "weight_decay": 0.01, "clip": 1.0,
     },
     ema=0.9999,
@@ -201,7 +203,7 @@ COSMOS = Preset(
     checked=CHECKED,
     sampler="euler-cosmos",
     optim={
-        "lr": 2e-4, "warmup": 5000, "final": 1.0, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.01,
+        "lr": 2e-4, "warmup": 5000, "min_lr_ratio": 1.0, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.01,
         "clip": 1.0,
     },
     ema=0.9999,

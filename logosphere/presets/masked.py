@@ -6,7 +6,7 @@ from logosphere.presets.preset import Aspect, Preset
 
 CHECKED, SAMPLERS = "tests/parity/test_discrete.py", "tests/parity/test_discrete_samplers.py"
 NO_SELF_CONDITIONING = Aspect("self-conditioning", "None.")
-MDLM_OPTIM = {"lr": 3e-4, "warmup": 2500, "final": 1.0, "beta2": 0.999, "weight_decay": 0.0, "clip": 1.0}
+MDLM_OPTIM = {"lr": 3e-4, "warmup": 2500, "min_lr_ratio": 1.0, "beta2": 0.999, "weight_decay": 0.0, "clip": 1.0}
 FAST = "Learns faster in the few CPU minutes that models of this package are trained for."
 FEW = "p(z_1) of the bound has a few tokens where the schedule leaves signal."
 CALM = "The same expectation with a lower variance."
@@ -108,7 +108,7 @@ MASKED = [
             network_aspect("A Llama-type transformer without causal mask, without dropout.", neighbours=0),
         ),
         CHECKED,
-        {"lr": 4e-4, "warmup": 2000, "final": 1.0, "weight_decay": 0.1},
+        {"lr": 4e-4, "warmup": 2000, "min_lr_ratio": 1.0, "weight_decay": 0.1},
         sampler="llada-greedy",
         missing="8B parameters and their training data; random lengths of 1% of the batches; fine-tuning; the two "
                 "drops of "
@@ -137,7 +137,7 @@ MASKED = [
                            "0.05.", neighbours=0, dropout=0.05),
         ),
         CHECKED,
-        {"lr": 5e-4, "warmup": 2000, "final": 0.0, "beta2": 0.999, "weight_decay": 0.03, "clip": None},
+        {"lr": 5e-4, "warmup": 2000, "min_lr_ratio": 0.0, "beta2": 0.999, "weight_decay": 0.03, "clip": None},
         0.9999,
         "md4",
         "Gated feed-forward layers and their initialisation; the prior term a_1 log V, left out there, is counted "
@@ -165,7 +165,7 @@ MASKED = [
             network_aspect("As md4, dropout 0.05.", neighbours=0, dropout=0.05),
         ),
         CHECKED,
-        {"lr": 5e-4, "warmup": 2000, "final": 0.0, "beta2": 0.999, "weight_decay": 0.03, "clip": None},
+        {"lr": 5e-4, "warmup": 2000, "min_lr_ratio": 0.0, "beta2": 0.999, "weight_decay": 0.03, "clip": None},
         0.9999,
         missing="Gated feed-forward layers; the prior term ε log V, left out there, is counted here.",
     ),
@@ -186,7 +186,7 @@ MASKED = [
             network_aspect("12 blocks of width 768, no dropout.", neighbours=0),
         ),
         CHECKED,
-        {"lr": 5e-4, "warmup": 5000, "final": 1.0, "weight_decay": 1e-3, "clip": 0.25},
+        {"lr": 5e-4, "warmup": 5000, "min_lr_ratio": 1.0, "weight_decay": 1e-3, "clip": 0.25},
         sampler="first-hitting",
         missing="A cross-entropy with the weight 1e-4 beside the bound; parallel sampling by dynamic programming.",
     ),

@@ -99,7 +99,8 @@ PRESETS: list[Preset] = [
         ),
         checked="tests/parity/test_spherical_parity.py",
         optim={
-            "lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "warmup": 2500, "final": 1.0, "clip": 1.0
+            "lr": 3e-4, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0, "warmup": 2500, "min_lr_ratio": 1.0,
+            "clip": 1.0,
         },
         ema=0.9999,
         sampler="rdlm",

@@ -1,1 +1,1 @@
-"""Runs: a recipe carried out in a folder that can be stopped, resumed and opened again."""
+"""Runs: trainings in folders, and one function for each verb (train, evaluate, sample, compare, export)."""

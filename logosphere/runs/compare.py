@@ -1,7 +1,7 @@
 """Comparison as one function: train systems alike, measure runs on the same sequences, rank them, write one report."""
 
-import math
-from collections.abc import Sequence
+import json
+import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -9,34 +9,26 @@ from logosphere.atomic import cached, file_sha256, write_json
 from logosphere.data.corpus import Corpus
 from logosphere.data.splits import split_off
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import peak_memory_bytes, reset_peak_memory
+from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
-from logosphere.evaluation.texts import Metric, Reference
-from logosphere.report.comparison import SampleReport, Value, parse_sample_report
+from logosphere.presets import DEFAULT
+from logosphere.presets import preset as find_preset
+from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
-from logosphere.runs.comparison_report import COSTS, board
+from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.create import build_model, create_run_and_model
 from logosphere.runs.evaluate import evaluate_run
-from logosphere.runs.loop import create_run_and_model
-from logosphere.runs.planned_runs import (
-    PlannedRun,
-    apply_budget,
-    check_comparable,
-    find_existing,
-    is_finished,
-    open_saved,
-    parse_systems,
-    plan_runs,
-)
-from logosphere.runs.progress import SILENT, Display
+from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
-from logosphere.runs.sample_report import SamplingGrid, make_reference, report_samples
-from logosphere.runs.sample_report import measure as measure_texts
-from logosphere.runs.settings import Budget, EvaluateConfig, SampleMetrics
+from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
 from logosphere.runs.train import open_with_display, run_to_end
+from logosphere.systems import system
+from logosphere.training.checkpoint import latest
+from logosphere.weights import RECIPE, WEIGHTS
 
 SCORER = "judge"
 """The folder of a scorer model that is trained for the comparison."""
@@ -60,7 +52,7 @@ class CompareConfig:
     out: Path = Path("runs/compare")
     """Folder for their runs."""
     report: Path | None = None
-    """The page to write; Markdown and JSON are written beside it."""
+    """The page to write; Markdown and JSON are written to the same folder."""
     measure: EvaluateConfig = EvaluateConfig()
     samples: SampleMetrics = field(default_factory=SampleMetrics)
 
@@ -74,6 +66,164 @@ class Comparison:
     stopped: bool = False
 
 
+@dataclass(frozen=True)
+class SystemSpec:
+    """A system with options of its own: mdlm, mdlm:preset=paper, or mdlm:schedule=cosine:optim.lr=1e-3."""
+
+    name: str
+    system: str
+    options: tuple[str, ...]
+    lr: float | None
+    preset: str = DEFAULT
+
+    @staticmethod
+    def parse(word: str) -> "SystemSpec":
+        name, *rest = word.split(":")
+        system(name)
+        lr, options, preset = None, [], DEFAULT
+        for option in rest:
+            key, separator, value = option.partition("=")
+            if not separator or not value:
+                raise UserError(f"'{option}' in '{word}' is not an option of the form name=value.")
+            if key == "optim.lr":
+                try:
+                    lr = float(value)
+                except ValueError:
+                    raise UserError(
+                        f"'{value}' is not a learning rate; write for example {name}:optim.lr=2e-3"
+                    ) from None
+            elif key == "preset":
+                preset = find_preset(name, value).name
+            else:
+                options.append(option)
+        return SystemSpec(word, name, tuple(options), lr, preset)
+
+    def configure(self, common: TrainConfig) -> TrainConfig:
+        """The common recipe for this system; a preset brings its model, but the optimiser is the same for all."""
+        optim = common.optim if self.lr is None else replace(common.optim, lr=self.lr)
+        if self.preset != DEFAULT:
+            common = replace(common, system=self.system).with_preset(self.preset, optimiser=False)
+        return replace(common, system=self.system, options=(*common.options, *self.options), optim=optim)
+
+
+def parse_systems(words: str) -> list[SystemSpec]:
+    """Systems separated by commas; commas inside brackets belong to an option."""
+    found = [SystemSpec.parse(word.strip()) for word in re.split(r",(?![^\[]*\])", words) if word.strip()]
+    names = [spec.name for spec in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"'{twice[0]}' is named twice; name each system once, and use --seeds to repeat trainings.")
+    return found
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training of a comparison: a system and a seed."""
+
+    name: str
+    config: TrainConfig
+    folder: Path
+
+
+def apply_budget(budget: Budget, config: TrainConfig, corpus: Corpus) -> TrainConfig:
+    """The configuration with this budget. Tokens and operations become steps, rounded down but at least 1."""
+    if not budget.given():
+        return config
+    steps = budget.steps
+    if budget.tokens is not None:
+        steps = max(1, int(budget.tokens // (config.batch * config.length)))
+    if budget.flops is not None:
+        steps = max(1, int(budget.flops // count_step_flops(build_model(config, corpus), config.batch)))
+    return replace(config, steps=steps, minutes=budget.minutes, cpu_minutes=budget.cpu_minutes)
+
+
+def plan_runs(
+    specs: list[SystemSpec], common: TrainConfig, budget: Budget, seeds: int, corpus: Corpus, out: Path
+) -> list[PlannedRun]:
+    """Every system with every seed, each in a folder of its own under `out`."""
+    if seeds < 1:
+        raise UserError(f"There must be at least 1 seed, not {seeds}.")
+    planned = []
+    for spec in specs:
+        config = apply_budget(budget, spec.configure(common), corpus)
+        for number in range(seeds):
+            name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec.name)
+            folder = out / (name if number == 0 else f"{name}-seed{number}")
+            planned.append(PlannedRun(spec.name, replace(config, seed=common.seed + number), folder))
+    return planned
+
+
+def find_existing(planned: PlannedRun) -> Run | None:
+    """The run of a training that has begun, checked to be the planned one; None if it has not begun."""
+    if not (planned.folder / RECIPE).exists():
+        return None
+    run = Run(planned.folder)
+    for name, wanted in asdict(planned.config).items():
+        if (found := asdict(run.config)[name]) != wanted:
+            raise UserError(
+                f"{planned.folder} was trained with {name} = {found}, not {wanted}; "
+                "choose another --out for this comparison."
+            )
+    return run
+
+
+def is_finished(run: Run) -> bool:
+    """Has a training used up its budget?"""
+    if (checkpoint := latest(run.state)) is None:
+        return False
+    try:
+        state = json.loads((checkpoint / "state.json").read_bytes())
+        elapsed = Elapsed(float(state["seconds"]), float(state["cpu_seconds"]))
+        return elapsed.done(run.config, int(state["step"])) >= 1
+    except (OSError, ValueError, KeyError):
+        raise UserError(f"{checkpoint / 'state.json'} is missing or damaged; restore it from a copy.") from None
+
+
+def open_saved(path: Path) -> Run:
+    """A run that can be compared: it exists, has weights, and is not being trained."""
+    folder = resolve_folder(path)
+    if folder.is_dir() and not any(folder.iterdir()):
+        raise UserError(
+            f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"
+        )
+    if folder.is_dir() and not (folder / RECIPE).exists():
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{RECIPE}"))
+        hint = f" The runs in it are: {', '.join(inside)}." if inside else ""
+        raise UserError(f"{folder} is not the folder of a run: {RECIPE} is missing.{hint}")
+    run = Run(path)
+    try:
+        if (folder / ".lock").exists():
+            with run.lock():
+                pass
+    except UserError:
+        raise UserError(f"{folder} is still being trained; wait for it or stop it before comparing.") from None
+    if not (folder / WEIGHTS).exists():
+        raise UserError(
+            f"Nothing has been saved in {folder} yet; continue with: logosphere train --out {folder} --resume"
+        )
+    return run
+
+
+def check_comparable(runs: list[Run]) -> None:
+    """All runs must have the same text, tokenizer and length."""
+    first = runs[0]
+    for other in runs[1:]:
+        one, two = first.content.get("corpus", {}), other.content.get("corpus", {})
+        for what, a, b in (
+            ("tokenizer", str(one.get("tokenizer"))[:12], str(two.get("tokenizer"))[:12]),
+            ("text", _describe_text(one), _describe_text(two)),
+            ("length", first.config.length, other.config.length),
+        ):
+            if a != b:
+                raise UserError(
+                    f"{first.path} and {other.path} differ in {what} ({a} and {b}), so they cannot be compared; "
+                    f"train both with the same {what}."
+                )
+
+
+def _describe_text(corpus: dict[str, object]) -> str:
+    return f"{corpus.get('name')} {str(corpus.get('sha256'))[:12]}"
+
+
 def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison:
     """Train what is missing, measure every run on the same sequences, rank them, and write the report if one is wanted.
 
@@ -82,6 +232,8 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     if not config.systems and not config.runs:
         raise UserError("Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2")
     chosen = find_metrics(config.samples.metrics)
+    if config.report is not None:
+        config.samples.check()
     groups: dict[str, list[Run]] = {str(path): [open_saved(path)] for path in config.runs}
     if config.systems:
         trained = _train_systems(config, display)
@@ -96,8 +248,12 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
         name: [_measure(run, config.measure, corpus, display) for run in group] for name, group in groups.items()
     }
     rows = rank_reports(reports)
-    files = [] if config.report is None else _write_report(config, rows, groups, corpus, chosen, display)
-    return Comparison(rows, files)
+    if config.report is None:
+        return Comparison(rows, [])
+    if config.samples.samples:
+        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
+    report = make_report(rows, groups, corpus, chosen, config.samples, config.measure, display)
+    return Comparison(rows, write_comparison_report(report, config.report))
 
 
 def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Run]] | None:
@@ -106,7 +262,7 @@ def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Ru
     specs = parse_systems(config.systems)
     corpus = open_with_display(common.data, common.tokenizer, display)
     planned = plan_runs(specs, common, config.budget, config.seeds, corpus, config.out)
-    if "train" in config.samples.judge and config.report is not None:
+    if "train" in config.samples.scorer and config.report is not None:
         scorer = _plan_scorer(common, config.budget, corpus, config.out / SCORER)
         if _train(scorer, _scorer_corpus(corpus), display) is None:
             return None
@@ -120,7 +276,7 @@ def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Ru
 
 
 def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
-    """Take one training to its end, from wherever it stands; None if it was stopped."""
+    """Train one run to its end, from its last checkpoint if there is one; None if it was stopped."""
     run = find_existing(planned)
     if run is not None and is_finished(run):
         display.log(f"[dim]{planned.folder} is trained already[/]")
@@ -132,16 +288,16 @@ def _train(planned: PlannedRun, corpus: Corpus, display: Display) -> Run | None:
     outcome = run_to_end(run, corpus, display, model=model)
     write_json(run.path / COSTS, {"peak_bytes": peak_memory_bytes()})
     if outcome.stopped:
-        display.log(f"Stopped at step {outcome.step:,} of {planned.name} and saved. Go on with the same command.")
+        display.log(f"Stopped at step {outcome.step:,} of {planned.name} and saved. The same command continues.")
     elif outcome.interrupted:
-        display.log(f"Stopped after {planned.name}. Go on with the same command.")
+        display.log(f"Stopped after {planned.name}. The same command continues.")
     return None if outcome.interrupted else run
 
 
 def _plan_scorer(common: TrainConfig, budget: Budget, corpus: Corpus, folder: Path) -> PlannedRun:
     """An autoregressive scorer model with the network and the budget of the systems."""
     config = replace(common, system="ar", options=(), task="unconditional", begin=None)
-    return PlannedRun("judge", apply_budget(budget, config, corpus), folder)
+    return PlannedRun("scorer", apply_budget(budget, config, corpus), folder)
 
 
 def _scorer_corpus(corpus: Corpus) -> Corpus:
@@ -158,7 +314,7 @@ def load_scorer(name: str, own: Path) -> Scorer:
         return load_hub_scorer(name.removeprefix("hf:"))
     folder = own if name == "train" else Path(name)
     if name == "train" and not folder.exists():
-        raise UserError("A judge is trained together with systems; name them with --systems, or name a judge's folder.")
+        raise UserError("--scorer train needs systems to train: add --systems, or give the folder of a scorer model.")
     run = open_saved(folder)
     label = "ar" if name == "train" else folder.name
     trained_on = str(run.content["corpus"]["name"])
@@ -180,66 +336,3 @@ def _measure(run: Run, measure: EvaluateConfig, corpus: Corpus, display: Display
         return asdict(evaluate_run(run, measure, corpus=corpus, display=display))
 
     return Report(**cached(run.results / "compare.json", key, make))
-
-
-def _write_report(
-    config: CompareConfig,
-    rows: Sequence[LeaderboardRow],
-    groups: dict[str, list[Run]],
-    corpus: Corpus,
-    chosen: list[Metric],
-    display: Display,
-) -> list[Path]:
-    assert config.report is not None
-    settings, measure = config.samples, config.measure
-    length = next(iter(groups.values()))[0].config.length
-    against = make_reference(corpus, measure.split, length, max(settings.samples, 2))
-    sample_reports: dict[str, SampleReport] = {}
-    real: dict[str, Value] = {}
-    if settings.samples:
-        grid = SamplingGrid(settings.samples, settings.sampling_steps, settings.temperatures, measure.seed)
-        chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in settings.judge] + chosen
-        real = measure_texts(against.real, against, chosen)
-        for name, runs in groups.items():
-            report = next(row.report for row in rows if row.name == name)
-            sample_reports[name] = _sample(runs[0], corpus, against, chosen, grid, measure, _units(report), display)
-    made = board(rows, groups, sample_reports, corpus, chosen, against, real)
-    return write_comparison_report(made, config.report)
-
-
-def _units(report: Report) -> float:
-    """Characters, bytes or whatever bits are counted per, for each token."""
-    return sum(report.nats) / math.log(2) / report.tokens / report.bits if report.bits else 1.0
-
-
-def _sample(
-    run: Run,
-    corpus: Corpus,
-    against: Reference,
-    chosen: list[Metric],
-    grid: SamplingGrid,
-    measure: EvaluateConfig,
-    units_per_token: float,
-    display: Display,
-) -> SampleReport:
-    """Samples of a run with their metrics, made once for the same weights and settings."""
-    key = [
-        file_sha256(run.weights_file(measure.weights)),
-        asdict(grid),
-        [(metric.name, metric.version) for metric in chosen],
-        measure.split,
-        measure.per,
-        corpus.sha256,
-    ]
-    with display.bar(f"samples {run.path.name}") as bar:
-
-        def make() -> object:
-            model = run.model(measure.weights)
-            return asdict(
-                report_samples(
-                    model, corpus, measure.split, against, chosen, grid, units_per_token,
-                    lambda what: bar.update(0.0, what),
-                )
-            )  # fmt: skip
-
-        return parse_sample_report(cached(run.results / "sample_report.json", key, make))

@@ -17,6 +17,14 @@ from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
 
+FORMER = {"withhold": "cond_dropout", "final": "min_lr_ratio", "spike": "grad_spike_factor"}
+"""Former names of settings, which recipes of older runs have."""
+
+
+def rename_former(content: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the current names."""
+    return {FORMER.get(name, name): value for name, value in content.items()}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -35,7 +43,7 @@ class TrainConfig:
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
-    """What is given while training: unconditional, continuation, infilling, or varied (lengths)."""
+    """Which positions are known in training: unconditional, continuation, infilling, or varied (lengths)."""
     length: int = 128
     """Tokens per sequence."""
     batch: int = 32
@@ -49,9 +57,9 @@ class TrainConfig:
     minutes: float | None = None
     """Wall-clock minutes to train, instead of steps."""
     cpu_minutes: float | None = None
-    """Minutes of processor time to train, instead of steps: fair on a shared machine."""
-    withhold: float = 0.1
-    """Share of training sequences whose label or source is withheld, which guidance needs."""
+    """Minutes of processor time to train, instead of steps; independent of the load of the machine."""
+    cond_dropout: float = 0.1
+    """Fraction of training sequences whose condition (label, source or signal) is dropped, which guidance needs."""
     ema: float = 0.999
     """Decay of the running average of the weights that is evaluated and sampled."""
     validations: int = 10
@@ -65,11 +73,11 @@ class TrainConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     shard: bool = False
-    """Of several processes each keeps a share of weights, gradients and moments (FSDP): for large networks."""
+    """Shard weights, gradients and moments over the processes (FSDP): for large networks."""
     recompute: bool = False
-    """Compute activations anew in the backward pass instead of keeping them: less memory, a third more work."""
+    """Recompute activations in the backward pass (activation checkpointing): less memory, a third more work."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time, even where others are faster (GPUs)."""
+    """Use only deterministic algorithms, even where others are faster (GPUs)."""
     seed: int = 0
     """Fixes weights, data order and noise."""
     begin: str | None = None
@@ -80,9 +88,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_finite("", vars(self))
-        check_training(self.ema, self.withhold, self.accumulate, self.precision)
+        check_training(self.ema, self.cond_dropout, self.accumulate, self.precision)
         if self.steps is None and self.minutes is None and self.cpu_minutes is None:
-            raise UserError("Say how long to train: --steps N, --minutes M or --cpu-minutes M.")
+            raise UserError("The length of the training is missing: give --steps N, --minutes M or --cpu-minutes M.")
         if self.steps is not None and self.steps < 1:
             raise UserError(f"The number of steps must be at least 1, not {self.steps}.")
         for minutes in (self.minutes, self.cpu_minutes):
@@ -96,9 +104,9 @@ class TrainConfig:
         return parse_options(self.options)
 
     def with_preset(self, name: str, *, optimiser: bool = True) -> "TrainConfig":
-        """The recipe with a preset of its system: its network settings and, unless switched off, its optimiser.
+        """The configuration with a preset of its system: its network settings and, unless switched off, its optimiser.
 
-        A recipe holds every setting, so they are filled in here; whatever is set afterwards takes their place.
+        A configuration holds every setting, so they are filled in here; later settings replace them.
         """
         preset = find_preset(self.system, name)
         sizes = {f.name for f in dataclasses.fields(NetworkConfig)}
@@ -107,11 +115,12 @@ class TrainConfig:
         if not optimiser:
             return chosen
         ema = self.ema if preset.ema is None else preset.ema
-        return dataclasses.replace(chosen, optim=dataclasses.replace(self.optim, **preset.optim), ema=ema)
+        optim = dataclasses.replace(self.optim, **preset.optim)
+        return dataclasses.replace(chosen, optim=optim, ema=ema)
 
 
 class Plain(yaml.SafeLoader):
-    """YAML that holds plain data only, and reads 1e-3 as the number that JSON and people take it for."""
+    """YAML of plain data only, in which 1e-3 is a number, as in JSON."""
 
 
 Plain.yaml_implicit_resolvers = {  # a copy: the lists belong to all loaders
@@ -123,7 +132,7 @@ Plain.add_implicit_resolver(
 
 
 def _plain(text: str) -> Any:
-    """What yaml.load does with this loader; by that name it is forbidden here, for most other loaders run code."""
+    """As yaml.load with this loader; that name is forbidden in this package, since most other loaders run code."""
     loader = Plain(text)
     try:
         return loader.get_single_data()
@@ -132,7 +141,7 @@ def _plain(text: str) -> Any:
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """Words name=value as values: numbers, booleans, None and words as YAML reads them."""
+    """Options of the form name=value; values are numbers, booleans, None and strings, as in YAML."""
     read = {}
     for option in words:
         name, separator, value = option.partition("=")
@@ -146,7 +155,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def config_from_dict(content: Any, place: str) -> TrainConfig:
-    """A recipe out of plain data, as read from JSON or YAML; names and types are checked.
+    """A configuration from plain data, as read from JSON or YAML; names and types are checked.
 
     Settings that it leaves out are those of its preset.
     """
@@ -160,7 +169,7 @@ def config_from_dict(content: Any, place: str) -> TrainConfig:
 
 
 def read_config_file(path: Path) -> TrainConfig:
-    """A recipe from a .json or .yaml file; a recipe.json of a run folder will do."""
+    """A configuration from a .json or .yaml file, such as the recipe.json of a run folder."""
     try:
         content = _plain(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
@@ -177,7 +186,7 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
         raise UserError(f"{place} must hold names and values.")
     known = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for name, value in content.items():
+    for name, value in rename_former(content).items():
         if name not in known:
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
         inner = None if default is None else getattr(default, name)
@@ -186,7 +195,7 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
 
 
 def _annotation(kind: Any) -> str:
-    """A type as it is written: float rather than <class 'float'>, which nobody would type."""
+    """A type as it is written in source: float rather than <class 'float'>."""
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
@@ -212,7 +221,7 @@ def _value(annotation: str, value: Any, place: str, default: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value for a sentence; what holds others only by its kind, for it may refer to itself a million times."""
+    """A value for an error message; containers by their type only, since YAML aliases can make them huge."""
     plain = value is None or isinstance(value, str | int | float)
     return reprlib.repr(value) if plain else f"a {type(value).__name__}"
 

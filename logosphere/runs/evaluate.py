@@ -1,20 +1,36 @@
-"""Evaluation as one function: the likelihood of a run on a split of its text or of another, with its standard error."""
+"""Evaluation and export: the likelihood of a run with its standard error, and a small folder for a package."""
 
 import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from logosphere.atomic import write_json, write_whole
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
+from logosphere.data.datasets.examples import Examples, sequential_batches
 from logosphere.data.splits import check_length, count_scored_tokens, count_sequences
-from logosphere.errors import UserError
+from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.data.tokenizers import Tokenizer, WithEOS
+from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import Report, evaluate
+from logosphere.loading import load
+from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.pretrained import CARD, RECORD
 from logosphere.runs.config import parse_options
-from logosphere.runs.progress import SILENT, Display
-from logosphere.runs.run import Run
-from logosphere.runs.settings import EvaluateConfig
+from logosphere.runs.run import Run, sum_records
+from logosphere.runs.settings import SILENT, Display, EvaluateConfig
 from logosphere.runs.train import open_with_display
+from logosphere.sampling.generate import generate
+from logosphere.systems import system
+from logosphere.types import SIGN, Batch, Tokens
+from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 LONGEST_NAME = 200
 """Bytes of a report's name; file systems allow 255, and temporary names are longer."""
@@ -80,9 +96,9 @@ def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path
 
 
 def units_per_token(unit: str, corpus: Corpus, split: str, length: int) -> float:
-    """Characters or bytes for each token that counts; of separate texts, those that the model can hold whole.
+    """Characters or bytes per scored token; of separate texts, those that fit into the model.
 
-    A tokenizer that is not lossless, such as WordPiece, does not preserve their lengths either: then of all texts.
+    A tokenizer that is not lossless, such as WordPiece, does not preserve their lengths; then all texts count.
     """
     part, tokenizer = corpus.split(split), corpus.tokenizer
     if unit in ("token", tokenizer.unit):
@@ -97,3 +113,142 @@ def units_per_token(unit: str, corpus: Corpus, split: str, length: int) -> float
         part = part.filter_by_length(length)
         whole = count(part)
     return whole / count_scored_tokens(part, length)
+
+
+LARGEST = 12_000_000
+"""Bytes of weights that a package may carry for one model."""
+RECORD_SEQUENCES = 16
+"""Sequences of text inside a record."""
+DRAWS = 8
+
+
+@dataclass(frozen=True)
+class RecordSample:
+    """The content of a record: a text, and the bits per unit measured on it."""
+
+    text: str
+    bits: float
+    kind: str
+    weights_sha256: str
+
+
+def to_half(model: Model) -> dict[str, Tensor]:
+    """The state of a model with its parameters in half precision; buffers keep their precision."""
+    learned = {name for name, _ in model.named_parameters()}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        half = name in learned and tensor.is_floating_point()
+        if half and float(tensor.abs().max()) > torch.finfo(torch.float16).max:
+            raise UserError(f"The weights {name} are too large for half precision; the model cannot be exported.")
+        state[name] = tensor.half() if half else tensor
+    return state
+
+
+def export_run(
+    run: Run, folder: Path, measure: EvaluateConfig, *, samples: int = 3, steps: int = 128, display: Display = SILENT
+) -> tuple[Report, RecordSample]:
+    """Measure and sample a run, and export it to a new folder; its report and its record."""
+    check_free(folder)
+    report = evaluate_run(run, measure, display=display)
+    corpus = open_with_display(measure.data or run.config.data, run.tokenizer, display)
+    held_out = next(iter(eval_batches(corpus.test, run.config.length, RECORD_SEQUENCES, RECORD_SEQUENCES))).tokens
+    drawn = generate(run.model(measure.weights), n=samples, steps=steps, rng=torch.Generator().manual_seed(0))
+    texts = [run.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+    text = decode_sequences(held_out, run.tokenizer)
+    return report, write_export(run, folder, report, text, texts, measure.weights)
+
+
+def check_free(folder: Path) -> None:
+    """Raise if the folder exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; choose another --out or remove it.")
+
+
+def write_export(
+    run: Run, folder: Path, report: Report, text: str, samples: list[str], weights: str = "ema"
+) -> RecordSample:
+    """Write the folder of an export: `report` and `samples` are for its card, `text` is measured for its record."""
+    check_free(folder)
+    write_tensors(folder / WEIGHTS, to_half(run.model(weights)))
+    if (size := (folder / WEIGHTS).stat().st_size) > LARGEST:
+        shutil.rmtree(folder)
+        limit = f"but an export holds at most {LARGEST / 1e6:.0f} MB"
+        raise UserError(f"The weights take {size / 1e6:.1f} MB, {limit}; train a smaller network.")
+    content = {key: value for key, value in run.content.items() if key in ("model", "recipe", "corpus")}
+    write_recipe(folder / RECIPE, content | {"trainings": [asdict(one) for one in run.trainings]})
+    shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
+    record = make_record(folder, text)
+    write_json(folder / RECORD, vars(record))
+    write_whole(folder / CARD, card(run, report, samples, size).encode())
+    return record
+
+
+def decode_sequences(rows: Tokens, tokenizer: Tokenizer) -> str:
+    """Sequences as the text of a record: one a line for separate texts, else concatenated."""
+    if isinstance(tokenizer, WithEOS):
+        return "\n".join(tokenizer.decode(row) for row in rows.numpy())
+    return tokenizer.decode(rows.flatten().numpy())
+
+
+def sequences_of(text: str, tokenizer: Tokenizer, length: int, limit: int | None = None) -> Batch:
+    """The sequences of a record, at most `limit` of them; of a running text, the remainder is dropped."""
+    if isinstance(tokenizer, WithEOS):
+        lines = [tokenizer.encode(line) for line in text.split("\n")][:limit]
+        return next(sequential_batches(Examples(lines, eos=tokenizer.eos), length, len(lines)))
+    tokens = tokenizer.encode(text)
+    count = len(tokens) // length
+    if count < 1:
+        raise UserError(f"The text of a record must have at least {length} tokens.")
+    rows = torch.from_numpy(np.asarray(tokens[: count * length], dtype=np.int64)).view(count, length)
+    return Batch.of(rows[:limit])
+
+
+def make_record(folder: Path, text: str) -> RecordSample:
+    """Measure an export on a text; the same weights and text always give the same number."""
+    model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
+    batch = sequences_of(text, tokenizer, model.length)
+    report = evaluate(model, [batch], draws=DRAWS, rng=0, unit=tokenizer.unit)
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    return RecordSample(text, report.bits, report.kind, digest)
+
+
+def read_record(folder: Path) -> RecordSample:
+    try:
+        return RecordSample(**json.loads((folder / RECORD).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"{folder / RECORD} is missing or damaged; install the package anew.") from None
+
+
+def _began(run: Run) -> list[str]:
+    """The parent of the last training, if it did not begin with random weights."""
+    if "begun" not in run.content:
+        return []
+    begun, before = run.content["begun"], sum_records(run.trainings[:-1])
+    seen = f"{before.tokens:,} tokens of {before.data}" if before.data else "unknown data"
+    return [f"{begun['with']} (weights {begun['weights_sha256'][:12]}), which had seen {seen}"]
+
+
+def card(run: Run, report: Report, samples: list[str], size: int) -> str:
+    """The model card: system, training data, cost, likelihood and samples."""
+    config, about = run.config, system(run.config.system)
+    trainings, corpus = run.trainings, run.content["corpus"]
+    whole, over = sum_records(trainings), f", over {len(trainings)} trainings" if len(trainings) > 1 else ""
+    facts = [
+        ("system", f"{about.name}: {about.title} ({about.paper})"),
+        ("preset", run.spec.preset_label),
+        ("network", f"{config.network.depth} blocks of width {config.network.width}, {config.network.heads} heads"),
+        ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
+        ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),
+        ("tokens seen", f"{whole.tokens:,}, in {plural(whole.steps, 'step')}{over}"),
+        ("cost", f"{whole.cpu_seconds / 3600:.2f} CPU hours{over}"),
+        *[("began with", parent) for parent in _began(run)],
+        (
+            "likelihood",
+            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind_and_path}) on "
+            f"{report.data}, {report.sample_size}",
+        ),
+        ("meant for", "trying, testing and comparing; too small to rely on what it generates"),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    texts = "\n\n".join("\n".join(f"    {line}" for line in text.splitlines() or [""]) for text in samples)
+    return f"# {about.title}\n\n| | |\n|---|---|\n{table}\n\nSamples, not selected:\n\n{texts}\n"

@@ -5,9 +5,9 @@
 after `import logosphere.runs.lm_eval_adapter`.
 
 A likelihood is exact for `ar`; for diffusion it is minus the bound, a lower bound of log p that is good for ranking
-choices and never above the truth. Surrogates are refused. Texts are cut into windows of the model's length; what a
-window is conditioned on is known text (t = 0), where the model can see it. Shorter texts are read at their own length:
-filled up, they would be read together with what they were filled with, wherever a model looks to its right.
+choices. Surrogates are refused. Texts are cut into windows of the model's length; what a
+window is conditioned on is known text (t = 0), where the model can see it. Shorter texts are evaluated at their own
+length: a model that attends to its right would condition on padding.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ DRAWS = 32
 
 @register_model("logosphere")
 class Harness(LM):  # type: ignore[misc]
-    """A run, asked by the harness."""
+    """A run as a model of the harness."""
 
     def __init__(
         self,
@@ -49,24 +49,24 @@ class Harness(LM):  # type: ignore[misc]
         folder = Run(run)
         self.folder = folder
         self.model: Model = folder.model()
-        self.pieces = folder.tokenizer
+        self.tokenizer = folder.tokenizer
         if self.model.process.kind == "surrogate":
-            raise UserError(f"{run} has no likelihood, only a surrogate, so the harness cannot ask it.")
+            raise UserError(f"{run} has a surrogate and no likelihood, so the harness cannot evaluate it.")
         self.kind = self.model.process.kind
         self.draws, self.steps, self.seed, self.batch = int(draws), int(steps), int(seed), int(batch_size or BATCH)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """log p(continuation | context) in nats, and whether greedy decoding would write it."""
-        asked = [self._pair(*request.args) for request in requests]
-        nats = self._nats(asked)
-        return [(-value, self._greedy(*pair)) for value, pair in zip(nats, asked, strict=True)]
+        """log p(continuation | context) in nats, and whether greedy decoding would generate it."""
+        pairs = [self._pair(*request.args) for request in requests]
+        nats = self._nats(pairs)
+        return [(-value, self._greedy(*pair)) for value, pair in zip(nats, pairs, strict=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """log p(text), window by window; every token counts once."""
         windows: list[tuple[list[int], list[int]]] = []
         owner = []
         for number, request in enumerate(requests):
-            row = self.pieces.encode(request.args[0]).tolist()
+            row = self.tokenizer.encode(request.args[0]).tolist()
             for start in range(0, len(row), self.model.length):
                 windows.append(([], row[start : start + self.model.length]))
                 owner.append(number)
@@ -80,42 +80,42 @@ class Harness(LM):  # type: ignore[misc]
         return [self._continued(request.args[0], dict(request.args[1])) for request in requests]
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both, the context cut at its beginning so that they fit into one sequence."""
-        before, after = self.pieces.encode(context).tolist(), self.pieces.encode(continuation).tolist()
+        """Tokens of both; the context is cut at its beginning so that they fit into one sequence."""
+        before, after = self.tokenizer.encode(context).tolist(), self.tokenizer.encode(continuation).tolist()
         if len(after) > self.model.length:
             raise UserError(
-                f"A continuation has {len(after)} tokens, but this model reads {self.model.length}; use a longer model."
+                f"A continuation has {len(after)} tokens, but the model has {self.model.length}; use a longer model."
             )
         return before[max(0, len(before) + len(after) - self.model.length) :], after
 
-    def _batch(self, asked: Sequence[tuple[list[int], list[int]]], length: int) -> Batch:
-        """Rows of one length; from left to right what they are filled up with is not seen."""
-        tokens = torch.zeros(len(asked), length, dtype=torch.long)
+    def _batch(self, pairs: Sequence[tuple[list[int], list[int]]], length: int) -> Batch:
+        """Rows of one length; a causal model does not see the padding at their end."""
+        tokens = torch.zeros(len(pairs), length, dtype=torch.long)
         known, valid = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
-        for i, (before, after) in enumerate(asked):
+        for i, (before, after) in enumerate(pairs):
             row = before + after
             tokens[i, : len(row)] = torch.tensor(row, dtype=torch.long)
             known[i, : len(before)], valid[i, : len(row)] = True, True
-        place = torch.arange(len(asked))
-        return Batch(tokens, known, valid, place, place, len(asked))
+        place = torch.arange(len(pairs))
+        return Batch(tokens, known, valid, place, place, len(pairs))
 
-    def _nats(self, asked: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        found = [0.0] * len(asked)
+    def _nats(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+        found = [0.0] * len(pairs)
         groups: dict[int, list[int]] = {}
-        for number, (before, after) in enumerate(asked):
-            if after:  # nothing costs nothing
+        for number, (before, after) in enumerate(pairs):
+            if after:  # an empty continuation has likelihood 1
                 groups.setdefault(self._length(len(before) + len(after)), []).append(number)
         for length, numbers in groups.items():
             for first in range(0, len(numbers), self.batch):
                 some = numbers[first : first + self.batch]
-                batch = self._batch([asked[number] for number in some], length)
+                batch = self._batch([pairs[number] for number in some], length)
                 for part in estimate_bounds(self.model, [batch], draws=self.draws, seed=self.seed):
                     for number, nats in zip(some, part.total.tolist(), strict=True):
                         found[number] = nats
         return found
 
     def _length(self, tokens: int) -> int:
-        """At which length a text of so many tokens is read."""
+        """The length at which a text of so many tokens is evaluated."""
         model = self.model
         if model.block == 1 or tokens == model.length:
             return model.length
@@ -124,12 +124,12 @@ class Harness(LM):  # type: ignore[misc]
         if model.block < model.length and tokens % model.block == 0:
             return model.length
         raise UserError(
-            f"This model reads whole {'blocks' if model.block < model.length else 'sequences'} of {model.block} "
-            f"tokens, and a text has {tokens}; use a model such as ar or mdlm, which reads texts of any length."
+            f"This model evaluates whole {'blocks' if model.block < model.length else 'sequences'} of {model.block} "
+            f"tokens, and a text has {tokens}; use a model such as ar or mdlm, which evaluates texts of any length."
         )
 
     def _greedy(self, before: list[int], after: list[int]) -> bool:
-        """Would the likeliest token be written at each place, one after the other? Asked only where that is exact."""
+        """Is every token the most likely one, given those before it? Only evaluated where the likelihood is exact."""
         if self.kind != "exact" or not after:
             return False
         batch = self._batch([(before, after)], self.model.length)
@@ -141,7 +141,7 @@ class Harness(LM):  # type: ignore[misc]
         return out[0, span].argmax(-1).tolist() == after
 
     def _filters(self) -> bool:
-        """Can the likeliest tokens be asked for?"""
+        """Can sampling be restricted to the most likely token?"""
         return filters(self.model.process) and not as_stepper(sampler_of(self.model).stepper).unfiltered
 
     def _continued(self, prompt: str, how: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ class Harness(LM):  # type: ignore[misc]
         stops = [stops] if isinstance(stops, str) else stops
         most = int(how.get("max_gen_toks", self.model.length // 2))
         room = self.model.length - max(1, min(most, self.model.length - 1))
-        row = self.pieces.encode(prompt).tolist()
+        row = self.tokenizer.encode(prompt).tolist()
         row = row[max(0, len(row) - room) :]
         given = self._batch([(row, [])], self.model.length)
         known = given.known if row else None
@@ -162,6 +162,6 @@ class Harness(LM):  # type: ignore[misc]
             top_k=None if sampled or not self._filters() else 1,
             renoise_known=bool(row) and self.folder.needs_renoise(self.model),
         )  # fmt: skip
-        text = self.pieces.decode(drawn.tokens[0, len(row) : len(row) + most].cpu().numpy())
+        text = self.tokenizer.decode(drawn.tokens[0, len(row) : len(row) + most].cpu().numpy())
         ends = [text.index(stop) for stop in stops if stop and stop in text]
         return text[: min(ends)] if ends else text

@@ -46,7 +46,7 @@ def text8() -> TrainConfig:
     return TrainConfig(
         data="text8", length=256, batch=512, steps=1_000_000, validations=100, validation_sequences=1024,
         network=NetworkConfig(width=768, depth=12, heads=12, dropout=0.0),
-        optim=OptimizerConfig(lr=3e-4, warmup=2500, final=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
+        optim=OptimizerConfig(lr=3e-4, warmup=2500, min_lr_ratio=1.0, beta2=0.999, weight_decay=0.0), ema=0.9999,
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def sudoku() -> TrainConfig:
 
 
 def e2e() -> TrainConfig:
-    """Descriptions of restaurants from their meaning, in 512 pieces of words."""
+    """Descriptions of restaurants from their meaning, with a BPE vocabulary of 512."""
     return TrainConfig(
         system="mdlm", data="e2e", tokenizer="bpe:512", length=64, batch=64, steps=5000, validations=10,
         network=NetworkConfig(width=192, depth=4, heads=6, source_length=128),
@@ -149,13 +149,13 @@ def medium(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
 
 
 def billion(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
-    """The same recipe at 22 × 2048, some 1.1B parameters, in shares and without keeping activations."""
+    """The same recipe at 22 × 2048, some 1.1B parameters, sharded and with activation checkpointing."""
 
     def largest() -> TrainConfig:
         begun = small()
         return replace(
             begun, network=NetworkConfig(width=2048, depth=22, heads=16), precision="bfloat16", shard=True,
-            recompute=True, accumulate=8, optim=replace(begun.optim, lr=2e-4, spike=10.0),
+            recompute=True, accumulate=8, optim=replace(begun.optim, lr=2e-4, grad_spike_factor=10.0),
         )  # fmt: skip
 
     return largest

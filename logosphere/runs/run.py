@@ -16,10 +16,11 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +34,6 @@ from logosphere.loading import load_weights, spec_of
 from logosphere.model import Model, Spec
 from logosphere.pretrained import default_pretrained, is_bundled, resolve_folder
 from logosphere.runs.config import TrainConfig, config_from_dict
-from logosphere.runs.training_record import ParentCheckpoint, TrainingRecord, read_records
 from logosphere.training.checkpoint import latest
 from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
@@ -41,9 +41,69 @@ BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
 """Names of bits per unit in metrics."""
 KINDS = re.compile(r"((stream|hf|letters|lines|labelled|pairs|promoters):)+")
-"""What may stand before the name of a text."""
+"""Prefixes of the name of a text."""
 DRAFT = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|link)|\.draft-\d+")
 """Names under which files and checkpoints are written before they get their own."""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """One training: the text, and what it took."""
+
+    data: str
+    sha256: str
+    steps: int
+    tokens: int
+    cpu_seconds: float
+    begin: str | None = None
+    """The run or bundled checkpoint whose weights it started from; None for random weights."""
+
+
+@dataclass(frozen=True)
+class ParentCheckpoint:
+    """The weights that a training starts from, and where they come from."""
+
+    name: str
+    """As it was given: a folder or pretrained:NAME."""
+    weights: Path
+    weights_sha256: str
+    trainings: tuple[TrainingRecord, ...]
+
+    def content(self) -> dict[str, Any]:
+        """For recipe.json."""
+        trainings = [asdict(training) for training in self.trainings]
+        return {"with": self.name, "weights_sha256": self.weights_sha256, "trainings": trainings}
+
+
+def read_records(content: Any, place: Path) -> tuple[TrainingRecord, ...]:
+    """Trainings as stored in a recipe.json, validated."""
+    try:
+        read = tuple(TrainingRecord(**one) for one in content)
+        if all(_is_valid(one) for one in read):
+            return read
+    except TypeError:
+        pass  # the error below covers this, too
+    raise UserError(f"{place} has no valid record of the trainings of the model; restore it from a copy.")
+
+
+def _is_valid(one: TrainingRecord) -> bool:
+    texts = isinstance(one.data, str) and isinstance(one.sha256, str) and isinstance(one.begin, str | None)
+    return texts and all(
+        isinstance(count, int | float) and 0 <= count < float("inf")
+        for count in (one.steps, one.tokens, one.cpu_seconds)
+    )
+
+
+def sum_records(trainings: Sequence[TrainingRecord]) -> TrainingRecord:
+    """The sum of several trainings as one record."""
+    return TrainingRecord(
+        data=", then ".join(name for name, _ in groupby(one.data for one in trainings)),
+        sha256=trainings[-1].sha256 if trainings else "",
+        steps=sum(one.steps for one in trainings),
+        tokens=sum(one.tokens for one in trainings),
+        cpu_seconds=sum(one.cpu_seconds for one in trainings),
+        begin=trainings[-1].begin if trainings else None,
+    )
 
 
 class Run:
@@ -61,11 +121,11 @@ class Run:
     def create(
         path: str | Path, config: TrainConfig, spec: Spec, corpus: Corpus, begun: ParentCheckpoint | None = None
     ) -> "Run":
-        """Set up a new run; the folder appears whole or not at all."""
+        """Set up a new run; the folder appears complete or not at all."""
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
-        # In containers every process may have the same number, also one that was killed here.
+        # In containers process ids repeat, so a random part keeps drafts apart.
         draft = path.parent / f".{path.name}.draft-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             for part in ("state", "samples", "eval"):
@@ -80,7 +140,7 @@ class Run:
             }
             content: dict[str, Any] = {"model": asdict(spec), "recipe": asdict(config), "corpus": source}
             if begun is not None:
-                _link_or_copy(begun.weights, draft / BEGIN)  # so that the run needs its parent no more
+                _link_or_copy(begun.weights, draft / BEGIN)  # so that the run does not depend on its parent
                 content["begun"] = begun.content()
             write_recipe(draft / RECIPE, content)
             sync(draft)
@@ -105,7 +165,7 @@ class Run:
     def trainings(self) -> tuple[TrainingRecord, ...]:
         """Every training that the saved weights come from, the first one first."""
         place = self.path / RECIPE
-        if "trainings" in self.content:  # a box, which holds no metrics
+        if "trainings" in self.content:  # a bundled checkpoint, which has no metrics
             return read_records(self.content["trainings"], place)
         begun = self.content.get("begun", {})
         before = read_records(begun.get("trainings", []), place) if isinstance(begun, dict) else ()
@@ -149,21 +209,21 @@ class Run:
         return load_weights(self.path, self.weights_file(weights), options)
 
     def weights_file(self, weights: str = "ema") -> Path:
-        """Where such weights lie."""
+        """The file of these weights."""
         files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
             remedy = f"logosphere train --out {self.path} --resume"
-            raise UserError(f"Nothing has been saved in {self.path} yet; go on with: {remedy}")
+            raise UserError(f"Nothing has been saved in {self.path} yet; continue with: {remedy}")
         if weights == "ema" and not (self.path / AVERAGED).exists():
-            weights = "model"  # a box holds one kind of weights, and they are the averaged ones
+            weights = "model"  # a bundled checkpoint has only averaged weights, under this name
         return self.path / files[weights]
 
     def needs_renoise(self, model: Model) -> bool:
         """Must known positions be sample_zt like the others, so that the text around them is only approximate?
 
-        So it is for time-conditional networks that were not trained with clean positions among noisy ones.
+        This holds for time-conditional networks that were not trained with clean positions among noisy ones.
         """
         return model.process.time_conditional and self.config.task == "unconditional"
 
@@ -195,12 +255,12 @@ class Run:
             file.write(json.dumps(metrics) + "\n")
 
     def sync_metrics(self) -> None:
-        """What was logged is as safe as the checkpoint that is reported next."""
+        """Sync the log to disk before a checkpoint is reported as saved."""
         if (path := self.path / "metrics.jsonl").exists():
             sync(path)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines that are whole; a run killed while writing may leave half a line at the end."""
+        """All complete lines; a run killed while writing may leave half a line at the end."""
         path = self.path / "metrics.jsonl"
         read: list[dict[str, Any]] = []
         for line in path.read_bytes().splitlines() if path.exists() else []:
@@ -224,7 +284,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Only one training at a time; the lock goes with the process, however that ends."""
+        """Allow one training at a time; the lock is released when the process ends, however that happens."""
         with (self.path / ".lock").open("a+") as file:
             _lock(file, self.path)
             yield
@@ -240,7 +300,7 @@ def _link_or_copy(file: Path, place: Path) -> None:
 
 
 def _lock(file: IO[str], path: Path) -> None:
-    """Lock the file and put our process number into it, for whoever finds it locked."""
+    """Lock the file and write the process id into it, for the error message of other processes."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -260,7 +320,7 @@ def list_runs(parent: Path = Path("runs")) -> list[Path]:
 
 
 def latest_run(parent: Path = Path("runs")) -> Path:
-    """The run that was trained last, for commands that are not told which."""
+    """The run that was trained last, the default of commands."""
     runs = list_runs(parent)
     if not runs:
         raise UserError("There is no run yet; train one with: logosphere train")
@@ -268,9 +328,9 @@ def latest_run(parent: Path = Path("runs")) -> Path:
 
 
 def latest_or_pretrained(parent: Path = Path("runs")) -> Path:
-    """The run that was trained last, or else the model in the box."""
-    box = default_pretrained()
-    return box if box is not None and not any(parent.glob(f"*/{WEIGHTS}")) else latest_run(parent)
+    """The run that was trained last, or else the bundled checkpoint."""
+    bundled = default_pretrained()
+    return bundled if bundled is not None and not any(parent.glob(f"*/{WEIGHTS}")) else latest_run(parent)
 
 
 def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:
@@ -284,7 +344,7 @@ def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:
 
 
 def environment() -> dict[str, Any]:
-    """What else the result depends on."""
+    """The versions and the machine that the result depends on."""
     packages = ("logosphere", "torch", "numpy", "safetensors", "tokenizers")
     versions = {}
     for package in packages:

@@ -1,28 +1,32 @@
-"""Sampling as one function: texts of a run, from a prompt, around gaps, for a condition or a length."""
+"""Sampling: texts of a run, from a prompt, around gaps, for a condition or a length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
-from logosphere.data.tokenizers import WithEOS
+from logosphere.data.tokenizers import IntegerTokenizer, TokenIds, WithEOS
+from logosphere.errors import UserError, nearest
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
-from logosphere.runs.conditions import classifier_guide, find_condition
 from logosphere.runs.run import Run, latest_or_pretrained
-from logosphere.runs.settings import SampleConfig
+from logosphere.runs.settings import ClassifierGuidance, SampleConfig
 from logosphere.sampling.generate import Generation, generate
+from logosphere.sampling.guidance import Guide
+from logosphere.sampling.labeller import Labeller
 from logosphere.sampling.lengths import of_length
 from logosphere.sampling.plan import GRIDS
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.sliding import slide
 from logosphere.sampling.trajectory import Moment, Recorder, Trajectory
 from logosphere.sampling.walk import Frame
-from logosphere.types import Tokens
+from logosphere.types import Condition, Tokens
 
 RENOISED = (
     "This model was trained without known positions, so the text around them is approximate; "
@@ -41,7 +45,7 @@ class Samples:
     """Network evaluations per text."""
     seconds: float
     trajectory: Trajectory | None
-    """The record of the sampling, if it was asked for."""
+    """The record of the sampling, if requested."""
 
 
 def sample_run(
@@ -89,16 +93,16 @@ def _choose(
         return chosen, replace(config, temperature=1.0)
     best = sampling_defaults(chosen.path.name)
     name = best.sampler if config.sampler == "auto" else config.sampler
-    way = f"at a temperature of {best.temperature}" + (f" by the sampler '{name}'" if name != "auto" else "")
+    way = f"at a temperature of {best.temperature}" + (f" with the sampler '{name}'" if name != "auto" else "")
     notify(
-        f"There is no run here, so the small model that comes along ({PREFIX}{chosen.path.name}) writes, {way}; "
-        "--temperature 1 is what it has learnt."
+        f"There is no run here, so the bundled checkpoint {PREFIX}{chosen.path.name} generates, {way}; "
+        "--temperature 1 samples from the model itself."
     )
     return chosen, replace(config, temperature=best.temperature, sampler=name)
 
 
 def _known_text(run: Run, model: Model, config: SampleConfig) -> Prompt | None:
-    """The prompt or the text around gaps, in tokens."""
+    """The tokens of the prompt or of the text around gaps."""
     given: Prompt | None = None
     if config.prompt:
         given = encode_prompt(config.prompt, run.tokenizer, model.length)
@@ -159,3 +163,64 @@ def _draw(
         return write(known, tokens)
     overlap = model.length // 2 if config.overlap is None else config.overlap
     return slide(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)
+
+
+def find_condition(run: Run, label: str, source: str, signal: Path | None, n: int) -> Condition | None:
+    """The condition of n texts: a label, a source or a signal; None when none is given."""
+    if not label and not source and signal is None:
+        return None
+    labels = sources = signals = None
+    if label:
+        labels = torch.full((n,), _label_index(label, run))
+    if source:
+        sources = torch.from_numpy(_encode_source(source, run)).expand(n, -1)
+    if signal is not None:
+        signals = torch.from_numpy(_read_signal(signal, run, n))
+    return Condition.of(labels=labels, source=sources, signal=signals)
+
+
+def _encode_source(source: str, run: Run) -> TokenIds:
+    """A source in its own alphabet: that of the texts, unless both are integers and sources have more of them."""
+    size = run.conditions["source"]
+    if not size:
+        raise UserError(f"The model in {run.path} was trained without sources; leave out --source.")
+    tokenizer = run.tokenizer
+    return (IntegerTokenizer(size) if isinstance(tokenizer, IntegerTokenizer) else tokenizer).encode(source)
+
+
+def _read_signal(path: Path, run: Run, n: int) -> npt.NDArray[np.float32]:
+    """The signals [n, L, C] of n texts, from a file that holds one for all of them or one for each."""
+    channels, length = run.conditions["signal"], int(run.config.length)
+    if not channels:
+        raise UserError(f"The model in {run.path} was trained without a signal; leave out --signal.")
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise UserError(f"{path} cannot be read as a .npy file ({problem}).") from None
+    if found.shape == (length,) and channels == 1:
+        found = found[:, None]
+    if found.shape not in ((length, channels), (n, length, channels)) or found.dtype.kind not in "fiu":
+        raise UserError(
+            f"{path} must hold {length} × {channels} numbers, or as many for each of {n} texts, not {found.shape}."
+        )
+    if not np.isfinite(found).all():
+        raise UserError(f"{path} holds numbers that are not finite.")
+    return np.broadcast_to(found, (n, length, channels)).astype(np.float32)
+
+
+def _label_index(label: str, run: Run) -> int:
+    names = run.labels
+    if not names:
+        raise UserError(f"The model in {run.path} was trained without labels; leave out --label.")
+    if label not in names:
+        raise UserError(f"There is no label '{label}'.{nearest(label, names)}")
+    return names.index(label)
+
+
+def classifier_guide(settings: ClassifierGuidance, run: Run, model: Model, label: str, n: int) -> Guide | None:
+    """The guide of n texts towards a label, or None where there is no classifier."""
+    if settings.classifier is None:
+        return None
+    labeller = Labeller.load(settings.classifier, model, run.tokenizer.fingerprint)
+    strength = 1.0 if settings.strength is None else settings.strength
+    return labeller.guide(model, label, n, strength, exact=settings.exact_edits)

@@ -1,8 +1,10 @@
 """Settings of all verbs but train: plain dataclasses without torch, which the command line turns into options."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import tyro
 
@@ -14,7 +16,7 @@ Weights = Literal["ema", "best", "model"]
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """On what a likelihood is measured, and how closely."""
+    """The data and the settings of an evaluation."""
 
     data: str | None = None
     """Another corpus than the one trained on: a name, a file or a folder."""
@@ -27,9 +29,9 @@ class EvaluateConfig:
     batch: int = 64
     """Sequences at a time; the result does not depend on it."""
     per: Literal["auto", "token", "character", "byte"] = "auto"
-    """What bits are counted per; auto: what a token is."""
+    """The unit of bits; auto: the unit of the tokenizer."""
     weights: Weights = "ema"
-    """Averaged weights, the best of them on the validation split, or the plain ones."""
+    """Averaged weights, the best of them on the validation split, or the live ones."""
     seed: int = 0
     """Fixes the noise."""
 
@@ -47,11 +49,11 @@ class ClassifierGuidance:
     """Evaluate the classifier for every token at every position, rather than one gradient; slow."""
 
     def check(self, label: str) -> None:
-        """Refuse options that need one another."""
+        """Raise for options that need one another."""
         if self.classifier is None and (self.strength is not None or self.exact_edits):
-            raise UserError("--strength and --exact-edits belong to a classifier; name its folder with --classifier.")
+            raise UserError("--strength and --exact-edits need --classifier, the folder of a classifier.")
         if self.classifier is not None and not label:
-            raise UserError("Say which label the classifier should steer towards, with --label.")
+            raise UserError("--classifier needs --label, the label to guide towards.")
         if self.strength is not None and not 0 <= self.strength < float("inf"):
             raise UserError(f"The strength of a classifier must be at least 0, not {self.strength}.")
 
@@ -88,34 +90,32 @@ class SampleConfig:
     grid: Literal["auto", "uniform", "cosine"] = "auto"
     """Spacing of the steps; auto is the sampler's own."""
     temperature: float | None = None
-    """Below 1: likelier, less varied. 1 unless set; for the bundled default model, what reads well."""
+    """Below 1: likelier, less varied. 1 unless set; the bundled checkpoint has a default of its own."""
     top_p: float = 1.0
-    """Draw only from the likeliest tokens with this much probability together."""
+    """Draw only from the most likely tokens that have this much probability together."""
     top_k: int | None = None
-    """Draw only from so many likeliest tokens."""
+    """Draw only from this number of most likely tokens."""
     min_p: float = 0.0
-    """Draw only tokens with at least this fraction of the likeliest one's probability."""
+    """Draw only tokens with at least this fraction of the largest probability."""
     greedy_end: bool = False
-    """Take the likeliest tokens in the last step."""
+    """Take the most likely tokens in the last step."""
     weights: Weights = "ema"
-    """Averaged weights, the best of them, or the plain ones."""
+    """Averaged weights, the best of them, or the live ones."""
     seed: int = 0
     """Fixes the texts."""
 
     def check(self) -> None:
-        """Refuse options that contradict each other."""
+        """Raise for options that contradict each other."""
         if self.prompt and self.infill:
             raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
         self.by_classifier.check(self.label)
         if self.guidance != 1 and not (self.label or self.source or self.signal):
-            raise UserError(
-                "--guidance needs something to guide by: give --label, --source or --signal, or leave it out."
-            )
+            raise UserError("--guidance needs a condition: give --label, --source or --signal, or leave it out.")
 
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    """How samples of a comparison are made and measured, for --report."""
+    """Settings of the samples in the report of a comparison."""
 
     samples: int = 32
     """Texts for each setting; 0 for no samples."""
@@ -125,9 +125,18 @@ class SampleMetrics:
     """Further temperatures, with the most steps."""
     metrics: tuple[str, ...] = ()
     """Sample metrics by name; all when none is named."""
-    judge: tuple[str, ...] = ()
+    scorer: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--judge"])] = ()
     """Scorer models of samples: the folder of an ar run, 'train' (trains one on the validation split), smollm2,
     hf:NAME."""
+
+    def check(self) -> None:
+        """Raise for settings with which no samples can be measured."""
+        if self.samples and self.samples < 2:
+            raise UserError(f"--samples must be 0 (no samples) or at least 2, not {self.samples}.")
+        if not self.sampling_steps or min(self.sampling_steps) < 1:
+            raise UserError(f"--sampling-steps must be numbers of at least 1, not {self.sampling_steps}.")
+        if any(temperature <= 0 for temperature in self.temperatures):
+            raise UserError(f"--temperatures must be above 0, not {self.temperatures}.")
 
 
 @dataclass(frozen=True)
@@ -160,17 +169,48 @@ class Budget:
 
 @dataclass(frozen=True)
 class AuxiliaryConfig:
-    """Training of an auxiliary network for a trained model, which stays as it is."""
+    """Training of an auxiliary network for a trained model, which is frozen."""
 
     steps: int = 500
     """Steps to train."""
     batch: int = 64
     """Sequences per step."""
     lr: float = 2e-3
-    """Largest step size."""
+    """Largest learning rate."""
     seed: int = 0
     """Fixes data order and noise."""
 
     def check(self) -> None:
         if self.steps < 1 or self.batch < 1:
             raise UserError("The number of steps and the batch must be at least 1.")
+
+
+@runtime_checkable
+class Bar(Protocol):
+    """A progress bar."""
+
+    def update(self, done: float, text: str) -> None:
+        """Show the fraction done and a line of figures."""
+
+
+class _SilentBar:
+    def update(self, done: float, text: str) -> None:
+        pass
+
+
+@contextmanager
+def _silent_bar(title: str) -> Iterator[Bar]:
+    yield _SilentBar()
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where progress and remarks go: the terminal for commands, nowhere by default."""
+
+    bar: Callable[[str], AbstractContextManager[Bar]] = _silent_bar
+    """Opens a bar with a title."""
+    log: Callable[[str], None] = lambda message: None
+    """Takes a remark of one line."""
+
+
+SILENT = Display()

@@ -1,33 +1,50 @@
-"""Training as one function: open the data, create or resume a run, train it to its end, measure and sample it."""
+"""Training verbs: train or resume a run to its end, then measure and sample it; train auxiliary networks of a run."""
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+import torch
 
 from logosphere.atomic import write_whole
+from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
+from logosphere.data.datasets.examples import Examples
 from logosphere.data.hub_stream import is_stream
-from logosphere.data.splits import describe_size
+from logosphere.data.splits import Split, describe_size
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
 from logosphere.model import Model
-from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.networks.config import NetworkConfig
+from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.presets import DEFAULT
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.interrupts import Interrupts
-from logosphere.runs.loop import Event, Saved, StepTaken, Validated, create_run_and_model, run_training
-from logosphere.runs.progress import SILENT, Bar, Display
+from logosphere.runs.create import create_run_and_model, tokenizer_for
+from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import SHORT, Run, unused_path
-from logosphere.runs.warm_start import tokenizer_for
+from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
 from logosphere.sampling.generate import generate
+from logosphere.sampling.labeller import Labeller
+from logosphere.training.auxiliary import RemaskerStep, measure_classifier, train_classifier, train_remasker
+from logosphere.training.optimizer import OptimizerConfig
+from logosphere.types import Batch
+from logosphere.weights import REMASKER, write_tensors
 
 SAMPLES, SAMPLING_STEPS = 4, 128
 """Texts that are sampled at the end of a training, and the largest number of steps they take."""
+CLASSIFIER_SEQUENCES = 512
+"""Validation sequences that a classifier is measured on."""
 
+T = TypeVar("T")
 OnEvent = Callable[[Event], None]
 
 
@@ -51,7 +68,7 @@ class Outcome:
     stopped: bool
     """Was it stopped before its end? Everything up to `step` is saved."""
     interrupted: bool
-    """Did a signal ask to stop, even if nothing was left to do?"""
+    """Was there a signal to stop, even if nothing was left to do?"""
 
 
 def train(
@@ -68,8 +85,7 @@ def train(
     and saved, and `resume` continues the run. Ctrl-C does the same.
     """
     run, corpus, model = create(config, out, display)
-    outcome = run_to_end(run, corpus, display, on_event=on_event, should_stop=should_stop, model=model)
-    return finish(outcome, corpus)
+    return finish(run_to_end(run, corpus, display, on_event=on_event, should_stop=should_stop, model=model), corpus)
 
 
 def resume(
@@ -83,6 +99,11 @@ def resume(
     run = Run(path)
     corpus = open_with_display(run.config.data, run.tokenizer, display)
     return finish(run_to_end(run, corpus, display, on_event=on_event, should_stop=should_stop), corpus)
+
+
+def resume_command(run: Run) -> str:
+    """The command that continues a run."""
+    return f"logosphere train --out {shlex.quote(str(run.path))} --resume"
 
 
 def create(config: TrainConfig, out: str | Path | None, display: Display = SILENT) -> tuple[Run, Corpus, Model]:
@@ -107,7 +128,7 @@ def open_with_display(source: str, tokenizer: str | Tokenizer, display: Display)
 
         def show(stage: str, done: int, total: int) -> None:
             if stage == "rebuilding a damaged cache":
-                display.log("The cached tokens of this text were damaged; they are built again.")
+                display.log("The cached tokens of this text were damaged and are rebuilt.")
             bar.update(done / total if total else 0.0, stage)
 
         return open_corpus(source, tokenizer, report=show)
@@ -130,7 +151,7 @@ def run_to_end(
     report: Report | None = None
     done, step = 0.0, 0
     event: Event | None = None
-    interrupts = Interrupts()
+    interrupts = Interrupts(resume_command(run))
     with interrupts.handled(), ExitStack() as stack, display.bar(run.config.system) as bar:
         group.on_main(lambda: stack.enter_context(run.lock()))
         for event in run_training(run, corpus, lambda: interrupts.requested or should_stop(), group, model):
@@ -167,3 +188,112 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
     texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
     write_whole(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     return run
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM as requests to stop: the step is finished and saved first; a second Ctrl-C does not wait."""
+
+    def __init__(self, command: str) -> None:
+        self.requested, self.command = False, command
+
+    def request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt(self.command)
+        self.requested = True
+
+    @contextmanager
+    def handled(self) -> Iterator["Interrupts"]:
+        """Handle signals inside this block; only possible in the main thread of a process."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self.request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+# ---- auxiliary networks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A trained classifier and its accuracy on the validation split, averaged over the times of the noise."""
+
+    folder: Path
+    labels: tuple[str, ...]
+    loss: float
+    """Training loss of the last step, nats per label."""
+    valid_loss: float
+    valid_right: float
+    """How often its most likely label is right."""
+
+
+def train_remasker_of(run: Run, config: AuxiliaryConfig, display: Display = SILENT) -> RemaskerStep:
+    """Train the remasker of a g-star run on its frozen model and save it in the run; the result of the last step."""
+    config.check()
+    model = run.model().to(find_device(run.config.device))
+    if model.remasker is None:
+        raise UserError("Only g-star models have a remasker; train one with: logosphere train --system g-star")
+    corpus = open_with_display(run.config.data, run.tokenizer, display)
+    steps = train_remasker(
+        model, _batches(corpus.train, model, config), steps=config.steps, optim=_optimizer(config), seed=config.seed
+    )
+    last = _take_all(steps, config, display, "train-remasker", lambda s: f"{s.loss:.3f} nats  {s.wrong:.0%} wrong")
+    write_tensors(run.path / REMASKER, model.remasker.state_dict())
+    return last
+
+
+def train_classifier_of(
+    run: Run,
+    config: AuxiliaryConfig,
+    network: NetworkConfig,
+    *,
+    out: Path | None = None,
+    data: str = "",
+    display: Display = SILENT,
+) -> TrainedClassifier:
+    """Train a classifier of the noisy states of a run on labelled data, and save it in `out` or in the run."""
+    config.check()
+    model = run.model().to(find_device(run.config.device))
+    corpus = open_with_display(data or run.config.data, run.tokenizer, display)
+    examples = corpus.train
+    if not isinstance(examples, Examples) or examples.labels is None:
+        raise UserError(f"{corpus.name} has no labels; use data with labels: --data labelled:FILE, or --data digits.")
+    if corpus.tokenizer.fingerprint != run.tokenizer.fingerprint:
+        raise UserError(f"{corpus.name} has other tokens than the run in {run.path}; use data with its tokenizer.")
+    torch.manual_seed(config.seed)
+    names = corpus.labels or tuple(map(str, range(examples.label_count)))
+    labeller = Labeller.fresh(model, names, network)
+    steps = train_classifier(
+        labeller.classifier, model, _batches(examples, model, config), steps=config.steps, optim=_optimizer(config),
+        seed=config.seed,
+    )  # fmt: skip
+    last = _take_all(steps, config, display, "train-classifier", lambda step: f"{step.loss:.3f} nats")
+    held_out = eval_batches(corpus.valid, model.length, config.batch, CLASSIFIER_SEQUENCES)
+    nats, right = measure_classifier(labeller.classifier, model, held_out, config.seed)
+    folder = out or run.path / "classifier"
+    folder.mkdir(parents=True, exist_ok=True)
+    labeller.save(folder, model, run.tokenizer.fingerprint)
+    return TrainedClassifier(folder, tuple(labeller.labels), last.loss, nats, right)
+
+
+def _batches(split: Split, model: Model, config: AuxiliaryConfig) -> Iterator[Batch]:
+    """One for each step."""
+    return map(train_batches(split, model.length, config.batch, config.seed).at, range(config.steps))
+
+
+def _optimizer(config: AuxiliaryConfig) -> OptimizerConfig:
+    return OptimizerConfig(lr=config.lr, warmup=min(50, config.steps // 10))
+
+
+def _take_all(
+    steps: Iterable[T], config: AuxiliaryConfig, display: Display, title: str, figures: Callable[[T], str]
+) -> T:
+    """Take all steps and show their figures; the last one."""
+    with display.bar(title) as bar:
+        for number, step in enumerate(steps, start=1):
+            bar.update(number / config.steps, f"step {number}/{config.steps}  {figures(step)}")
+    return step

@@ -30,7 +30,7 @@ class Labeller:
 
     @staticmethod
     def fresh(model: Model, labels: Sequence[str], network: NetworkConfig | None = None) -> "Labeller":
-        """One that knows nothing yet (training/classifier.py)."""
+        """One that knows nothing yet (training/auxiliary.py)."""
         classifier = NoisyClassifier(model.process, model.length, len(labels), network)
         return Labeller(classifier.to(model.device), tuple(labels))
 

@@ -15,7 +15,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
 from logosphere.pretrained import PREFIX, RECORD, list_pretrained, sampling_defaults
-from logosphere.runs.export import read_record, sequences_of
+from logosphere.runs.evaluate import read_record, sequences_of
 from logosphere.runs.run import Run
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.sampling.samplers import sampler

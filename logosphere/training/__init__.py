@@ -1,1 +1,1 @@
-"""Training: one loop for every system, and a folder that loses nothing."""
+"""Training: the optimiser step, checkpoints, sharding, and auxiliary networks."""

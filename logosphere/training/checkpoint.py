@@ -1,14 +1,16 @@
-"""Checkpoints: everything a run needs to go on to the last bit, in folders that appear whole.
+"""Checkpoints: all state that a resumed training needs for identical results, in folders that appear complete.
 
     state/step-00001000/   model, ema and optimiser as safetensors, state.json
     state/latest.json      which of them to resume from
 
-A checkpoint is written beside the old one and only then named in latest.json, so there is always a whole one.
+A checkpoint is written beside the old one and only then named in latest.json, so a complete one always exists.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
 from logosphere.training.trainer import Trainer
+from logosphere.types import Batch
 from logosphere.weights import fill, read_tensors, write_tensors
 
 STATE = "state.json"
@@ -24,7 +27,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) -> Path:
-    """Save a training under `folder`, name it the latest and drop the one before."""
+    """Save a trainer under `folder`, name the checkpoint in latest.json and remove the previous one."""
     if (final := saved_already(folder, trainer.step)) is not None:
         return final
     draft = draft_of(folder, trainer.step)
@@ -37,20 +40,20 @@ def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) ->
 
 
 def saved_already(folder: Path, step: int) -> Path | None:
-    """The checkpoint of a step, if it is the latest; to replace it would leave a moment without any."""
+    """The checkpoint of a step, if it is the latest; while it is replaced there would be none."""
     final = checkpoint_of(folder, step)
     return final if latest(folder) == final else None
 
 
 def draft_of(folder: Path, step: int) -> Path:
-    """A place where a checkpoint can be written, empty."""
+    """An unused path at which a checkpoint can be written."""
     draft = folder / f".draft-{step:08d}"
     shutil.rmtree(draft, ignore_errors=True)
     return draft
 
 
 def install(folder: Path, draft: Path, step: int) -> Path:
-    """Move a whole draft to its place, name it the latest and drop the one before."""
+    """Move a complete draft to its place, name it in latest.json and remove the previous checkpoint."""
     final = checkpoint_of(folder, step)
     sync(draft)
     shutil.rmtree(final, ignore_errors=True)
@@ -64,29 +67,29 @@ def install(folder: Path, draft: Path, step: int) -> Path:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step belongs."""
+    """The folder of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
 
 
 def _write(draft: Path, trainer: Trainer, extra: dict[str, object]) -> None:
-    model, averaged = trainer.model, trainer.averaged
+    model, ema = trainer.model, trainer.ema
     write_tensors(draft / "model.safetensors", model.state_dict())
-    if averaged is not None:
-        write_tensors(draft / "ema.safetensors", averaged.tensors(model))
+    if ema is not None:
+        write_tensors(draft / "ema.safetensors", ema.tensors(model))
     write_tensors(draft / "optimizer.safetensors", _moments(trainer))
     write_json(draft / STATE, counts(trainer) | extra)
 
 
 def counts(trainer: Trainer) -> dict[str, object]:
-    """What a checkpoint says in plain numbers."""
-    updates = None if trainer.averaged is None else trainer.averaged.updates
-    said: dict[str, object] = {"step": trainer.step, "tokens": trainer.tokens, "ema_updates": updates}
-    plain = said | {"usual": trainer.usual_norm}
-    return plain if trainer.position is None else plain | {"position": trainer.position}
+    """The content of state.json: counts, the running norm of gradients ("usual"), the position in the data."""
+    updates = None if trainer.ema is None else trainer.ema.updates
+    content: dict[str, object] = {"step": trainer.step, "tokens": trainer.tokens, "ema_updates": updates}
+    content["usual"] = trainer.grad_norm_ema
+    return content if trainer.position is None else content | {"position": trainer.position}
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None if nothing has been saved yet."""
+    """The newest complete checkpoint, or None if nothing has been saved yet."""
     pointer = folder / "latest.json"
     if not pointer.exists():
         return None
@@ -94,48 +97,48 @@ def latest(folder: Path) -> Path | None:
         name = json.loads(pointer.read_bytes())["checkpoint"]
         found = folder / Path(str(name)).name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{pointer} is damaged; put the name of a folder step-… beside it into it.") from None
+        raise UserError(f"{pointer} is damaged; it must hold the name of a folder step-… beside it.") from None
     if not found.is_dir():
         raise UserError(f"The checkpoint {found} is missing; restore it from a copy.")
     return found
 
 
 def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
-    """Put a checkpoint into a training and return what else was saved with it."""
+    """Load a checkpoint into a trainer; returns the other numbers that were saved with it."""
     rest = restore_counts(path, trainer)
-    model, averaged = trainer.model, trainer.averaged
-    if averaged is not None:
-        # The averaged weights pass through the model, whose names they carry; the live ones follow.
+    model, ema = trainer.model, trainer.ema
+    if ema is not None:
+        # The averaged weights are loaded through the model, whose names they have; the live weights follow.
         fill(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
-        averaged.shadow = [p.detach().clone() for p in averaged.live]
+        ema.shadow = [p.detach().clone() for p in ema.live]
     fill(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
     _restore_moments(trainer, read_tensors(path / "optimizer.safetensors"), path)
     return rest
 
 
 def restore_counts(path: Path, trainer: Trainer) -> dict[str, float]:
-    """The plain numbers of a checkpoint, those of the training put into it and the others returned."""
+    """Load the counts of state.json into a trainer; returns its other numbers."""
     try:
         state = json.loads((path / STATE).read_bytes())
         step, tokens, updates = state.pop("step"), state.pop("tokens"), state.pop("ema_updates")
-        trainer.step, trainer.tokens, trainer.usual_norm = int(step), int(tokens), float(state.pop("usual", 0.0))
+        trainer.step, trainer.tokens, trainer.grad_norm_ema = int(step), int(tokens), float(state.pop("usual", 0.0))
         trainer.position = state.pop("position", None)
-        if trainer.averaged is not None:
-            trainer.averaged.updates = int(updates)
+        if trainer.ema is not None:
+            trainer.ema.updates = int(updates)
         return {str(name): float(value) for name, value in state.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path / STATE} is missing or damaged; restore it from a copy.") from None
 
 
 def _moments(trainer: Trainer) -> dict[str, Tensor]:
-    state = trainer.optimizer.adamw.state_dict()["state"]
+    state = trainer.optimizer.state_dict()["state"]
     return {f"{index}.{name}": values[name] for index, values in state.items() for name in MOMENTS}
 
 
 def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -> None:
-    saved = trainer.optimizer.adamw.state_dict()
+    saved = trainer.optimizer.state_dict()
     places = [place for group in saved["param_groups"] for place in group["params"]]
-    parameters = [parameter for group in trainer.optimizer.adamw.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     shapes = {
         f"{place}.{name}": torch.Size() if name == "step" else parameter.shape
         for place, parameter in zip(places, parameters, strict=True)
@@ -149,4 +152,30 @@ def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -
     saved["state"] = {
         place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in begun
     }
-    trainer.optimizer.adamw.load_state_dict(saved)
+    trainer.optimizer.load_state_dict(saved)
+
+
+@contextmanager
+def use_deterministic(wanted: bool) -> Iterator[None]:
+    """Inside this block torch refuses operations whose results are not reproducible, if `wanted`."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be deterministic
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def dump_batch(path: Path, batch: Batch) -> None:
+    """Write the batch of a failed step; with the seed and the step its noise can be reproduced."""
+    tensors = {"tokens": batch.tokens, "known": batch.known, "valid": batch.valid, "ids": batch.ids}
+    if batch.condition is not None:
+        named = {"labels": batch.condition.labels, "source": batch.condition.source, "signal": batch.condition.signal}
+        tensors |= {name: tensor for name, tensor in named.items() if tensor is not None}
+    write_tensors(path, tensors | {"place": batch.place})

@@ -1,4 +1,4 @@
-"""How the optimiser is set and how its step size goes up and down."""
+"""Settings of the optimiser and its learning-rate schedule."""
 
 import math
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ DECAYS = ("cosine", "linear")
 
 
 def check_finite(prefix: str, settings: dict[str, Any]) -> None:
-    """Refuse settings that are infinite or no numbers."""
+    """Raise for settings that are infinite or NaN."""
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"--{prefix}{name.replace('_', '-')} must be a finite number, not {value}.")
 
 
-def check_training(ema: float | None, withhold: float, accumulate: int, precision: str) -> None:
-    """Refuse settings of a training that cannot be."""
+def check_training(ema: float | None, cond_dropout: float, accumulate: int, precision: str) -> None:
+    """Raise for settings of a training outside their range."""
     if ema is not None and not 0 <= ema < 1:
         raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
-    if not 0 <= withhold <= 1:
-        raise UserError(f"withhold must be a share between 0 and 1, not {withhold}.")
+    if not 0 <= cond_dropout <= 1:
+        raise UserError(f"cond_dropout must be a fraction between 0 and 1, not {cond_dropout}.")
     if accumulate < 1:
         raise UserError(f"accumulate must be at least 1, not {accumulate}.")
     if precision not in PRECISIONS:
@@ -34,17 +34,17 @@ class OptimizerConfig:
     """AdamW with a linear warm-up and a cosine or linear decay."""
 
     lr: float = 2e-3
-    """Largest step size."""
+    """Largest learning rate."""
     warmup: int = 100
     """Steps until it is reached."""
-    final: float = 0.05
-    """Fraction of the largest step size that is left at the end."""
+    min_lr_ratio: float = 0.05
+    """Learning rate at the end, as a fraction of the largest."""
     decay: str = "cosine"
-    """How it falls: cosine or linear."""
+    """Shape of its decay: cosine or linear."""
     codec_lr: float | None = None
-    """Largest step size of learned embeddings; None: lr."""
+    """Largest learning rate of learned embeddings; None: lr."""
     schedule_lr: float | None = None
-    """Largest step size of a learned noise schedule; None: lr."""
+    """Largest learning rate of a learned noise schedule; None: lr."""
     beta1: float = 0.9
     """Decay of the mean of gradients."""
     beta2: float = 0.99
@@ -55,8 +55,8 @@ class OptimizerConfig:
     """Added to the root of the mean square, against division by zero."""
     clip: float | None = 1.0
     """Largest norm of the gradient; None: any."""
-    spike: float | None = None
-    """Skip steps whose gradient is this many times larger than usual; off by default."""
+    grad_spike_factor: float | None = None
+    """Skip steps whose gradient norm exceeds its running average by this factor; None: never."""
 
     def __post_init__(self) -> None:
         check_finite("optim.", vars(self))
@@ -71,19 +71,9 @@ class OptimizerConfig:
                 raise UserError(f"{name} must be above 0, not {rate}.")
         if self.decay not in DECAYS:
             raise UserError(f"decay must be {' or '.join(DECAYS)}, not '{self.decay}'.")
-        if self.spike is not None and self.spike <= 1:
-            raise UserError(f"spike is a multiple of the usual gradient and must be above 1, not {self.spike}.")
-        if self.warmup < 0 or not 0 <= self.final <= 1:
-            raise UserError("warmup must be at least 0, and final a share between 0 and 1.")
-
-    @property
-    def largest_norm(self) -> float:
-        """The norm to which gradients are clipped; infinite without clipping."""
-        return math.inf if self.clip is None else self.clip
-
-    def rate(self, step: int, done: float) -> float:
-        """The step size of step `step` (from 0), when the share `done` of the whole training lies behind."""
-        rising = min(1.0, (step + 1) / (self.warmup + 1))
-        done = min(done, 1.0)
-        left = 1 - done if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * rising * (self.final + (1 - self.final) * left)
+        if self.grad_spike_factor is not None and self.grad_spike_factor <= 1:
+            raise UserError(f"grad_spike_factor must be above 1, not {self.grad_spike_factor}.")
+        if self.warmup < 0:
+            raise UserError(f"warmup must be at least 0, not {self.warmup}.")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise UserError(f"min_lr_ratio must be a fraction between 0 and 1, not {self.min_lr_ratio}.")

@@ -1,10 +1,10 @@
-"""Checkpoints of which every process writes its share, and which any number of processes can read.
+"""Sharded training: weights of which every process keeps a shard (FSDP2), and checkpoints written shard by shard.
 
-The shares are written by torch.distributed.checkpoint in its safetensors form (its own form holds pickles), in the
-background: training goes on while they are written. Only when all shares are there, the first process puts the weights
-together for everybody else, and the checkpoint appears.
+Any number of processes can read such a checkpoint. The shards are written by torch.distributed.checkpoint in its
+safetensors form (its own form holds pickles), in the background while training continues. When all shards are written,
+the main process assembles the weights, and the checkpoint appears.
 
-    state/step-00001000/shards/   weights, averages and moments, share by share
+    state/step-00001000/shards/   weights, averages and moments
     state/step-00001000/          model and ema as one safetensors each, state.json
 """
 
@@ -12,30 +12,61 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
+from logosphere.model import Model
+from logosphere.parallel.process_group import ProcessGroup
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
-from logosphere.training.trainer import Trainer
+from logosphere.training.trainer import Objective, Trainer
 from logosphere.weights import AVERAGED, WEIGHTS, current_name, write_tensors
 
 SHARDS = "shards"
 MODEL, EMA, OPTIMIZER = "model/", "ema/", "optimizer/"
 
 
+class FSDP(Objective):
+    """Every process keeps a shard of the weights; those of a block are gathered while it computes."""
+
+    def __init__(self, model: Model, group: ProcessGroup):
+        mesh = init_device_mesh(model.device.type, (group.size,))  # by default torch takes a GPU if there is one
+        for module in reversed(list(model.modules())):  # from the inside out, as stages hold blocks
+            if isinstance(module, nn.ModuleList):
+                for block in module:
+                    fully_shard(block, mesh=mesh)
+        # Weights are resharded after every forward pass, so that the optimiser and the EMA change all there is.
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        for method in ("bound", "figures"):
+            register_fsdp_forward_method(model, method)
+        self.model, self.bound = model, model.bound
+
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def local_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class ShardedSave:
-    """A checkpoint on its way to the disk."""
+    """A checkpoint that is being written."""
 
     def __init__(self, folder: Path, trainer: Trainer, extra: dict[str, object], save_group: Any):
         group = trainer.group
@@ -49,30 +80,30 @@ class ShardedSave:
         self.writing: Future[Any] | None = None
         if group.size == 1:
             try:
-                with _alone():
+                with _single_process():
                     save(self.tensors, storage_writer=writer, no_dist=True)
             except (Exception, CheckpointException) as problem:
                 shutil.rmtree(self.draft, ignore_errors=True)
                 raise _reason(problem) from None
         else:
-            # A group of its own: what it says must not get between the words of training.
+            # A group of its own: its messages must not mix with those of training.
             started = async_save(self.tensors, storage_writer=writer, process_group=save_group)
             assert isinstance(started, Future)
             self.writing = started
 
     def written(self) -> bool:
-        """Have all processes written their shares?"""
+        """Have all processes written their shards?"""
         here = self.writing is None or self.writing.done()
         return self.trainer.group.all_reduce(here)[0] == self.trainer.group.size
 
     def finish(self) -> Path:
-        """Wait for the shares and let the checkpoint appear."""
+        """Wait for the shards and install the checkpoint."""
         group = self.trainer.group
         problem = None if self.writing is None else self.writing.exception()
         (failed,) = group.all_reduce(problem is not None)
-        if failed:  # nobody writes any more, and what is half written takes space
+        if failed:  # all have stopped writing, and a partial draft takes space
             group.on_main(lambda: shutil.rmtree(self.draft, ignore_errors=True))
-            raise UserError("Another process could not write its share.") if problem is None else _reason(problem)
+            raise UserError("Another process could not write its shard.") if problem is None else _reason(problem)
         group.on_main(self._finished)
         return self.folder / f"step-{self.step:08d}"
 
@@ -84,7 +115,7 @@ class ShardedSave:
             raise
 
     def _install(self) -> None:
-        """Put the weights together, as they are needed outside of training."""
+        """Assemble the weights, which are needed outside of training."""
         whole = _whole(self.draft / SHARDS, self.tensors, (MODEL, EMA))
         model = {name.removeprefix(MODEL): tensor for name, tensor in whole.items() if name.startswith(MODEL)}
         ema = {name.removeprefix(EMA): tensor for name, tensor in whole.items() if name.startswith(EMA)}
@@ -99,13 +130,13 @@ class ShardedSave:
 
 
 def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
-    """Put a checkpoint that was saved by any number of processes into a training."""
+    """Load a checkpoint that was saved by any number of processes into a trainer."""
     rest = restore_counts(path, trainer)
     names = _stored_names(trainer, _names(path / SHARDS))
     _allocate(trainer, set(names))
     tensors = _tensors(trainer)
     stored = {names.get(name, name): tensor for name, tensor in tensors.items()}
-    _read(path / SHARDS, stored, alone=trainer.group.size == 1)
+    _read(path / SHARDS, stored, single=trainer.group.size == 1)
     for name, tensor in tensors.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
@@ -114,24 +145,24 @@ def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
 
 
 def _reason(problem: BaseException) -> Exception:
-    """Why shares could not be written, out of what the library has wrapped around it."""
+    """Why shards could not be written: the cause inside the exceptions of the library."""
     causes: list[BaseException] = [problem]
     if isinstance(problem, CheckpointException):
         causes = [cause for cause, _ in problem.failures.values()]
     for cause in causes:
         if isinstance(cause, OSError):
             return OSError(cause.errno, cause.strerror, cause.filename)
-    return UserError(f"A share of the checkpoint could not be written ({causes[0]!r}).")
+    return UserError(f"A shard of the checkpoint could not be written ({causes[0]!r}).")
 
 
 def _tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """All tensors of a training by name; reading into them changes the training."""
+    """All tensors of a trainer by name; loading into them changes the trainer."""
     tensors = {MODEL + name: tensor for name, tensor in trainer.model.state_dict().items()}
     names: dict[Tensor, str] = {parameter: name for name, parameter in trainer.model.named_parameters()}
-    if trainer.averaged is not None:
-        for parameter, shadow in zip(trainer.averaged.live, trainer.averaged.shadow, strict=True):
+    if trainer.ema is not None:
+        for parameter, shadow in zip(trainer.ema.live, trainer.ema.shadow, strict=True):
             tensors[EMA + names[parameter]] = shadow
-    for parameter, moments in trainer.optimizer.adamw.state.items():
+    for parameter, moments in trainer.optimizer.state.items():
         for moment in MOMENTS:
             tensors[f"{OPTIMIZER}{names[parameter]}/{moment}"] = moments[moment]
     return tensors
@@ -148,49 +179,49 @@ def _stored_names(trainer: Trainer, saved: set[str]) -> dict[str, str]:
 
 
 def _allocate(trainer: Trainer, saved: set[str]) -> None:
-    """Moments to read into, of the parameters that have some: in a first stage others may have had no gradient yet."""
+    """Allocate the moments of the parameters that have some; others may have had no gradient yet."""
     for name, parameter in trainer.model.named_parameters():
         if f"{OPTIMIZER}{name}/step" not in saved:
             continue
-        state = trainer.optimizer.adamw.state[parameter]
+        state = trainer.optimizer.state[parameter]
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
 
 def _names(shards: Path) -> set[str]:
-    """Of all tensors that were saved."""
-    with _understood(shards):
+    """The names of all tensors that were saved."""
+    with _reading(shards):
         return set(HuggingFaceStorageReader(str(shards)).read_metadata().state_dict_metadata)
 
 
 def _whole(shards: Path, like: dict[str, Tensor], kinds: tuple[str, ...]) -> dict[str, Tensor]:
-    """Tensors of some kinds out of all shares, read by one process."""
+    """Tensors of some kinds assembled from all shards, read by one process."""
     wanted = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in like.items() if name.startswith(kinds)}
-    _read(shards, wanted, alone=True)
+    _read(shards, wanted, single=True)
     return wanted
 
 
-def _read(shards: Path, tensors: dict[str, Tensor], *, alone: bool) -> None:
-    with _understood(shards), _alone() if alone else nullcontext():
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=alone)
+def _read(shards: Path, tensors: dict[str, Tensor], *, single: bool) -> None:
+    with _reading(shards), _single_process() if single else nullcontext():
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(shards)), no_dist=single)
 
 
 @contextmanager
-def _understood(shards: Path) -> Iterator[None]:
-    """What goes wrong while shares are read, as a sentence."""
+def _reading(shards: Path) -> Iterator[None]:
+    """Turn errors in reading shards into a UserError."""
     if not shards.is_dir():
         raise UserError(f"{shards} is missing; restore it from a copy.")
     try:
         yield
     except (Exception, CheckpointException) as problem:
-        # The library wraps whatever files bring up into exceptions of its own.
+        # The library wraps errors of files in its own exceptions.
         reason = str(problem).strip().splitlines()[-1]
         raise UserError(f"{shards} is damaged or belongs to another model ({reason}); restore a copy.") from None
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """The library remarks that there is one process only, which is what was asked for."""
+def _single_process() -> Iterator[None]:
+    """Suppress the warning of the library that there is a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process.*")
         yield

@@ -1,27 +1,28 @@
-"""The trainer: one step of optimisation, and the one loop that takes steps.
+"""The trainer: one optimiser step, in one process, in several with equal weights (DDP), or with sharded ones (FSDP)."""
 
-The loop yields after every step; logging, validating, saving and stopping are done by the caller.
-"""
-
+import inspect
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Keyed
+from logosphere.noise import Keyed, Noise
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
-from logosphere.training.ema import EMA
-from logosphere.training.objective import objective
 from logosphere.training.optimizer import OptimizerConfig, check_training
-from logosphere.types import Batch, Kind, Tokens
+from logosphere.types import Batch, Bound, Kind
 
 CONDITION_DROPOUT = 1 << 61
 """Changes the ids of samples where conditions are dropped, so that this noise is independent of all other."""
@@ -61,7 +62,7 @@ class Progress:
 def decay_groups(parameters: Sequence[Tensor], optim: OptimizerConfig, scale: float = 1.0) -> list[dict[str, Any]]:
     """Parameter groups for the optimiser: matrices have weight decay, all others do not.
 
-    `scale` is their step size relative to `optim.lr`.
+    `scale` is their learning rate relative to `optim.lr`.
     """
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay, "scale": scale},
@@ -70,40 +71,160 @@ def decay_groups(parameters: Sequence[Tensor], optim: OptimizerConfig, scale: fl
 
 
 def parameter_groups(model: Model, optim: OptimizerConfig) -> list[dict[str, Any]]:
-    """All parameters that learn; the codec's and a learned noise schedule's may have step sizes of their own."""
+    """All trainable parameters; those of the codec and of a learned noise schedule may have their own learning rate."""
     process, rates = model.process, {"codec": optim.codec_lr, "schedule": optim.schedule_lr}
     own = {
         "codec": list(process.codec.parameters()),
         "schedule": process.schedule_parameters() if isinstance(process, LearnedCodec) else [],
     }
     apart = {id(p): name for name, found in own.items() if rates[name] is not None for p in found}
-    learning = [p for p in model.parameters() if p.requires_grad]
-    groups = decay_groups([p for p in learning if id(p) not in apart], optim)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = decay_groups([p for p in trainable if id(p) not in apart], optim)
     for name, rate in rates.items():
-        if rate is not None and (found := [p for p in learning if apart.get(id(p)) == name]):
+        if rate is not None and (found := [p for p in trainable if apart.get(id(p)) == name]):
             groups += decay_groups(found, optim, rate / optim.lr)
     return groups
 
 
-class Optimizer:
-    """AdamW with the learning rate, clipping and parameter groups of a configuration."""
+def adamw(groups: list[dict[str, Any]], optim: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW with the settings of a configuration."""
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
-    def __init__(self, groups: list[dict[str, Any]], parameters: Sequence[Tensor], config: OptimizerConfig):
-        self.config, self.parameters = config, parameters
-        betas = (config.beta1, config.beta2)
-        self.adamw = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
-    def zero_grad(self) -> None:
-        self.adamw.zero_grad(set_to_none=True)
+def lr_at(optim: OptimizerConfig, step: int, done: float) -> float:
+    """The learning rate of step `step` (from 0), after the fraction `done` of the training."""
+    rising = min(1.0, (step + 1) / (optim.warmup + 1))
+    done = min(done, 1.0)
+    left = 1 - done if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return optim.lr * rising * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * left)
 
-    def clip(self) -> Tensor:
-        """Clip the gradient in place; its norm before that."""
-        return nn.utils.clip_grad_norm_(self.parameters, self.config.largest_norm, foreach=True)
 
-    def step(self, lr: float) -> None:
-        for group in self.adamw.param_groups:
-            group["lr"] = lr * group["scale"]
-        self.adamw.step()
+def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
+    """One step at this learning rate, scaled as each parameter group says."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["scale"]
+    optimizer.step()
+
+
+class EMA:
+    """A running average of the weights: θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n)) in update n.
+
+    The decay grows from 1/10, so that the first weights are soon forgotten.
+    """
+
+    def __init__(self, module: nn.Module, decay: float):
+        self.decay, self.updates = decay, 0
+        self.live: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.shadow = [p.detach().clone() for p in self.live]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        torch._foreach_lerp_(self.shadow, self.live, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Swap the live weights and the average."""
+        for live, shadow in zip(self.live, self.shadow, strict=True):
+            kept = live.clone()
+            live.copy_(shadow)
+            shadow.copy_(kept)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The module holds its averaged weights inside this block."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def tensors(self, module: nn.Module) -> dict[str, Tensor]:
+        """The state of the module as it would be with averaged weights."""
+        with self.applied():
+            return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+class Objective(ABC):
+    """The bound of a part of a batch. After the last part every process holds the mean gradient of all."""
+
+    bound: Callable[[Batch, Noise], Bound]
+    """`Model.bound`, wrapped where gradients are synchronised."""
+
+    @abstractmethod
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one part: gradients are synchronised with the last part only."""
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """A parameter, or a value computed from parameters, gathered if it is sharded."""
+        return tensor
+
+    def local_tensor(self, tensor: Tensor) -> Tensor:
+        """The shard of a parameter that this process holds."""
+        return tensor
+
+
+def objective(model: Model, group: ProcessGroup, *, sharded: bool) -> Objective:
+    """The objective of a model in a process group; `sharded` replaces the parameters of the model by shards."""
+    if group.size == 1 or not any(p.requires_grad for p in model.parameters()):
+        return SingleProcess(model)
+    if not sharded:
+        return DDP(model)
+    fsdp: Objective = sharding().FSDP(model, group)
+    return fsdp
+
+
+class SingleProcess(Objective):
+    """One process holds everything."""
+
+    def __init__(self, model: Model):
+        self.bound = model.bound
+
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class DDP(Objective):
+    """Every process has all weights (DistributedDataParallel)."""
+
+    def __init__(self, model: Model):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # a new name for an option, which older versions lack
+            # Buffers need no synchronisation: all processes update their statistics by the same sums. Not every
+            # parameter is used in every step, for example when all conditions of a batch are dropped.
+            wrapped = DistributedDataParallel(_Call(model), broadcast_buffers=False, find_unused_parameters=True)
+        self.bound, self.wrapped = wrapped, wrapped
+
+    def no_sync(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self.wrapped.no_sync()
+
+
+class _Call(nn.Module):
+    """The bound as a call, which is what torch can wrap."""
+
+    def __init__(self, model: Model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, noise: Noise) -> Bound:
+        return self.model.bound(batch, noise)
+
+
+def sharding() -> ModuleType:
+    """The module for sharded weights and checkpoints, which is slow to import and seldom used."""
+    try:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+        from logosphere.training import sharded
+    except ImportError:
+        raise UserError(_NO_SHARDS) from None
+    if "save_distributed" not in inspect.signature(HuggingFaceStorageWriter).parameters:
+        raise UserError(_NO_SHARDS)
+    return sharded
+
+
+_NO_SHARDS = f"torch {torch.__version__} cannot save shards as safetensors; install a newer one, or leave out --shard."
 
 
 class Trainer:
@@ -118,183 +239,110 @@ class Trainer:
         seed: int = 0,
         accumulate: int = 1,
         precision: str = "float32",
-        withhold: float = 0.1,
+        cond_dropout: float = 0.1,
         group: ProcessGroup = SINGLE,
         sharded: bool = False,
         steps: int = 0,
     ):
-        check_training(ema, withhold, accumulate, precision)
+        check_training(ema, cond_dropout, accumulate, precision)
         self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
-        self.withhold, self.group = withhold, group
-        self.precision = _dtype(precision, model.device)
+        self.cond_dropout, self.group, self.precision = cond_dropout, group, _dtype(precision, model.device)
         self.objective = objective(model, group, sharded=sharded)
-        config = optim or OptimizerConfig()
-        learning = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = Optimizer(parameter_groups(model, config), learning, config)
-        self.averaged = None if ema is None else EMA(model, ema)
+        self.optim = optim or OptimizerConfig()
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = adamw(parameter_groups(model, self.optim), self.optim)
+        self.ema = None if ema is None else EMA(model, ema)
         self.step, self.tokens = 0, 0
         self.position: dict[str, Any] | None = None
         """Position in the data, for data that cannot be addressed by the number of a step."""
-        self.usual_norm = 0.0
+        self.grad_norm_ema = 0.0
         """Running average of the gradient's norm, to which spikes are compared."""
 
     def train_step(self, batch: Batch, done: float) -> Progress:
-        """One step of the optimiser; `done` is the fraction of the training before it, `batch` this process's part."""
+        """One optimiser step; `done` is the fraction of the training before it, `batch` this process's part."""
         started = time.perf_counter()
-        self.model.train()
-        self.model.check_vocabulary(batch.tokens)
-        batch = self._drop_conditions(batch).to(self.model.device)
-        count = int(self.group.all_reduce(int(batch.free.sum()))[0])
-        lr = self.optimizer.config.rate(self.step, done)
-        if isinstance(self.model.process, TrainingPhases):
-            self.model.process.on_step_start(done)
-        self.optimizer.zero_grad()
-        loss, nats, kind = self._backward(batch, count)
-        gradient = self.objective.full_tensor(self.optimizer.clip()).item()
-        if not (abs(loss) < float("inf") and gradient < float("inf")):
-            raise Diverged(
-                f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
-                "try a smaller learning rate (--optim.lr) or a longer warm-up (--optim.warmup)."
-            )
-        skipped = self._is_spike(gradient)
-        if skipped:
-            for buffer in self._accumulators():  # no checkpoint holds it, so a resumed run would not know of it
-                buffer.zero_()
-        else:
-            self._update(lr, done)
-        self.step, self.tokens = self.step + 1, self.tokens + count
-        seconds = time.perf_counter() - started
-        return Progress(self.step, self.steps, loss, nats, kind, lr, gradient, self.tokens, count, seconds, skipped)
-
-    def all_finite(self) -> bool:
-        """Are all weights finite, in every process?"""
-        broken = any(not bool(torch.isfinite(self.objective.local_tensor(p)).all()) for p in self.optimizer.parameters)
-        return self.group.all_reduce(broken)[0] == 0
-
-    def _is_spike(self, gradient: float) -> bool:
-        """Is this gradient far larger than the running average, which spikes do not enter?"""
-        factor, warmup = self.optimizer.config.spike, self.optimizer.config.warmup
-        if factor is None:
-            return False
-        if self.step >= max(warmup, 1) and gradient > factor * self.usual_norm:
-            return True
-        decay = GRAD_NORM_DECAY
-        self.usual_norm = gradient if self.usual_norm == 0 else decay * self.usual_norm + (1 - decay) * gradient
-        return False
-
-    def _update(self, lr: float, done: float) -> None:
-        """Take the step, then update the statistics of the process and the EMA."""
-        self.optimizer.step(lr)
-        self.group.all_reduce_tensors(self._accumulators())
-        if isinstance(self.model.process, OnlineStatistics):
-            self.model.process.update_statistics(done)
-        if self.averaged is not None:
-            self.averaged.update()
-
-    def _accumulators(self) -> Sequence[Tensor]:
-        process = self.model.process
-        return process.accumulators() if isinstance(process, OnlineStatistics) else []
-
-    def _backward(self, batch: Batch, count: int) -> tuple[float, float, Kind]:
-        """Accumulate the gradient of the whole batch; its loss and bound per token."""
+        model, group = self.model, self.group
+        model.train()
+        model.check_vocabulary(batch.tokens)
+        batch = self._drop_conditions(batch).to(model.device)
+        count = int(group.all_reduce(int(batch.free.sum()))[0])
+        lr = lr_at(self.optim, self.step, done)
+        if isinstance(model.process, TrainingPhases):
+            model.process.on_step_start(done)
+        self.optimizer.zero_grad(set_to_none=True)
         loss = nats = 0.0
         cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
         parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
         for rows in parts:
             part = batch.part(rows)
+            noise = Keyed(self.seed, self.step, part.ids, part.place, part.total)
             with self.objective.no_sync(last=rows is parts[-1]):
-                with self._seeded(), self._autocast():
-                    bound = self.objective(part, Keyed(self.seed, self.step, part.ids, part.place, part.total))
+                with self._seeded():
+                    bound = self.objective.bound(part, noise)
                 mean = bound.loss.sum() / count
-                (mean * self.group.size).backward()  # processes average their gradients, and the sum is wanted
+                (mean * group.size).backward()  # processes average their gradients, and the sum is wanted
             loss, nats = loss + mean.item(), nats + bound.total.sum().item() / count
-        loss, nats = self.group.all_reduce(loss, nats)
-        return loss, nats, bound.kind
+        loss, nats = group.all_reduce(loss, nats)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
+        gradient = self.objective.full_tensor(norm).item()
+        if not (math.isfinite(loss) and math.isfinite(gradient)):
+            raise Diverged(
+                f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "
+                "try a smaller learning rate (--optim.lr) or a longer warm-up (--optim.warmup)."
+            )
+        statistics = model.process if isinstance(model.process, OnlineStatistics) else None
+        accumulators = [] if statistics is None else statistics.accumulators()
+        skipped = self._is_spike(gradient)
+        if skipped:
+            for sums in accumulators:  # no checkpoint holds them, so a resumed run would not know of them
+                sums.zero_()
+        else:
+            optimizer_step(self.optimizer, lr)
+            group.all_reduce_tensors(accumulators)
+            if statistics is not None:
+                statistics.update_statistics(done)
+            if self.ema is not None:
+                self.ema.update()
+        self.step, self.tokens = self.step + 1, self.tokens + count
+        seconds = time.perf_counter() - started
+        return Progress(
+            self.step, self.steps, loss, nats, bound.kind, lr, gradient, self.tokens, count, seconds, skipped
+        )
+
+    def all_finite(self) -> bool:
+        """Are all weights finite, in every process?"""
+        broken = any(not bool(torch.isfinite(self.objective.local_tensor(p)).all()) for p in self.parameters)
+        return self.group.all_reduce(broken)[0] == 0
+
+    def _is_spike(self, gradient: float) -> bool:
+        """Is this gradient far larger than the running average, which spikes do not enter?"""
+        if self.optim.grad_spike_factor is None:
+            return False
+        usual, decay = self.grad_norm_ema, GRAD_NORM_DECAY
+        if self.step >= max(self.optim.warmup, 1) and gradient > self.optim.grad_spike_factor * usual:
+            return True
+        self.grad_norm_ema = gradient if usual == 0 else decay * usual + (1 - decay) * gradient
+        return False
 
     def _drop_conditions(self, batch: Batch) -> Batch:
         """The batch, with the condition of a random fraction of its sequences dropped."""
-        if batch.condition is None or self.withhold == 0:
+        if batch.condition is None or self.cond_dropout == 0:
             return batch
         u = Keyed(self.seed, self.step, batch.ids ^ CONDITION_DROPOUT, batch.place, batch.total).uniform(len(batch), 1)
-        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.withhold))
+        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.cond_dropout))
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Dropout draws from torch's global generator; inside this block that is set by the seed and the step.
+        """The settings of a forward pass: autocast, and torch's global generator, from which dropout is drawn.
 
-        It is the same for all processes and parts of a batch, which must agree on how often the network is called.
+        The generator is seeded by the seed and the step, the same for all processes and parts of a batch, which must
+        agree on how often the network is called.
         """
-        device = self.model.device
+        device, half = self.model.device, self.precision != torch.float32
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed((self.seed + 1) * 1_000_003 + self.step)
-            yield
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.precision == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.model.device.type, self.precision)
-
-
-S = TypeVar("S", covariant=True)
-
-
-@runtime_checkable
-class TakesSteps(Protocol[S]):
-    """Anything that the loop can train: the trainer of a model, or that of an auxiliary network."""
-
-    step: int
-
-    def train_step(self, batch: Batch, done: float) -> S: ...
-
-
-def training_loop(
-    trainer: TakesSteps[S], batch_at: Callable[[int], Batch], fraction_done: Callable[[], float]
-) -> Iterator[S]:
-    """The one training loop: steps until `fraction_done` reaches 1. Callers validate, save and stop in between."""
-    while (done := fraction_done()) < 1:
-        yield trainer.train_step(batch_at(trainer.step), done)
-
-
-def take_steps(trainer: TakesSteps[S], batches: Iterable[Batch | Tokens], steps: int) -> Iterator[S]:
-    """The loop over an iterable of batches, one for each of `steps` steps."""
-    source, first = iter(islice(batches, steps)), 0
-
-    def batch_at(step: int) -> Batch:
-        nonlocal first
-        given = next(source, None)
-        if given is None:
-            raise UserError(f"The data ended after {step} batches, but training needs {steps}.")
-        batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given
-        first += len(batch)
-        return batch
-
-    yield from training_loop(trainer, batch_at, lambda: trainer.step / steps)
-
-
-def fit(
-    model: Model,
-    batches: Iterable[Batch | Tokens],
-    *,
-    steps: int,
-    optim: OptimizerConfig | None = None,
-    ema: float | None = None,
-    seed: int = 0,
-    accumulate: int = 1,
-    precision: str = "float32",
-    withhold: float = 0.1,
-) -> Iterator[Progress]:
-    """Train for `steps` steps, one batch each, and yield after every one.
-
-    The condition of a fraction `withhold` of the sequences is dropped, which guidance needs. With `ema` the model holds
-    its averaged weights once all steps are done.
-    """
-    trainer = Trainer(
-        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision, withhold=withhold,
-        steps=steps,
-    )  # fmt: skip
-    yield from take_steps(trainer, batches, steps)
-    if trainer.averaged is not None:
-        trainer.averaged.swap()
+            with torch.autocast(device.type, self.precision) if half else nullcontext():
+                yield
 
 
 def _dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""logosphere systems"""
+"""logosphere systems, samplers and data: commands that list, without torch."""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,13 +7,16 @@ from rich.console import Console
 from rich.table import Table
 
 from logosphere.cards import CARDS
-from logosphere.cli.arguments import Systems
-from logosphere.cli.console import print_json
+from logosphere.cli.arguments import Data, Samplers, Systems
+from logosphere.cli.console import DISPLAY, print_json
+from logosphere.data.descriptions import CORPORA, DATASETS
 from logosphere.presets import DEFAULT, Preset, presets
+from logosphere.sampling.catalogue import LISTINGS
 from logosphere.systems import system
 
 
-def run(arguments: Systems, argv: list[str]) -> int:
+def systems(arguments: Systems, argv: list[str]) -> int:
+    """logosphere systems"""
     if arguments.name:
         return _show_presets(arguments.name, arguments.json)
     if arguments.json:
@@ -53,3 +56,36 @@ def _side_by_side(preset: Preset) -> Table:
 
 def _as_dict(preset: Preset) -> dict[str, Any]:
     return asdict(preset) | {"options": preset.options}
+
+
+def samplers(arguments: Samplers, argv: list[str]) -> int:
+    """logosphere samplers"""
+    if arguments.json:
+        print_json({"samplers": [asdict(listing) for listing in LISTINGS]})
+        return 0
+    for listing in LISTINGS:
+        kind = "draws from the model" if listing.draw else "not a draw from the model"
+        print(f"{listing.name:<17} {listing.about}\n{'':<17} for {listing.fits}; {kind}")
+    return 0
+
+
+def data(arguments: Data, argv: list[str]) -> int:
+    """logosphere data"""
+    if arguments.action == "list":
+        known = CORPORA | DATASETS
+        if arguments.json:
+            print_json({"corpora": known})
+        else:
+            print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
+        return 0
+    from logosphere.data.splits import count_tokens  # these load torch, which a list does not need
+    from logosphere.runs.train import open_with_display
+
+    corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)
+    sizes = {split: count_tokens(corpus.split(split)) for split in ("train", "valid", "test")}
+    if arguments.json:
+        print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
+    else:
+        counts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+        print(f"{corpus.name}: {corpus.tokenizer.size} symbols; tokens: {counts}")
+    return 0

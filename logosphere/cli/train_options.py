@@ -1,0 +1,93 @@
+"""The arguments of `logosphere train`: a recipe, and options that change it."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from logosphere.cli.console import Arguments, Flat, parse
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.recipes import RECIPES, recipe
+from logosphere.systems import system
+
+
+@dataclass(frozen=True)
+class Train(Arguments):
+    """What to train, and where to save it."""
+
+    config: Annotated[TrainConfig, Flat] = field(default_factory=TrainConfig)
+    out: Path | None = None
+    """Folder of the run; default: runs/SYSTEM-DATA."""
+    resume: bool = False
+    """Continue the run in --out, or the one trained last."""
+    nproc: int = 1
+    """Processes on this machine that share the work; under torchrun it need not be given."""
+    dry_run: bool = False
+    """Only print what the training would cost: parameters, FLOPs, memory, time."""
+    tensorboard: bool = False
+    """Also write metrics for tensorboard (extra 'track')."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.dry_run else self.nproc
+
+
+TRAIN = f"""Train a model. RECIPE is a name or a .json/.yaml file; every option below changes it.
+
+Names: {", ".join(RECIPES)}. Without one it is demo: two minutes on text that every machine has.
+
+Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
+
+
+FORMER_OPTIONS = {
+    "withhold": "cond-dropout",
+    "optim.final": "optim.min-lr-ratio",
+    "optim.spike": "optim.grad-spike-factor",
+}
+
+
+def parse_train(argv: list[str]) -> Train:
+    """The arguments of `train [RECIPE]`, each setting as the recipe, the parent, the preset and the options say."""
+    name, rest = split_recipe(argv)
+    default = recipe(name or "demo")
+    arguments = parse_train_options(rest, default)
+    if not name and arguments.config.begin is not None and not arguments.resume:
+        from logosphere.runs.create import config_from_parent  # needs torch
+
+        default = config_from_parent(arguments.config.begin)
+        arguments = parse_train_options(rest, default)
+    if arguments.config.preset != default.preset:  # its settings become the defaults of all other options
+        default = replace(default, system=arguments.config.system).with_preset(arguments.config.preset)
+        arguments = parse_train_options(rest, default)
+    config = use_one_budget(arguments.config, rest)
+    system(config.system)
+    return replace(arguments, config=config)
+
+
+def parse_train_options(argv: list[str], default: TrainConfig) -> Train:
+    """The options of `train` in place of a default configuration; former names of options still work."""
+    former = {f"--{old}": f"--{new}" for old, new in FORMER_OPTIONS.items()}
+    words = [word.partition("=") for word in argv]
+    argv = [former.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words]
+    return parse(Train, argv, "train [RECIPE]", default=Train(config=default), about=TRAIN)
+
+
+def split_recipe(argv: list[str]) -> tuple[str, list[str]]:
+    """The name of the recipe, empty where there is none, and the arguments after it."""
+    named = bool(argv) and not argv[0].startswith("-")
+    return (argv[0], argv[1:]) if named else ("", argv)
+
+
+def use_one_budget(config: TrainConfig, argv: list[str]) -> TrainConfig:
+    """A budget given on the command line replaces the recipe's own."""
+    options = {word.split("=")[0].replace("_", "-") for word in argv}
+    steps, minutes, cpu_minutes = (f"--{name}" in options for name in ("steps", "minutes", "cpu-minutes"))
+    if not (steps or minutes or cpu_minutes):
+        return config
+    return replace(
+        config,
+        steps=config.steps if steps else None,
+        minutes=config.minutes if minutes else None,
+        cpu_minutes=config.cpu_minutes if cpu_minutes else None,
+    )

@@ -1,0 +1,248 @@
+"""Costs: an estimate before a training (parameters, FLOPs, memory, time), and the measured speed of a system.
+
+FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
+2020), and the same for scores and mixing of attention. Memory is 20 bytes a parameter (weights, gradients, two moments
+and the average; divided by the processes with --shard), ACTIVATIONS numbers for each token, block and feature, and the
+logits.
+
+P counts parameters that take part in matrix products, so not the embedding table. The estimate does not model kernels,
+communication or input; all three are contained in the fraction of the peak that is reached.
+
+The measured speed is compared with that of the bare network: an embedding, the same blocks, a head and a cross-entropy
+at every position. The ratio is the cost of the diffusion process.
+"""
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.data.datasets.loading import is_dataset
+from logosphere.data.text8 import is_letters
+from logosphere.errors import UserError
+from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
+from logosphere.model import Model
+from logosphere.networks.backbone import Backbone, LinearHead
+from logosphere.networks.config import NetworkConfig
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.settings import SILENT, Display
+from logosphere.runs.train import open_with_display
+from logosphere.sampling.generate import generate
+from logosphere.systems import build
+from logosphere.training.trainer import Trainer
+from logosphere.types import Batch
+
+STATE_BYTES = 20
+ACTIVATIONS = 19
+"""Numbers kept for the backward pass, per token, block and feature (counted by benchmarks/scaling.py)."""
+LOGITS = 5
+"""Copies of the logits, in float32."""
+REACHED = 0.4
+"""Fraction of a GPU's peak that such trainings reach."""
+GPUS = {"A100": 312e12, "H100": 989e12}
+"""Peak in bfloat16, dense."""
+CPU_REACHED = 0.65
+"""Fraction of its speed in matrix products that a processor reaches (benchmarks/scaling.py)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The estimated cost of a training."""
+
+    parameters: int
+    flops_per_token: int
+    """FLOPs of training."""
+    tokens_per_step: int
+    steps: int | None
+    state_bytes: float
+    """Weights, gradients, moments and average on one process."""
+    activation_bytes: int
+    """On one process."""
+
+    @property
+    def memory(self) -> float:
+        return self.state_bytes + self.activation_bytes
+
+    def seconds(self, flops_per_second: float) -> float | None:
+        """Time for all steps at this speed; None for a training that has a time instead of steps."""
+        if self.steps is None:
+            return None
+        return self.steps * self.tokens_per_step * self.flops_per_token / flops_per_second
+
+    def days(self, gpu: str, gpus: int) -> float | None:
+        seconds = self.seconds(GPUS[gpu] * REACHED * gpus)
+        return None if seconds is None else seconds / 86_400
+
+
+def cost(recipe: TrainConfig, vocab_size: int, processes: int = 1, conditions: Mapping[str, int] | None = None) -> Cost:
+    """The cost of a recipe with a vocabulary of this size, shared by so many processes.
+
+    `conditions` is what the network must be built for to read those of the corpus (`Corpus.conditions`).
+    """
+    parameters, table = _parameters(recipe, vocab_size, conditions or {})
+    network = recipe.network
+    attention = 12 * network.depth * network.width * recipe.length
+    rows = -(-recipe.batch // (processes * recipe.accumulate))
+    half = recipe.precision == "bfloat16"
+    kept = network.depth * network.width * (1 if recipe.recompute else ACTIVATIONS) * (2 if half else 4)
+    return Cost(
+        parameters=parameters,
+        flops_per_token=6 * (parameters - table) + attention,
+        tokens_per_step=recipe.batch * recipe.length,
+        steps=recipe.steps,
+        state_bytes=STATE_BYTES * parameters / (processes if recipe.shard else 1),
+        activation_bytes=rows * recipe.length * (kept + 4 * LOGITS * vocab_size),
+    )
+
+
+def estimate(config: TrainConfig, processes: int = 1, display: Display = SILENT) -> Cost:
+    """The cost of a training that is shared by so many processes."""
+    if processes < 1:
+        raise UserError(f"The number of processes must be at least 1, not {processes}.")
+    vocab_size, conditions = _vocabulary(config, display)
+    return cost(config, vocab_size, processes, conditions)
+
+
+def _vocabulary(config: TrainConfig, display: Display) -> tuple[int, dict[str, int]]:
+    """The sizes of the vocabulary and of conditions; a text is not fetched where its tokenizer determines both."""
+    if not is_dataset(config.data):
+        named = {"text8": 27, "byte": 256}
+        if config.tokenizer in named:
+            return named[config.tokenizer], {}
+        if config.tokenizer == "auto" and (config.data in ("text8", "pydoc") or is_letters(config.data)):
+            return named["text8"], {}
+        if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", config.tokenizer):
+            return int(sized[1]), {}
+    corpus = open_with_display(config.data, config.tokenizer, display)
+    return corpus.tokenizer.size, corpus.conditions
+
+
+def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
+    """All parameters, and those of the embedding table, extrapolated from networks of one and two blocks."""
+    counts = []
+    for depth in (1, 2):
+        size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
+        model = build(
+            recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
+            **size, **recipe.system_options(),
+        )  # fmt: skip
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+    table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
+    return counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0]), table
+
+
+def machine_speed(size: int = 512, seconds: float = 0.2) -> float:
+    """FLOPs per second of processor time in matrix products, measured for `seconds`."""
+    a = torch.ones(size, size)
+    done, begun = 0, time.process_time()
+    while (passed := time.process_time() - begun) < seconds or not done:
+        a @ a
+        done += 1
+    return done * 2 * size**3 / passed
+
+
+WARM_UP = 2
+
+
+class Bare(nn.Module):
+    """A bare transformer; `block` is the number of positions that are sampled at once."""
+
+    def __init__(self, network: NetworkConfig, vocab_size: int, length: int, block: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size + 1, network.width)
+        self.trunk = Backbone(network, length, reads_time=False, reach=network.neighbours if block == length else 0)
+        self.head = LinearHead(network.width, vocab_size)
+        self.causal = block == 1
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.trunk(self.embedding(tokens), causal=self.causal))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The measured cost of a system; seconds are processor seconds, medians over rounds."""
+
+    name: str
+    parameters: int
+    train_tokens_per_cpu_second: float
+    train_step_over_bare: float
+    """Training step / bare step, the median of neighbouring pairs."""
+    step_flops: float
+    sample_steps: int
+    nfe: float
+    sample_tokens_per_cpu_second: float
+    latency_seconds: float
+    """Wall time of a single text."""
+    evaluation_over_bare: float
+    """Sampling / as many forward passes of the bare network."""
+    peak_bytes: int
+
+
+def bench(name: str, model: Model, network: NetworkConfig, *, batch: int, steps: int, rounds: int) -> Bench:
+    """Train and sample a model for a few rounds, each followed by the bare network, so that load affects both alike."""
+    device, length = model.device, model.length
+    tokens = torch.randint(model.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+    bare = Bare(network, model.vocab_size, length, model.block).to(device)
+    bare_optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-4, fused=True)
+    trainer = Trainer(model, ema=0.999)
+
+    def our_step() -> None:
+        trainer.train_step(Batch.of(tokens, first=trainer.step * batch), 0.0)
+
+    def bare_step() -> None:
+        bare_optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(bare(tokens).flatten(0, 1), tokens.flatten()).backward()
+        bare_optimizer.step()
+
+    flops = count_step_flops(model, batch)
+    reset_peak_memory()
+    ours, ratio = _paired(our_step, bare_step, rounds)
+    memory = peak_memory_bytes()
+    rng = torch.Generator(device).manual_seed(0)
+    drawn = generate(model, n=batch, steps=steps, rng=rng)  # also a warm-up
+    started = time.process_time()
+    drawn = generate(model, n=batch, steps=steps, rng=rng)
+    sampling = time.process_time() - started
+    single = generate(model, n=1, steps=steps, rng=rng)
+    return Bench(
+        name=name,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        train_tokens_per_cpu_second=batch * length / ours,
+        train_step_over_bare=ratio,
+        step_flops=flops,
+        sample_steps=steps,
+        nfe=drawn.nfe,
+        sample_tokens_per_cpu_second=batch * length / sampling,
+        latency_seconds=single.seconds,
+        evaluation_over_bare=sampling / (drawn.nfe * _forward_seconds(bare, tokens)),
+        peak_bytes=memory,
+    )
+
+
+def _paired(ours: Callable[[], None], bare: Callable[[], None], rounds: int) -> tuple[float, float]:
+    """CPU seconds of ours, and the ratio to the bare one: medians, because the machine may be shared."""
+    for _ in range(WARM_UP):
+        ours()
+        bare()
+    pairs = [(_cpu_seconds(ours), _cpu_seconds(bare)) for _ in range(rounds)]
+    return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
+
+
+def _forward_seconds(bare: Bare, tokens: Tensor) -> float:
+    def forward() -> None:
+        with torch.no_grad():
+            bare(tokens)
+
+    forward()
+    return statistics.median(_cpu_seconds(forward) for _ in range(5))
+
+
+def _cpu_seconds(work: Callable[[], None]) -> float:
+    started = time.process_time()
+    work()
+    return max(time.process_time() - started, 1e-9)

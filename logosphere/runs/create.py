@@ -1,0 +1,136 @@
+"""New runs: the initial model of a configuration, warm starts from another run, and the run folder."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from logosphere.data.batches import train_batches
+from logosphere.data.corpus import Corpus
+from logosphere.data.splits import check_length
+from logosphere.data.tasks import find_task
+from logosphere.data.tokenizers import Tokenizer
+from logosphere.errors import UserError
+from logosphere.model import Model, Spec
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
+from logosphere.parallel.process_group import find_device
+from logosphere.runs.config import TrainConfig
+from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
+from logosphere.systems import build
+from logosphere.training.checkpoint import latest
+from logosphere.weights import fill, read_tensors
+
+FREE = {"dropout"}
+"""Options that may differ from the parent: they have no weights and do not change the model."""
+
+
+def create_run(config: TrainConfig, corpus: Corpus, path: str | Path) -> Run:
+    """Check a configuration against its data and create the folder of its run."""
+    return create_run_and_model(config, corpus, path)[0]
+
+
+def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) -> tuple[Run, Model]:
+    """A new run and its initial model, which need not be built again to train it."""
+    for split in (corpus.train, corpus.valid):
+        check_length(split, config.length)
+    model = build_model(config, corpus)
+    batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
+    task = find_task(config.task)
+    if task.shortens and (model.block < model.length or not model.process.codec.local or config.network.axes):
+        raise UserError(
+            f"The task '{config.task}' cuts sequences, which blocks, latents and networks with a shape do not allow; "
+            "use another task, or a system such as mdlm."
+        )
+    model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
+    assert model.spec is not None
+    parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
+    return Run.create(path, config, model.spec, corpus, parent), model
+
+
+def build_model(config: TrainConfig, corpus: Corpus) -> Model:
+    """A fresh model for the texts and conditions of a corpus, its weights determined by the seed."""
+    size = vars(config.network) | corpus.conditions
+    options = config.system_options()
+    if clash := sorted(options.keys() & size.keys()):
+        raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build(
+            config.system, vocab_size=corpus.tokenizer.size, length=config.length, preset=config.preset,
+            **size, **options,
+        )  # fmt: skip
+    if config.recompute:
+        for blocks in stacks_of_blocks(model):
+            blocks.recompute = True
+    return model.to(find_device(config.device))
+
+
+def stacks_of_blocks(model: Model) -> list[Backbone | ConvolutionBackbone | UNetStage]:
+    """Every stack of blocks of the networks."""
+    return [m for m in model.modules() if isinstance(m, Backbone | ConvolutionBackbone | UNetStage)]
+
+
+def initial_model(run: Run, corpus: Corpus) -> Model:
+    """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
+    model = build_model(run.config, corpus)
+    if run.config.begin is not None and latest(run.state) is None:
+        fill(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
+    return model
+
+
+# ---- warm starts ---------------------------------------------------------------------------------------------
+
+
+def load_parent(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[str]) -> ParentCheckpoint:
+    """Load the weights of a parent into a fresh model; raises if the parent does not fit, with the reason."""
+    parent = Run(name)
+    weights = parent.weights_file()
+    assert model.spec is not None
+    if differences := _differences(parent, model.spec, tokenizer, labels):
+        raise UserError(f"A training cannot begin with {name}, which differs from it in {'; '.join(differences)}.")
+    fill(model, read_tensors(weights), weights)
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    return ParentCheckpoint(name, weights, digest, parent.trainings)
+
+
+def config_from_parent(name: str) -> TrainConfig:
+    """The configuration of a parent as the default of a training that starts from it.
+
+    The seed changes, so that the data come in another order; settings of the parent's machine are not taken over.
+    """
+    config, plain = Run(name).config, TrainConfig()
+    return replace(
+        config, begin=name, seed=config.seed + 1, precision=plain.precision, device=plain.device,
+        compile=plain.compile, shard=plain.shard, recompute=plain.recompute,
+    )  # fmt: skip
+
+
+def tokenizer_for(config: TrainConfig) -> str | Tokenizer:
+    """The parent's own tokenizer, unless another is requested: a new one would number its tokens differently."""
+    if config.begin is None:
+        return config.tokenizer
+    parent = Run(config.begin)
+    return parent.tokenizer if config.tokenizer in ("auto", parent.config.tokenizer) else config.tokenizer
+
+
+def _differences(parent: Run, spec: Spec, tokenizer: Tokenizer, labels: Sequence[str]) -> list[str]:
+    """How the parent differs from the model to be trained, as phrases of an error message."""
+    theirs: dict[str, Any] = asdict(parent.spec)
+    ours: dict[str, Any] = asdict(spec)
+    names = {"system": "system", "vocabulary": "vocab_size", "length": "length"}
+    rows = [(what, theirs[key], ours[key]) for what, key in names.items()]
+    one, two = theirs["options"], ours["options"]
+    rows += [(name, one.get(name), two.get(name)) for name in sorted((one.keys() | two.keys()) - FREE)]
+    rows += [("labels", ", ".join(parent.labels), ", ".join(labels))]
+    found = [f"{what} ({_format(a)} there, {_format(b)} here)" for what, a, b in rows if a != b]
+    if not found and parent.tokenizer.fingerprint != tokenizer.fingerprint:
+        found = [f"tokenizer ({parent.tokenizer.name} there, {tokenizer.name} here, of equal size)"]
+    return found
+
+
+def _format(value: object) -> str:
+    return "nothing" if value is None or value == "" else str(value)
