@@ -49,7 +49,7 @@ class FSDP(Objective):
                     fully_shard(block, mesh=mesh)
         # Weights are resharded after every forward pass, so that the optimiser and the EMA change all there is.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        for method in ("bound", "figures"):
+        for method in ("bound", "metrics"):
             register_fsdp_forward_method(model, method)
         self.model, self.bound = model, model.bound
 
