@@ -30,6 +30,7 @@ from logosphere.data.datasets.examples import Examples
 from logosphere.encoders.pretrained import MiniLM, minilm_folder
 from logosphere.encoders.vocabulary import part_of
 from logosphere.networks.config import NetworkConfig
+from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import StepTaken, create_run, run_training
 from logosphere.runs.run import Run
@@ -114,7 +115,8 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     def stepping(name: str, **options: Any) -> Callable[[], object]:
         model = ls.build(name, vocab_size=1000, length=64, width=128, depth=4, heads=4, **options)
         trainer = Trainer(model)
-        model.process.update_statistics(0.99)
+        if isinstance(model.process, OnlineStatistics):
+            model.process.update_statistics(0.99)
         return lambda: trainer.train_step(Batch.of(tokens), 0.99)
 
     rows = {}

@@ -35,6 +35,7 @@ from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput
 from logosphere.noise import Keyed
+from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
@@ -154,6 +155,7 @@ def calibrate(model: Model, predict: Denoiser | None, language: Language) -> Non
     model.process.train()
     for _ in range(4):
         model.nelbo(language.sample(500, rng), rng, denoiser=predict, draws=4)
+        assert isinstance(model.process, OnlineStatistics)
         model.process.update_statistics()
     model.process.eval()
 

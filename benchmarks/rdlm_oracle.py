@@ -22,6 +22,7 @@ from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate
 from logosphere.geometry.laws import PARTICLES, horizon
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
+from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.recipes.spherical import default_noise
 from logosphere.sampling.steppers import Moved
@@ -57,6 +58,7 @@ def calibrated(name: str, language: Language, **options: Any) -> Model:
     rng = generator(1)
     for _ in range(4):
         model.nelbo(language.sample(500, rng), rng, denoiser=Oracle(model, language), draws=4)
+        assert isinstance(model.process, OnlineStatistics)
         model.process.update_statistics()
     model.process.eval()
     return model
