@@ -120,26 +120,26 @@ def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
-def test_diffusion_of_the_data_end_has_the_laws_of_the_path(num_classes: int) -> None:
+def test_diffusion_of_the_data_end_has_the_marginals_of_the_path(num_classes: int) -> None:
     """Forward, from Dirichlet(1 + M e_x), in 300 small steps of diffusion that know nothing of the death process."""
     path = WrightFisherPath(num_classes, 7)
     u, noise = F.one_hot(torch.zeros(N, 1).long(), num_classes).float(), Drawn(generator(10), N)
     z, s = path.q_sample(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
-    tau = float(path.tau(s[0, 0]))
+    tau = float(interpolate(path.times, s[0, 0]))
     for _ in range(300):
         z = simplex.diffusion_step(z, torch.full((N, 1, 1), tau / 300), noise)
     assert stats.ks_2samp(z[..., 0].flatten(), path.q_sample(u, s, noise)[..., 0].flatten()).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("num_classes", [2, 27, 1000])
-def test_lives_are_probabilities_and_end_faint(num_classes: int) -> None:
+def test_lineage_probabilities_are_normalised_and_the_prior_is_close_to_noise(num_classes: int) -> None:
     path = WrightFisherPath(num_classes, 9)
-    lives = interpolate(path.lineage_probs, torch.linspace(0, 1, 50))
-    torch.testing.assert_close(lives.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
+    probs = interpolate(path.lineage_probs, torch.linspace(0, 1, 50))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
     assert 0 <= path.prior_kl() < 2e-4
-    assert float(lives[-1, -1]) == pytest.approx(1, abs=1e-5) and float(lives[0, 0]) > 0.9
-    mean = lives @ torch.arange(10.0)
-    torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
+    assert float(probs[-1, -1]) == pytest.approx(1, abs=1e-5) and float(probs[0, 0]) > 0.9
+    mean = probs @ torch.arange(10.0)
+    torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # linear in s
 
 
 @pytest.mark.thorough

@@ -291,7 +291,7 @@ def test_dirichlet_surrogate_and_noisy_bound() -> None:
     found = dirichlet(K).elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4)
     noisy = DirichletPath(K, 8.0)
-    h = float(noisy.noise(s)[0])
+    h = float(noisy.noise_rate(s)[0])
     drifts = (factor + 0.5 * h * (alpha - 1))[..., None] * (np.eye(K) - z[:, None])
     missed = drifts[rows, x] - np.einsum("nk,nkc->nc", p, drifts)
     metric = np.stack([np.linalg.pinv(np.diag(row) - np.outer(row, row), rcond=1e-10) for row in z])
