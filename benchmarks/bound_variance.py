@@ -10,7 +10,7 @@ import torch
 from harness import present
 
 import logosphere as ls
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -29,7 +29,7 @@ def main() -> None:
     chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
     batch = Batch.of(language.sample(BATCH, rng))
 
-    def textbook(noise: Drawn) -> torch.Tensor:
+    def textbook(noise: GeneratorNoise) -> torch.Tensor:
         """t ~ U(0, 1) for each sequence, each token masked with probability t, cross-entropy / t."""
         t = noise.uniform(BATCH, 1).float().expand(BATCH, LENGTH)
         z = chance.process.corrupt(batch.tokens, t, noise)
@@ -38,12 +38,12 @@ def main() -> None:
         out = by_count.denoiser(z, t, context=z, where=where)
         return chance.process.elbo_rate(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
 
-    def ours(model: ls.Model) -> Callable[[Drawn], torch.Tensor]:
+    def ours(model: ls.Model) -> Callable[[GeneratorNoise], torch.Tensor]:
         return lambda noise: model.bound(batch, noise).total.mean()
 
     @torch.no_grad()
-    def scatter(estimate: Callable[[Drawn], torch.Tensor]) -> dict[str, float]:
-        values = torch.stack([estimate(Drawn(rng, BATCH)) for _ in range(REPEATS)]).double() / LENGTH
+    def scatter(estimate: Callable[[GeneratorNoise], torch.Tensor]) -> dict[str, float]:
+        values = torch.stack([estimate(GeneratorNoise(rng, BATCH)) for _ in range(REPEATS)]).double() / LENGTH
         return {"mean": float(values.mean()), "deviation": float(values.std())}
 
     rows = {

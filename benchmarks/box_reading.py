@@ -15,7 +15,7 @@ import torch
 import logosphere as ls
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.splits import take_first_tokens
+from logosphere.data.corpus import take_first_tokens
 from logosphere.data.text8 import text8_filter
 from logosphere.pretrained import sampling_defaults
 from logosphere.runs.run import Run

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import logosphere as ls
-from logosphere.data.datasets.examples import sequential_batches
+from logosphere.data.batches import sequential_batches
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.guidance import GradientGuidedState
 from logosphere.training.trainer import Trainer

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 import logosphere as ls
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets import synthetic_promoters
-from logosphere.data.datasets.examples import Examples, sequential_batches
+from logosphere.data import promoters
+from logosphere.data.batches import sequential_batches
+from logosphere.data.corpus import Corpus, Examples
 from logosphere.evaluation import validators
 from logosphere.evaluation.validators import activity_error
 from logosphere.report.images import encode_png, make_image_grid
@@ -51,7 +51,7 @@ class Domain(ABC):
     ) -> tuple[Tensor, Figures]:
         """Samples for the conditions of the test split, and what each costs in evaluations."""
         n = self.samples if n is None else min(n, self.samples)
-        asked = self.asked.part(slice(n))
+        asked = self.asked.select(slice(n))
         given = {} if known is None else {"known": known[:n], "tokens": asked.tokens}
         rng = torch.Generator().manual_seed(0)
         chosen = None if sampler is None else ls.sampler(sampler, model)
@@ -180,13 +180,13 @@ class Synthetic(Domain):
     def __init__(self, corpus: Corpus, length: int, samples: int, steps: int, out: Path):
         super().__init__(corpus, length, samples, steps, out)
         signal = self.asked.condition.signal  # type: ignore[union-attr]
-        self.strength = signal[:, synthetic_promoters.START, 0].double().numpy()  # type: ignore[index]
+        self.strength = signal[:, promoters.START, 0].double().numpy()  # type: ignore[index]
 
     def references(self) -> dict[str, Figures]:
         rng = np.random.default_rng(7)
-        again = torch.from_numpy(synthetic_promoters.sample_sequences(self.strength, rng))
-        unasked = torch.from_numpy(synthetic_promoters.sample_sequences(rng.uniform(size=len(self.strength)), rng))
-        bits: Figures = {"bits": synthetic_promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
+        again = torch.from_numpy(promoters.sample_sequences(self.strength, rng))
+        unasked = torch.from_numpy(promoters.sample_sequences(rng.uniform(size=len(self.strength)), rng))
+        bits: Figures = {"bits": promoters.entropy_rate(self.corpus.test), "kind": "exact"}  # type: ignore[arg-type]
         return {
             "the language itself": bits | self._measured(again),
             "the language, signals ignored": self._measured(unasked),
@@ -198,7 +198,7 @@ class Synthetic(Domain):
 
     def _measured(self, made: Tensor) -> Figures:
         """-log₂ p(sample | signal) a base, and E(motifs of the sample - motifs of the real one)², for one signal."""
-        nats = -synthetic_promoters.log_prob(made.numpy(), self.strength) / self.length
+        nats = -promoters.log_prob(made.numpy(), self.strength) / self.length
         apart = activity_error(_motifs, made, self.asked.tokens)
         return {
             "bits by the language": float(nats.mean() / math.log(2)),
@@ -221,7 +221,7 @@ def _clear(tokens: Tensor) -> Tensor:
 
 
 def _motifs(bases: Tensor) -> Tensor:
-    return torch.from_numpy(synthetic_promoters.motif_posterior(bases.numpy()).mean(1))
+    return torch.from_numpy(promoters.motif_posterior(bases.numpy()).mean(1))
 
 
 def _picture(out: Path, row: str, made: Tensor, axes: tuple[int, ...], levels: int) -> None:

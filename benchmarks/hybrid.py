@@ -25,7 +25,7 @@ from logosphere.data.batches import windows
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 
 LENGTH, BATCH, V, SEQUENCES, DRAWS, LITTLE = 64, 32, 27, 512, 4, 0.1
 SIZE = NetworkConfig(width=96, depth=3, heads=3)
@@ -68,9 +68,9 @@ def trained(
 def by_kind(model: ls.Model, tokens: Tensor, unigrams: Tensor) -> Tensor:
     """Bits per token of the network and of unigrams, [B, 2, 3]: at masks, random tokens and right ones."""
     process, everywhere = model.process, torch.ones_like(tokens, dtype=torch.bool)
-    noise = Drawn(torch.Generator().manual_seed(0), len(tokens))
+    noise = GeneratorNoise(torch.Generator().manual_seed(0), len(tokens))
     found = torch.zeros(len(tokens), 2, 3)
-    for w in noise.quantiles(DRAWS, 1).unbind(1):
+    for w in noise.low_discrepancy_times(DRAWS, 1).unbind(1):
         z, t, weight = process.sample_zt(tokens, w, everywhere, noise)
         where = process.needs_prediction(z, everywhere)
         x, picked, times = tokens[where], z[where], t[where]
@@ -87,7 +87,7 @@ def at_masks(model: ls.Model, tokens: Tensor) -> tuple[float, float]:
     """Bits at masks among random tokens, and with none of these."""
     t = torch.full(tokens.shape, LITTLE)
     law = ls.build("gidd", vocab_size=V, length=LENGTH, denoiser=None).process
-    z = law.corrupt(tokens, t, Drawn(torch.Generator().manual_seed(1), len(tokens)))
+    z = law.corrupt(tokens, t, GeneratorNoise(torch.Generator().manual_seed(1), len(tokens)))
     hidden = z == V
     states = z, torch.where(hidden, V, tokens)
     among, alone = (

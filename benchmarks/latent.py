@@ -25,10 +25,8 @@ import torch
 from latent_figures import Bench
 
 import logosphere as ls
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.encoders.pretrained import MiniLM, minilm_folder
-from logosphere.encoders.vocabulary import part_of
+from logosphere.autoencoders.pretrained import MiniLM, minilm_folder, reduce_vocabulary
+from logosphere.data.corpus import Corpus, Examples
 from logosphere.networks.config import NetworkConfig
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.runs.config import TrainConfig
@@ -156,7 +154,7 @@ class Rows:
             plain = ls.open_corpus(self.data, "characters")
             assert isinstance(plain.train, Examples)
             texts = [plain.tokenizer.decode(row) for row in plain.train.sequences]
-            part = part_of(minilm_folder() / "tokenizer.json", texts, PIECES)
+            part = reduce_vocabulary(minilm_folder() / "tokenizer.json", texts, PIECES)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_name("pieces.json").write_text(json.dumps([*part.pieces, MiniLM.SEP]))  # the last is the end
             path.write_text(part.tokenizer)

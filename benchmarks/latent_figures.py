@@ -18,12 +18,10 @@ from typing import Any
 import torch
 
 import logosphere as ls
+from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import split_off, take_first_tokens
-from logosphere.encoders.pretrained import MiniLM, minilm_folder
-from logosphere.encoders.sentences import embeddings, word_pieces
+from logosphere.data.corpus import Corpus, split_off, take_first_tokens
 from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.evaluation.ngram_mauve import encoder_mauve
 from logosphere.evaluation.sample_metrics import find_metrics, measure_samples, scorer_metric
@@ -51,7 +49,7 @@ class Bench:
                                    Texts.from_tokens(both.tokens[::2], corpus.tokenizer))  # fmt: skip
         self.given = Batch.of(
             both.tokens[1::2],
-            condition=None if both.condition is None else both.condition.each(lambda field: field[1::2]),
+            condition=None if both.condition is None else both.condition.map(lambda field: field[1::2]),
         )
 
     def figures(self, model: ls.Model, pretrained: bool) -> dict[str, Any]:
@@ -100,8 +98,8 @@ class Bench:
 
     @cached_property
     def _by_minilm(self) -> Metric:
-        spell = word_pieces(str(minilm_folder() / "tokenizer.json"))
-        return encoder_mauve("minilm", partial(embeddings, MiniLM(6), spell))
+        spell = load_word_pieces(str(minilm_folder() / "tokenizer.json"))
+        return encoder_mauve("minilm", partial(embed_texts, MiniLM(6), spell))
 
     def _slots(self, texts: Texts, how: str) -> dict[str, float]:
         if self.given.condition is None or self.given.condition.source is None:

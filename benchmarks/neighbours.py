@@ -19,7 +19,7 @@ import torch
 
 import logosphere as ls
 from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.splits import Split, take_first_tokens
+from logosphere.data.corpus import Split, take_first_tokens
 
 SIZE: dict[str, Any] = {"width": 160, "depth": 4, "heads": 5}
 TEXTS = {"running": ("tinystories", "bpe:1024", 64), "paragraphs": ("tinystories", "bpe:1024", 64),

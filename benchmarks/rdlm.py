@@ -34,12 +34,12 @@ from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate_
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput
-from logosphere.noise import Keyed
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.recipes.spherical import default_noise
 from logosphere.recipes.starts import start_point
+from logosphere.rng import CounterNoise
 from logosphere.runs.run import Run
 
 LETTERS = 27
@@ -85,7 +85,7 @@ def draws() -> dict[str, dict[str, float]]:
         seconds = []
         for step in range(55):
             started = time.process_time()
-            process.corrupt(u, t, Keyed(0, step, ids, ids, 32))
+            process.corrupt(u, t, CounterNoise(0, step, ids, ids, 32))
             seconds.append(time.process_time() - started)
         quarter = statistics.quantiles(seconds[5:], n=4)
         rows[name] = {"ms": 1e3 * quarter[1], "ms_quartile_1": 1e3 * quarter[0], "ms_quartile_3": 1e3 * quarter[2]}

@@ -19,7 +19,7 @@ import torch
 from logosphere.data.corpora import open_corpus
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
-from logosphere.noise import Keyed
+from logosphere.rng import CounterNoise
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import ACTIVATIONS, cost, machine_speed
 from logosphere.runs.create import build_model, create_run
@@ -72,7 +72,7 @@ def kept(model: Model, batch: Batch) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        model.train().bound(batch, Keyed(0, 0, batch.ids, batch.place, batch.total))
+        model.train().bound(batch, CounterNoise(0, 0, batch.ids, batch.global_index, batch.total))
     return sum(seen.values())
 
 

@@ -52,7 +52,7 @@ _LAZY = {
     "evaluate": "logosphere.evaluation.report:evaluate",
     "Report": "logosphere.evaluation.report:Report",
     "compare": "logosphere.evaluation.leaderboard:compare",
-    "load": "logosphere.loading:load",
+    "load": "logosphere.pretrained:load",
     "open_corpus": "logosphere.data.corpora:open_corpus",
     "Crops": "logosphere.data.batches:Crops",
     "windows": "logosphere.data.batches:windows",

@@ -1,15 +1,15 @@
-"""Errors that users cause and can mend: one sentence that says what to do."""
+"""The error for mistakes in user input, and suggestions for misspelt names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake in the input. Its message is shown as it is, without a traceback."""
+    """A mistake in the input. Its message is shown without a traceback: what is wrong, and what is allowed."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for a misspelt word, or the list of all words when nothing is close."""
+def suggest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' for a misspelt word, or the list of all known words when none is close."""
     words = sorted(known)
     match = get_close_matches(word, words, n=1, cutoff=0.5)
     return f" Did you mean '{match[0]}'?" if match else f" Choose from: {', '.join(words)}."

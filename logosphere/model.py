@@ -8,16 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
+from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.noise import Drawn, Noise, as_generator
 from logosphere.presets import DEFAULT, preset_label
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bound, leave_one_out_bound, mean_bound, mixture_bound
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths
-from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, Bound, Condition, Positions, Predict, State, Times, Tokens
-from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
+from logosphere.rng import GeneratorNoise, Noise, as_generator
+from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Model(nn.Module):
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
         if isinstance(self.process, LearnedForward) and self.training and draws == 1:
-            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return leave_one_out_bound(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
         if (
             self.training
@@ -84,14 +83,14 @@ class Model(nn.Module):
             and isinstance(predict, Denoiser)
             and (every := predict.self_conditioning_period())
         ):
-            w = noise.quantiles(1, self.length // self.block)[:, 0]
+            w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return bound_by_group(self.process, predict, batch, w, noise, every)
         if isinstance(self.process, MixtureOfPaths) and self.process.num_components > 1 and draws > 1:
             return self._mixture_bound(self.process, batch, noise, draws, predict)
         return mean_bound(self._draws(self.process, batch, noise, draws, predict))
 
     def _draws(self, process: Process, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
-        w = noise.quantiles(draws, self.length // self.block)
+        w = noise.low_discrepancy_times(draws, self.length // self.block)
         return [bound(process, predict, batch, part, noise) for part in w.unbind(1)]
 
     def _mixture_bound(
@@ -122,7 +121,7 @@ class Model(nn.Module):
         self._check_tokens(tokens)
         if known is not None:
             self.check_known(known)
-        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
+        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
         with torch.no_grad():
             return self.bound(Batch.of(tokens, known, condition=condition), noise, draws, denoiser)
 
@@ -130,7 +129,7 @@ class Model(nn.Module):
         """A draw of the states at times t, [B, L] or anything that expands to it."""
         self._check_tokens(tokens)
         t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
-        noise = Drawn(as_generator(rng, tokens.device), len(tokens))
+        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
         return self.process.corrupt(u, self.process.codec.expand_to_states(t), noise)
 
     @torch.no_grad()
@@ -160,7 +159,7 @@ class Model(nn.Module):
         t = _expand_times(t, z[..., 0] if z.dim() == 3 else z)
         return self.process.log_posterior(predict(z, t, context=z), z, t)
 
-    def sees(self, known: Bool[Tensor, "... L"]) -> bool:
+    def can_see(self, known: Bool[Tensor, "... L"]) -> bool:
         """Can every free position look at every known one? A model of blocks does not see later blocks."""
         known = torch.atleast_2d(known)
         blocks = torch.arange(known.shape[1], device=known.device) // self.block
@@ -173,7 +172,7 @@ class Model(nn.Module):
             return
         if not self.process.codec.local:
             raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
-        if not self.sees(known):
+        if not self.can_see(known):
             raise UserError(
                 "This model writes from left to right and cannot see known tokens on its right; "
                 "give only a prompt at the start, or use a diffusion model such as mdlm for infilling."

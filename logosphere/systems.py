@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from logosphere.cards import CARDS, Card
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.presets import DEFAULT, presets
 from logosphere.presets import preset as find_preset
 
@@ -37,7 +37,7 @@ def systems() -> list[str]:
 def system(name: str) -> Card:
     """The card of a system."""
     if name not in _BY_NAME:
-        raise UserError(f"There is no system '{name}'.{nearest(name, _BY_NAME)}")
+        raise UserError(f"There is no system '{name}'.{suggest(name, _BY_NAME)}")
     return _BY_NAME[name]
 
 
@@ -67,7 +67,7 @@ def build(
     builder, known = _builder(name), _options(name)
     for option in options:
         if option not in known:
-            raise UserError(f"'{name}' has no option '{option}'.{nearest(option, known)}")
+            raise UserError(f"'{name}' has no option '{option}'.{suggest(option, known)}")
     chosen = find_preset(name, preset)
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}

@@ -1,4 +1,4 @@
-"""The few types that flow through everything: Batch in, Bound out.
+"""Shape annotations, and the types that pass between modules: Batch, Condition, Bound and the denoiser protocol.
 
 Sizes: B sequences, L positions, V tokens of the vocabulary, K states of a discrete process (V, or V + 1 with a mask).
 Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
@@ -6,12 +6,45 @@ Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Bool, Float, Int64
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+else:
+    try:
+        from jaxtyping import Bool, Float, Int64
+    except ImportError:  # shapes are checked only where jaxtyping is installed, as for the tests
+
+        class Shaped:
+            """Shaped[Tensor, "B L"] is Tensor."""
+
+            def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+                return item[0]
+
+        Bool = Float = Int64 = Shaped
+
+__all__ = [
+    "NO_TOKEN",
+    "SIGN",
+    "Batch",
+    "Bool",
+    "Bound",
+    "ChunkedPredict",
+    "Condition",
+    "Float",
+    "Int64",
+    "Kind",
+    "LogitChunks",
+    "Logits",
+    "Positions",
+    "Predict",
+    "State",
+    "Times",
+    "Tokens",
+]
 
 Tokens = Int64[Tensor, "B L"]
 Times = Float[Tensor, "B L"]
@@ -21,43 +54,44 @@ State = Tensor
 """Clean or noisy states: [B, L] integers for discrete processes, [B, L, d] for continuous ones."""
 
 Kind = Literal["exact", "bound", "surrogate"]
-"""What a likelihood figure is: the value itself, a proven upper bound on -log p, or neither."""
+"""What a likelihood figure is: the exact value, a proven upper bound on -log p, or neither."""
 
 SIGN: dict[Kind, str] = {"exact": "=", "bound": "≤", "surrogate": "~"}
 
 
 @runtime_checkable
 class Predict(Protocol):
-    """The denoiser contract: (noisy states, times, clean states of earlier blocks) -> logits of p(x | z).
+    """The denoiser: (noisy states, times, clean states of earlier blocks) -> logits of p(x | z).
 
-    With `where` only those positions are wanted, and they come packed as [N, V], row by row.
+    With `where` only those positions are predicted, packed as [N, V] in row-major order.
     """
 
     def __call__(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits: ...
 
 
-Parts = Callable[[slice], Logits]
-"""Some rows of a packed prediction [N, V], made when they are asked for."""
+LogitChunks = Callable[[slice], Logits]
+"""From a slice of rows to these rows of a packed prediction [N, V], computed on call."""
 
 
 @runtime_checkable
-class PredictInParts(Predict, Protocol):
-    """A denoiser that can also answer a few positions at a time, so that [N, V] need never be in memory as a whole."""
+class ChunkedPredict(Predict, Protocol):
+    """A denoiser that can also predict a few positions at a time, so that [N, V] never is in memory as a whole."""
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts: ...
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks: ...
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What sequences are written from: a label, a source text, a signal along the sequence; whatever there is of them.
+    """The condition of each sequence: a label, a source text, a signal along the sequence, or several of them.
 
-    Where not `given`, a condition is withheld: networks learn to do without it, which guidance needs.
+    Sequences that are not `given` their condition have it dropped: networks are trained without it too, because
+    classifier-free guidance needs both predictions.
     """
 
     given: Bool[Tensor, " B"]
     labels: Int64[Tensor, " B"] | None = None
     source: Int64[Tensor, "B S"] | None = None
-    """Tokens of the source text, NO_TOKEN where it is shorter."""
+    """Tokens of the source text, padded with NO_TOKEN."""
     signal: Float[Tensor, "B L C"] | None = None
 
     @staticmethod
@@ -69,48 +103,49 @@ class Condition:
     def __len__(self) -> int:
         return len(self.given)
 
-    def withheld(self, rows: Bool[Tensor, " B"]) -> "Condition":
-        """The same, but not given to these sequences."""
+    def drop(self, rows: Bool[Tensor, " B"]) -> "Condition":
+        """The same condition, dropped for these sequences."""
         return Condition(self.given & ~rows, self.labels, self.source, self.signal)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Condition":
-        """The same with every field changed, for example cut or moved."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
+        """The same condition with `change` applied to every tensor, for example a selection of rows or a device."""
         fields = (self.labels, self.source, self.signal)
         return Condition(change(self.given), *(None if field is None else change(field) for field in fields))
 
 
 NO_TOKEN = -1
-"""Stands where a source text has ended."""
+"""Padding of source texts."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences, what is known of them, and who they are.
+    """Sequences, which of their positions are known, and their ids.
 
-    `known` positions are given (they have t = 0, cost nothing and stay as they are); positions that are not `valid`
-    are padding. `ids` name the samples for the noise source; `place` and `total` say where a sample stands in the
-    whole batch over all processes, so that strata of time are shared out once and not once per process.
+    `known` positions are given: they have t = 0, cost nothing and never change. Positions that are not `valid` are
+    padding. `ids` identify the samples for the noise source. `global_index` and `total` are the index of a sample in
+    the whole batch over all processes and its size, so that times are stratified over the whole batch.
     """
 
     tokens: Tokens
     known: Positions
     valid: Positions
     ids: Int64[Tensor, " B"]
-    place: Int64[Tensor, " B"]
+    global_index: Int64[Tensor, " B"]
     total: int
     condition: Condition | None = None
-    units: Int64[Tensor, " B"] | None = None
-    """Tokens that bits are counted per, where that is not every free position: filled-up sequences have fewer."""
+    token_count: Int64[Tensor, " B"] | None = None
+    """The number of tokens that bits are divided by, where it is not the number of free positions: padded sequences
+    have fewer."""
 
     @staticmethod
     def of(
         tokens: Tokens, known: Positions | None = None, first: int = 0, condition: Condition | None = None
     ) -> "Batch":
         """A batch of whole sequences, numbered from `first`."""
-        place = torch.arange(len(tokens), device=tokens.device)
+        index = torch.arange(len(tokens), device=tokens.device)
         if known is None:
             known = torch.zeros_like(tokens, dtype=torch.bool)
-        return Batch(tokens, known, torch.ones_like(known), first + place, place, len(tokens), condition)
+        return Batch(tokens, known, torch.ones_like(known), first + index, index, len(tokens), condition)
 
     @property
     def free(self) -> Positions:
@@ -118,25 +153,26 @@ class Batch:
         return self.valid & ~self.known
 
     @property
-    def counted(self) -> Int64[Tensor, " B"]:
-        """Tokens of each sequence that bits are counted per."""
-        return self.free.sum(1) if self.units is None else self.units
+    def scored_tokens(self) -> Int64[Tensor, " B"]:
+        """The number of tokens of each sequence that bits are divided by."""
+        return self.free.sum(1) if self.token_count is None else self.token_count
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self._each(lambda tensor: tensor.to(device))
+        """The batch on a device."""
+        return self._map(lambda tensor: tensor.to(device))
 
-    def part(self, rows: slice | Bool[Tensor, " B"]) -> "Batch":
-        """Some of the rows; they keep their names and their place in the whole."""
-        return self._each(lambda tensor: tensor[rows])
+    def select(self, rows: slice | Bool[Tensor, " B"]) -> "Batch":
+        """Some of the rows, with their ids and their indices in the whole batch."""
+        return self._map(lambda tensor: tensor[rows])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        known, valid, place = change(self.known), change(self.valid), change(self.place)
-        condition = None if self.condition is None else self.condition.each(change)
-        units = None if self.units is None else change(self.units)
-        return Batch(change(self.tokens), known, valid, change(self.ids), place, self.total, condition, units)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        known, valid, index = change(self.known), change(self.valid), change(self.global_index)
+        condition = None if self.condition is None else self.condition.map(change)
+        count = None if self.token_count is None else change(self.token_count)
+        return Batch(change(self.tokens), known, valid, change(self.ids), index, self.total, condition, count)
 
 
 @dataclass(frozen=True)
@@ -148,10 +184,10 @@ class Bound:
     prior: Float[Tensor, " B"]
     loss: Float[Tensor, " B"]
     count: Int64[Tensor, " B"]
-    """Positions that were counted."""
+    """The number of tokens that bits are divided by."""
     kind: Kind
     log_q: Float[Tensor, " B"] | None = None
-    """log q(z | x) where the forward process is learned."""
+    """log q(z | x), where the forward process is learned."""
 
     @property
     def total(self) -> Float[Tensor, " B"]:

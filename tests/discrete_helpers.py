@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from toy_languages import generator
 
-from logosphere.noise import Drawn
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.rng import GeneratorNoise
 
 V, N = 5, 400
 
@@ -15,7 +15,7 @@ def random_states(process: DiscreteDiffusion, low: float = 0.1) -> tuple[Tensor,
     rng = generator(1)
     x = torch.randint(V, (N,), generator=rng)
     t = (low + (0.95 - low) * torch.rand(N, generator=rng)).double()
-    z = process.corrupt(x[:, None], t[:, None], Drawn(rng, N))[:, 0]
+    z = process.corrupt(x[:, None], t[:, None], GeneratorNoise(rng, N))[:, 0]
     out = process.add_evidence(torch.randn(N, V, generator=rng).double(), z, t)
     keep = process.needs_prediction(z[:, None], torch.ones(N, 1).bool())[:, 0]
     return out[keep], x[keep], z[keep], t[keep]

@@ -8,12 +8,12 @@ from typing import Any
 from tiny_run import RECIPE
 
 from logosphere.data.corpus import Corpus
+from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import Event, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.weights import read_tensors
 
 LOW_RATE = replace(RECIPE, steps=8, batch=6, validations=2, optim=OptimizerConfig(lr=1e-3, warmup=3), task="infilling")
 """A learning rate at which rounding does not grow: several processes sum in another order."""

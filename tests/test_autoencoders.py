@@ -6,12 +6,10 @@ from torch import Tensor
 from toy_languages import generator, skewed_chain
 
 import logosphere as ls
-from logosphere.autoencoders.decoders import Causal, Parallel
-from logosphere.autoencoders.perceiver import OwnPart, Perceiver
-from logosphere.autoencoders.standard import Standard
+from logosphere.autoencoders.decoders import CausalDecoder, LocalQueryInit, ParallelDecoder, Perceiver, Standardiser
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.networks.config import NetworkConfig
-from logosphere.noise import Drawn, Keyed
+from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.types import Batch
 
 SIZE = NetworkConfig(width=16, depth=1, heads=2)
@@ -38,14 +36,14 @@ TOKENS = skewed_chain(5, 8).sample(6, generator(2))
 
 def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
     batch = Batch.of(tokens)
-    return made.lesson(batch, Keyed(seed, 0, batch.ids, batch.place, batch.total), lambda u: u)
+    return made.autoencoder_loss(batch, CounterNoise(seed, 0, batch.ids, batch.global_index, batch.total), lambda u: u)
 
 
 # ---- decoders -------------------------------------------------------------------------------------------------------
 
 
 def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> None:
-    decoder = scrambled(Causal(5, 8, SIZE, latents=2, features=3))
+    decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z, changed = torch.randn(6, 2, 3, generator=generator(4)), TOKENS.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 5
     before, after = decoder(z, TOKENS).logits, decoder(z, changed).logits
@@ -56,17 +54,17 @@ def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> 
 
 def test_what_a_causal_decoder_writes_is_likeliest_token_by_token() -> None:
     """With its cache it says the same as the whole pass."""
-    decoder = scrambled(Causal(5, 8, SIZE, latents=2, features=3))
+    decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z = torch.randn(6, 2, 3, generator=generator(4))
-    written = decoder.write(z)
+    written = decoder.decode(z)
     assert torch.equal(decoder(z, written).logits.argmax(-1), written)
 
 
 def test_a_parallel_decoder_does_not_look_at_the_tokens() -> None:
-    decoder = scrambled(Parallel(5, 8, SIZE, latents=2, features=3, rebuilt=4))
+    decoder = scrambled(ParallelDecoder(5, 8, SIZE, latents=2, features=3, state_width=4))
     z = torch.randn(6, 2, 3, generator=generator(4))
     assert torch.equal(decoder(z, TOKENS).logits, decoder(z, TOKENS.flip(1)).logits)
-    assert decoder(z, TOKENS).rebuilt.shape == (6, 8, 4)
+    assert decoder(z, TOKENS).states.shape == (6, 8, 4)
 
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
@@ -86,7 +84,7 @@ def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count:
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
 def test_every_place_has_a_part_of_the_memory_and_parts_do_not_overlap(memory: int, count: int) -> None:
-    own = scrambled(OwnPart(memory=memory, memory_width=3, count=count, width=4))
+    own = scrambled(LocalQueryInit(memory=memory, memory_width=3, count=count, width=4))
     states = torch.randn(1, memory, 3, generator=generator(5))
     reached = torch.zeros(memory, count, dtype=torch.bool)
     for i in range(memory):
@@ -125,7 +123,7 @@ def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
 
 def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
     x = 3 * torch.randn(10, 2, 4, generator=generator(7)) + 1
-    whole, cut = Standard(2, 4), Standard(2, 4)
+    whole, cut = Standardiser(2, 4), Standardiser(2, 4)
     whole.observe(x)
     cut.observe(x[:3]), cut.observe(x[3:])
     for standard in (whole, cut):
@@ -151,7 +149,7 @@ def test_the_divergence_is_an_average_over_elements() -> None:
     made = codec("planner", substitution=0.0, divergence=2.0)
     extra = taught(made).extra
     assert torch.allclose(taught(made, TOKENS[:2]).extra, extra[:2], atol=1e-5)
-    raw = made._compressed(made.reader(TOKENS), None)
+    raw = made._compress(made.reader(TOKENS), None)
     mean, log_variance = raw[..., :6].tanh(), raw[..., 6:]
     normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
     kl = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
@@ -166,7 +164,7 @@ def test_matching_teaches_the_decoder_and_not_the_reader_to_say_nothing() -> Non
     made.zero_grad()
     lesson.extra.sum().backward()
     through_latents = made.reader.stem.weight.grad.clone()
-    rebuilt = made.decoder(made.seen(made._scaled(made._centre(made._compressed(h, None)))), TOKENS).rebuilt
+    rebuilt = made.decoder(made.normalise(made._rescale(made._limit_scale(made._compress(h, None)))), TOKENS).states
     made.zero_grad()
     (8 * (rebuilt - made.reader(TOKENS).detach()).square().mean((1, 2))).sum().backward()
     assert torch.allclose(through_latents, made.reader.stem.weight.grad, atol=1e-5)
@@ -185,7 +183,7 @@ def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> No
 
 def test_substitution_hides_tokens_from_the_reader_and_not_from_the_decoder() -> None:
     made = codec("planner", substitution=0.5)
-    seen = made._substituted(TOKENS.repeat(200, 1), Drawn(generator(8), 1200))
+    seen = made._substitute(TOKENS.repeat(200, 1), GeneratorNoise(generator(8), 1200))
     share = float((seen != TOKENS.repeat(200, 1)).float().mean())
     assert share == pytest.approx(0.5 * 4 / 5, abs=0.02)
     assert int(seen.max()) <= 4 and taught(made).nats.shape == TOKENS.shape

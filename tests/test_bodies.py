@@ -14,8 +14,8 @@ from logosphere import UserError
 from logosphere.networks.attention import Attention, plane_frequencies, rotary_table, rotate
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone, UNetStage
-from logosphere.noise import Drawn
 from logosphere.report.images import encode_png, make_image_grid
+from logosphere.rng import GeneratorNoise
 
 
 def test_one_axis_is_the_plain_rotary_table() -> None:
@@ -170,7 +170,7 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
                 module.recompute = anew
         asked[0] = 0
         model.zero_grad()
-        model.bound(ls.Batch.of(tokens), Drawn(generator(1), 2)).loss.sum().backward()
+        model.bound(ls.Batch.of(tokens), GeneratorNoise(generator(1), 2)).loss.sum().backward()
         assert asked[0] == len(blocks) * (2 if anew else 1)
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))

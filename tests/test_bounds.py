@@ -11,10 +11,10 @@ from toy_models import System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Oracle
-from logosphere.noise import Drawn, Keyed
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.mixing import Hybrid, Masking, MixingDistribution, Uniform
-from logosphere.schedules import SCHEDULES, Cosine, Polynomial, Schedule
+from logosphere.rng import CounterNoise, GeneratorNoise
+from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
 
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
@@ -110,7 +110,7 @@ def test_most_of_the_absorbing_hybrid_loss_is_cross_entropy() -> None:
 
 def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor, Tensor]:
     process = DiscreteDiffusion(Masking(V, schedule), exact_count=True)
-    sample_zt = process.sample_zt(torch.zeros_like(free).long(), w, free, Drawn(generator(2), len(free)))
+    sample_zt = process.sample_zt(torch.zeros_like(free).long(), w, free, GeneratorNoise(generator(2), len(free)))
     return sample_zt.z == V, sample_zt.t, sample_zt.weight
 
 
@@ -178,9 +178,9 @@ def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
 
     def total(part: Batch) -> Tensor:
         with torch.no_grad():
-            return model.bound(part, Keyed(1, 2, part.ids, part.place, part.total), draws=2).total
+            return model.bound(part, CounterNoise(1, 2, part.ids, part.global_index, part.total), draws=2).total
 
-    parts = [total(batch.part(slice(0, 3))), total(batch.part(slice(3, 10)))]
+    parts = [total(batch.select(slice(0, 3))), total(batch.select(slice(3, 10)))]
     torch.testing.assert_close(torch.cat(parts), total(batch), rtol=1e-5, atol=1e-5)
 
 

@@ -17,7 +17,6 @@ from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
-from logosphere.atomic import file_sha256
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizers import text8_tokenizer
@@ -27,6 +26,7 @@ from logosphere.evaluation.leaderboard import format_leaderboard as as_text
 from logosphere.evaluation.leaderboard import rank_reports
 from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_times
 from logosphere.evaluation.report import Report
+from logosphere.io import file_sha256
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.compare import SystemSpec, apply_budget, load_scorer, parse_systems
 from logosphere.runs.comparison_report import shared_budget

@@ -24,7 +24,7 @@ def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> N
         trainer = Trainer(model, group=group, sharded=sharded and group.size > 1)
         batches = [ls.Batch.of(torch.randint(5, (4, 6), generator=generator(i)), first=4 * i) for i in range(4)]
         return [
-            trainer.train_step(batch.part(group.local_slice(4)), number / 4).loss
+            trainer.train_step(batch.select(group.local_slice(4)), number / 4).loss
             for number, batch in enumerate(batches)
         ]
 

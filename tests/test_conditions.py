@@ -40,7 +40,7 @@ def other(condition: Condition) -> Condition:
             return field
         return torch.where(field == NO_TOKEN, NO_TOKEN, (field + 1) % 3) if field.dtype == torch.long else field + 1.0
 
-    return condition.each(changed)
+    return condition.map(changed)
 
 
 @pytest.mark.thorough
@@ -58,7 +58,7 @@ def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) ->
     assert (heard != nats(other(condition))).all()
     assert (heard != nats(None)).all()
     nobody = torch.ones(4, dtype=torch.bool)
-    torch.testing.assert_close(nats(condition.withheld(nobody)), nats(None))
+    torch.testing.assert_close(nats(condition.drop(nobody)), nats(None))
 
 
 def test_each_sequence_hears_its_own_condition() -> None:
@@ -67,7 +67,7 @@ def test_each_sequence_hears_its_own_condition() -> None:
     z, t = model.corrupt(tokens, 0.5, rng), torch.full((4, L), 0.5)
     together = model.denoiser.with_condition(condition)(z, t, tokens)
     for row in range(4):
-        alone = condition.each(lambda field, row=row: field[row : row + 1])
+        alone = condition.map(lambda field, row=row: field[row : row + 1])
         own = model.denoiser.with_condition(alone)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
         torch.testing.assert_close(own[0], together[row])
 
@@ -108,7 +108,7 @@ def test_guidance_is_linear_and_costs_two_evaluations() -> None:
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.7, generator(7)), torch.full((3, L), 0.7)
     told = model.denoiser.with_condition(condition)
-    without = model.denoiser.with_condition(condition.withheld(torch.ones(3, dtype=torch.bool)))
+    without = model.denoiser.with_condition(condition.drop(torch.ones(3, dtype=torch.bool)))
     c, u = told(z, t, tokens), without(z, t, tokens)
     for scale in (0.0, 1.0, 3.0):
         torch.testing.assert_close(ClassifierFreeGuidance(told, without, scale)(z, t, tokens), u + scale * (c - u))

@@ -14,16 +14,16 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "shapes", "atomic", "types", "cache", "pretrained", "cards", "presets"],
-    ["noise", "schedules", "logsnr", "geometry", "parallel"],
+    ["errors", "types", "io", "cards", "presets"],
+    ["rng", "schedules", "geometry", "parallel"],
     ["codecs"],
     ["processes"],
     ["networks"],
-    ["encoders", "autoencoders"],
-    ["weights", "model"],
+    ["autoencoders"],
+    ["model"],
     ["sampling"],
     ["data", "training", "evaluation", "report"],
-    ["systems", "recipes", "loading"],
+    ["systems", "recipes", "pretrained"],
     ["runs"],
     ["studio"],
     ["cli", "__init__", "__main__"],
@@ -36,7 +36,7 @@ SETTINGS = {"logosphere.networks.config", "logosphere.training.optimizer"}
 
 
 def part_of(path: Path) -> str:
-    """'networks' for logosphere/networks/config.py, 'noise' for logosphere/noise.py."""
+    """'networks' for logosphere/networks/config.py, 'rng' for logosphere/rng.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from text_fixtures import PROSE, decode_splits, write_file
 
-from logosphere.data import corpora, text8
+from logosphere.data import corpora, published, text8
 from logosphere.data.corpora import open_corpus
-from logosphere.data.datasets import named
-from logosphere.data.datasets.records import Record
-from logosphere.data.descriptions import CORPORA
-from logosphere.data.subword_tokenizer import SubwordTokenizer
+from logosphere.data.published import Record
+from logosphere.data.sources import CORPORA
 from logosphere.data.text8 import text8_filter
 from logosphere.data.token_cache import verify_hashes
+from logosphere.data.tokenizer_registry import SubwordTokenizer
 from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.errors import UserError
 
@@ -90,7 +89,7 @@ def test_any_text_can_be_read_in_letters(prose: Path) -> None:
 def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"train": ["A cat.", "Two dogs!"], "valid": ["3 mice"], "test": ["No one?"]}
     records = {split: [Record(text) for text in rows] for split, rows in splits.items()}
-    monkeypatch.setitem(named.RECORD_DATASETS, "tinystories", lambda cache, report: records)
+    monkeypatch.setitem(published.RECORD_DATASETS, "tinystories", lambda cache, report: records)
     assert decode_splits(open_corpus("letters:tinystories")) == ["a cat two dogs ", " three mice", "no one "]
 
 
@@ -140,7 +139,7 @@ def test_half_surrogates_in_json_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_and_a_character_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.data.readers.BLOCK", 5)
+    monkeypatch.setattr("logosphere.data.sources.BLOCK", 5)
     path = write_file(tmp_path / "a.txt", b"\xef\xbb\xbf" + ("漢字🙂" * 20).encode())
     assert "".join(decode_splits(open_corpus(str(path)))) == "漢字🙂" * 20
 

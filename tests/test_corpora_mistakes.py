@@ -39,7 +39,7 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
         ("a.jsonl", b"[" * 100_000, "Line 1 of .* is not JSON"),
         ("a.jsonl", b'{"body": "a"}\n', "Line 1 of .* field named 'text'"),
         ("a.jsonl", b'{"text": 3}\n', "Line 1 of .* field named 'text'"),
-        ("a.parquet", b"PAR1 junk PAR1", "a.parquet is not a sound Parquet file"),
+        ("a.parquet", b"PAR1 junk PAR1", "a.parquet is not a valid Parquet file"),
         ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_missing_source_suggests_what_there_is(
     [
         ("charcters", "Did you mean 'characters'"),
         ("bytes", "Did you mean 'byte'"),
-        ("bpe", "lacks a size; write bpe:8000"),
+        ("bpe", "lacks a size; for example bpe:8000"),
         ("bpe:many", "lacks a size"),
         ("bpe:12", "has 256 to"),
         ("text8", "holds '\\\\n', which is not in the alphabet of text8; read it as letters:TEXT, or use --tokenizer"),

@@ -11,12 +11,12 @@ from toy_models import SMALL, System, fill_zero_weights, random_network
 import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
+from logosphere.io import write_tensors
 from logosphere.networks.attention import attend, block_causal_mask
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.processes.capabilities import OnlineStatistics
-from logosphere.weights import write_tensors
 
 V, L, B = 7, 8, 3
 SIZE = NetworkConfig(**SMALL)
@@ -253,10 +253,10 @@ def test_every_weight_learns(name: str) -> None:
 
 
 def batch_and_noise(language):
-    from logosphere.noise import Drawn
+    from logosphere.rng import GeneratorNoise
     from logosphere.types import Batch
 
-    return Batch.of(language.sample(64, generator(5))), Drawn(generator(6), 64)
+    return Batch.of(language.sample(64, generator(5))), GeneratorNoise(generator(6), 64)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from logosphere import UserError
+from logosphere.data import promoters
 from logosphere.data.corpora import open_corpus
-from logosphere.data.datasets import synthetic_promoters
 from logosphere.evaluation.validators import (
     canonicalise_smiles,
     check_chorales,
@@ -85,30 +85,28 @@ def test_molecules_are_checked_or_say_what_is_missing() -> None:
 
 def test_the_synthetic_language_knows_its_probabilities() -> None:
     """Σ p = 1 over all words at one site, and samples have the frequencies that their probabilities promise."""
-    motif = synthetic_promoters.Motif("AC", synthetic_promoters.MOTIFS[0].position)
+    motif = promoters.Motif("AC", promoters.MOTIFS[0].position)
     words = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2)
     assert np.exp(motif.log_p[[0, 1], words].sum(1)).sum() == pytest.approx(1)
-    examples = synthetic_promoters.make_examples(20_000, seed=3)
-    rows, strength = np.stack(examples.sequences), examples.signals[:, synthetic_promoters.START, 0].astype(np.float64)
+    examples = promoters.make_examples(20_000, seed=3)
+    rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
     strong = strength > 0.9
     tata = rows[:, 40:46]
     word = np.array(["ACGT".index(c) for c in "TATAAA"])
     seen = (tata[strong] == word).all(1).mean()
-    there = synthetic_promoters.motif_probabilities(strength[strong])[:, 2].mean()
-    by_chance = np.exp(synthetic_promoters.BACKGROUND[word].sum())
+    there = promoters.motif_probabilities(strength[strong])[:, 2].mean()
+    by_chance = np.exp(promoters.BACKGROUND[word].sum())
     promised = there * 0.85**6 + (1 - there) * by_chance
     assert seen == pytest.approx(promised, abs=4 * (promised / strong.sum()) ** 0.5)
     other = np.random.default_rng(0).permuted(strength)
-    assert (
-        synthetic_promoters.log_prob(rows, strength) - synthetic_promoters.log_prob(rows, other)
-    ).mean() > 0.3  # signals matter
-    assert synthetic_promoters.entropy_rate(examples) < np.log2(4)
+    assert (promoters.log_prob(rows, strength) - promoters.log_prob(rows, other)).mean() > 0.3  # signals matter
+    assert promoters.entropy_rate(examples) < np.log2(4)
 
 
 def test_occupancy_tells_motifs_from_background() -> None:
-    examples = synthetic_promoters.make_examples(4_000, seed=5)
-    rows, strength = np.stack(examples.sequences), examples.signals[:, synthetic_promoters.START, 0].astype(np.float64)
-    found = synthetic_promoters.motif_posterior(rows)
+    examples = promoters.make_examples(4_000, seed=5)
+    rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
+    found = promoters.motif_posterior(rows)
     assert found.shape == (4_000, 4)
     assert found[strength > 0.9].mean() > found[strength < 0.1].mean() + 0.5
 

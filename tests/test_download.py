@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from logosphere.data.download import fetch, file_sha256
+from logosphere.data.download import fetch
 from logosphere.errors import UserError
+from logosphere.io import file_sha256
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -10,12 +10,17 @@ import torch
 from safetensors.torch import save_file
 
 import logosphere as ls
-from logosphere.autoencoders.readers import Frozen
-from logosphere.encoders import pretrained
-from logosphere.encoders.bert import _published, framed, load_bert
-from logosphere.encoders.pretrained import Encoder, encoder
-from logosphere.encoders.sentences import embeddings, word_pieces
-from logosphere.encoders.states import Origin, States, cached_states
+from logosphere.autoencoders import pretrained
+from logosphere.autoencoders.encoders import CacheOrigin, FrozenEncoder, StateCache, cached_states
+from logosphere.autoencoders.pretrained import (
+    PretrainedEncoder,
+    _published_name,
+    add_special_tokens,
+    embed_texts,
+    load_bert,
+    load_encoder,
+    load_word_pieces,
+)
 
 CONFIG = {
     "hidden_size": 8, "layer_norm_eps": 1e-12, "num_hidden_layers": 2, "vocab_size": 120, "intermediate_size": 16,
@@ -26,13 +31,13 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A published model, only smaller."""
-    from logosphere.encoders.bert import Bert
+    from logosphere.autoencoders.pretrained import Bert
 
     place = tmp_path / "bert"
     place.mkdir()
     (place / "config.json").write_text(json.dumps(CONFIG))
     torch.manual_seed(1)
-    tensors = {_published(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
+    tensors = {_published_name(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
     save_file(tensors, place / "model.safetensors")
     monkeypatch.setattr(pretrained, "minilm_folder", lambda: place)
     return place
@@ -74,24 +79,24 @@ def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) ->
         transformers.BertModel(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path)
     bert, pieces = load_bert(tmp_path), torch.randint(120, (3, 7), generator=torch.Generator().manual_seed(0))
     for layer in (0, 1, 2):
-        theirs = encoder(f"hf:{tmp_path}", layer)
-        ours = bert(framed(pieces, 1, 2), layer)[:, 1:-1]
+        theirs = load_encoder(f"hf:{tmp_path}", layer)
+        ours = bert(add_special_tokens(pieces, 1, 2), layer)[:, 1:-1]
         assert torch.allclose(theirs.states(pieces), ours, atol=1e-5)
-    assert (theirs.vocab_size, theirs.longest, theirs.end, theirs.width) == (120, 10, 2, 8)
+    assert (theirs.vocab_size, theirs.max_length, theirs.eos, theirs.width) == (120, 10, 2, 8)
     with pytest.raises(ls.UserError, match="cannot be loaded"):
-        encoder(f"hf:{tmp_path / 'nothing'}", 1)
+        load_encoder(f"hf:{tmp_path / 'nothing'}", 1)
     # Weights in pickles, which can hold code, are not even looked at.
     torch.save(transformers.BertModel(transformers.BertConfig(**CONFIG)).state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ls.UserError, match="cannot be loaded"):
-        encoder(f"hf:{tmp_path}", 1)
+        load_encoder(f"hf:{tmp_path}", 1)
 
 
 def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
     pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
-    states = [encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
+    states = [load_encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
     assert all(state.shape == (2, 3, 8) for state in states)
-    last = encoder("minilm", -1)
+    last = load_encoder("minilm", -1)
     assert last.layer == 2 and torch.equal(last.states(pieces), states[2])
     assert torch.equal(states[0][0, 0], states[0][1, 0]) and not torch.allclose(states[2][0, 0], states[2][1, 0])
 
@@ -101,10 +106,10 @@ def test_the_real_model_knows_what_is_alike() -> None:
         place = pretrained.minilm_folder()
     except ls.UserError:
         pytest.skip("the package with the model is not installed")
-    spell = word_pieces(str(place / "tokenizer.json"))
+    spell = load_word_pieces(str(place / "tokenizer.json"))
 
     def mean(text: str) -> torch.Tensor:
-        return embeddings(encoder("minilm", 6), spell, [text])
+        return embed_texts(load_encoder("minilm", 6), spell, [text])
 
     cat, kitten, shares = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
     assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
@@ -113,8 +118,8 @@ def test_the_real_model_knows_what_is_alike() -> None:
 def test_texts_are_seen_the_same_alone_and_together() -> None:
     """The vector of a text is the mean of its states, of length 1, whatever texts stand beside it."""
     texts, counting = ["ab", "c", "", "ba", "abcab"], Counting()
-    found = embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
-    alone = [embeddings(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
+    found = embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
+    alone = [embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
     assert torch.allclose(found, torch.cat(alone)) and not bool(found[2].any())
     states = counting.states(torch.tensor([[7, 8]]))[0].mean(0)
     assert torch.allclose(found[0], states / states.norm()) and torch.allclose(found[0], found[3])
@@ -131,7 +136,7 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"encoder": "minilm"}, "reads its own 120 word pieces, but the vocabulary has 5 tokens"),
+        ({"encoder": "minilm"}, "has a vocabulary of 120 word pieces, but the model has 5 tokens"),
         ({"encoder": "minilm", "pieces": [1, 2]}, "for each of the 5 tokens"),
         ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 120]}, "pieces must name one of the 120"),
         ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
@@ -148,21 +153,21 @@ def test_a_text_too_long_or_a_damaged_file_is_refused(folder: Path) -> None:
         ls.build("tencdm", vocab_size=120, length=16, encoder="minilm", layer=1)
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ls.UserError, match="cannot be read"):
-        encoder("minilm", 1)
+        load_encoder("minilm", 1)
 
 
 def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -> None:
     model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, pieces=[3, 9, 4, 7, 110])
     assert not any("words" in name for name in model.state_dict())
     reader = model.process.codec.reader
-    assert torch.equal(reader.spelt(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
+    assert torch.equal(reader.to_pieces(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
     assert not any(True for _ in reader.parameters())
 
 
-class Counting(Encoder):
+class Counting(PretrainedEncoder):
     """States that say which pieces they were made from, and how often it was asked for them."""
 
-    name, layer, width, vocab_size, longest, end = "counting", 1, 4, 50, 64, 7
+    name, layer, width, vocab_size, max_length, eos = "counting", 1, 4, 50, 64, 7
 
     def __init__(self) -> None:
         self.rows = 0
@@ -201,12 +206,15 @@ def test_statistics_are_those_of_the_rows_given_and_of_no_others(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "other, says",
-    [(Origin("other", "counting", 1, 6), "another corpus"), (Origin("corpus", "counting", 2, 6), "another encoder")],
+    [
+        (CacheOrigin("other", "counting", 1, 6), "another corpus"),
+        (CacheOrigin("corpus", "counting", 2, 6), "another encoder"),
+    ],
 )
-def test_states_of_another_origin_are_refused(tmp_path: Path, other: Origin, says: str) -> None:
+def test_states_of_another_origin_are_refused(tmp_path: Path, other: CacheOrigin, says: str) -> None:
     cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
     with pytest.raises(ls.UserError, match=says):
-        States(tmp_path / "states", other)
+        StateCache(tmp_path / "states", other)
 
 
 @pytest.mark.parametrize("harm", [None, lambda folder: (folder / "meta.json").write_text("{}")])
@@ -218,7 +226,7 @@ def test_a_cache_that_does_not_fit_is_made_anew_with_a_note(tmp_path: Path, harm
     again = Counting()
     corpus = "another" if harm is None else "corpus"
     cached_states(again, rows_of(2), same, tmp_path / "states", corpus, lambda stage, *_: notes.append(stage))
-    assert again.rows == 100 and "anew" in notes[0]
+    assert again.rows == 100 and "again" in notes[0]
 
 
 def test_an_interrupted_cache_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -236,10 +244,10 @@ def test_an_interrupted_cache_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
     counting = Counting()
-    reader = Frozen(counting, 50, 6, None)
+    reader = FrozenEncoder(counting, 50, 6, None)
     asked = torch.cat([rows[:4], torch.from_numpy(rows_of(1, 2))])
     plain = counting.states(asked)
-    reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
+    reader.use_cache(cached_states(Counting(), rows.numpy(), reader.to_pieces, tmp_path / "states", "corpus"))
     counting.rows = 0
     everything = Counting().states(rows).flatten(0, 1)
     expected = (plain - everything.mean(0)) / everything.std(0)
@@ -250,16 +258,16 @@ def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path))
     rows = torch.from_numpy(rows_of(0)) % 40
     for pieces in (list(range(40)), list(range(5, 45))):
-        reader, plain = Frozen(Counting(), 40, 6, pieces), Frozen(Counting(), 40, 6, pieces)
+        reader, plain = FrozenEncoder(Counting(), 40, 6, pieces), FrozenEncoder(Counting(), 40, 6, pieces)
         reader.precompute(lambda: rows, "corpus")
-        assert torch.allclose(reader._known(rows), plain._known(rows), rtol=1e-2, atol=1e-2)
+        assert torch.allclose(reader._states(rows), plain._states(rows), rtol=1e-2, atol=1e-2)
 
 
 def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_first_step(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
-    reader = Frozen(Counting(), 50, 6, None)
-    reader.remember(cached_states(Counting(), rows.numpy(), reader.spelt, tmp_path / "states", "corpus"))
-    first = reader.study(rows[:3])
+    reader = FrozenEncoder(Counting(), 50, 6, None)
+    reader.use_cache(cached_states(Counting(), rows.numpy(), reader.to_pieces, tmp_path / "states", "corpus"))
+    first = reader.encode_and_observe(rows[:3])
     reader.update_statistics()
     every = reader(rows).flatten(0, 1)
     assert torch.equal(reader(rows[:3]), first), "a batch moves nothing"
@@ -267,8 +275,8 @@ def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_fi
 
 
 def test_one_token_more_is_the_end_of_a_text() -> None:
-    reader = Frozen(Counting(), 51, 6, None)
-    assert reader.spelt(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
+    reader = FrozenEncoder(Counting(), 51, 6, None)
+    assert reader.to_pieces(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
 
 
 def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,28 +297,28 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
 
 
 def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
-    from logosphere.data.subword_tokenizer import SubwordTokenizer
-    from logosphere.encoders.vocabulary import part_of
+    from logosphere.autoencoders.pretrained import reduce_vocabulary
+    from logosphere.data.tokenizer_registry import SubwordTokenizer
 
     texts = ["the cat sat on the mat", "a cat and a hat", "the hat of the cat"] * 5
     whole = SubwordTokenizer.train_wordpiece([*texts, "something else altogether, unlike the rest of it"] * 3, 200)
     path = tmp_path / "tokenizer.json"
     path.write_text(whole.describe()["json"])
-    part = part_of(path, texts, 60)
+    part = reduce_vocabulary(path, texts, 60)
     fewer = SubwordTokenizer.from_json(part.tokenizer, "part")
     assert fewer.size == len(part.pieces) < whole.size
     for text in texts[:3]:
         assert [part.pieces[token] for token in fewer.encode(text)] == whole.encode(text).tolist()
     assert fewer.decode(fewer.encode("the mat of a cat")) == "the mat of a cat"
     with pytest.raises(ls.UserError, match="single characters"):
-        part_of(path, texts, 5)
+        reduce_vocabulary(path, texts, 5)
 
 
 def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
-    from logosphere.data.subword_tokenizer import SubwordTokenizer
-    from logosphere.encoders.vocabulary import part_of
+    from logosphere.autoencoders.pretrained import reduce_vocabulary
+    from logosphere.data.tokenizer_registry import SubwordTokenizer
 
     path = tmp_path / "tokenizer.json"
     path.write_text(SubwordTokenizer.train_bpe(["some text"], 260).describe()["json"])
     with pytest.raises(ls.UserError, match="no word pieces"):
-        part_of(path, ["some text"], 50)
+        reduce_vocabulary(path, ["some text"], 50)

@@ -11,7 +11,7 @@ from toy_models import System
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
-from logosphere.schedules import SCHEDULES
+from logosphere.schedules.signal import SCHEDULES
 
 
 def all_states(model: Model) -> Tensor:
@@ -99,7 +99,7 @@ PANELS = torch.tensor([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0]).double()
 def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
     """The bound as an integral over time of its mean over all texts and all their noisy states."""
     process, width = model.process, PANELS.diff()[:, None]
-    t, slope = process.schedule.drawn((PANELS[:-1, None] + width * (NODES + 1) / 2).flatten())
+    t, slope = process.schedule.times_at((PANELS[:-1, None] + width * (NODES + 1) / 2).flatten())
     weight = (width / 2 * WEIGHTS).flatten() * slope
     (x, p), z = enumerate_sequences(language), all_states(model)
     states = z.repeat(len(t), 1)

@@ -15,15 +15,13 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.data.batches import eval_batches, train_batches
+from logosphere.data.batches import ExampleSampler, eval_batches, sequential_batches, train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.datasets.archives import read_members, read_npz
-from logosphere.data.datasets.examples import Examples, ExampleSampler, sequential_batches
-from logosphere.data.datasets.images import CIFAR10_RECORD_BYTES, parse_cifar10
-from logosphere.data.datasets.loading import INTEGER_DATASETS, SYNTHETIC
-from logosphere.data.datasets.named import RECORD_DATASETS, normalise_bases, parse_fasta
-from logosphere.data.descriptions import DATASETS
-from logosphere.data.splits import count_scored_tokens, count_tokens, take_first_tokens
+from logosphere.data.corpus import Examples, count_scored_tokens, count_tokens, take_first_tokens
+from logosphere.data.datasets import INTEGER_DATASETS, SYNTHETIC
+from logosphere.data.download import read_members, read_npz
+from logosphere.data.published import CIFAR10_RECORD_BYTES, RECORD_DATASETS, normalise_bases, parse_cifar10, parse_fasta
+from logosphere.data.sources import DATASETS
 from logosphere.data.tokenizer_registry import tokenizer_from_description
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, WithEOS
 from logosphere.evaluation.sample_metrics import find_metrics, measure_samples
@@ -52,7 +50,7 @@ def test_every_set_is_listed_with_what_it_holds() -> None:
 def test_short_sequences_end_and_are_counted_with_one_end() -> None:
     batch = next(sequential_batches(made(), length=8, batch=30))
     assert batch.tokens.shape == (30, 8)
-    assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.units)
+    assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.token_count)
     assert bool(batch.valid.all()) and not bool(batch.known.any())
     assert torch.equal(batch.condition.labels, torch.arange(30) % 3)
     assert ((batch.condition.source != NO_TOKEN).sum(1) == 1 + torch.arange(30) % 3).all()
@@ -60,7 +58,7 @@ def test_short_sequences_end_and_are_counted_with_one_end() -> None:
 
 def test_a_sequence_that_fills_the_length_has_no_end() -> None:
     whole = Examples([np.zeros(4, dtype=np.int64)], eos=5)
-    assert next(sequential_batches(whole, length=4, batch=1)).units.tolist() == [4]
+    assert next(sequential_batches(whole, length=4, batch=1)).token_count.tolist() == [4]
 
 
 def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
@@ -284,9 +282,11 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
     """A bound is divided by tokens and ends; so many characters as there are must come of it."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
-    counted = sum(int(batch.counted.sum()) for batch in eval_batches(corpus.test, 4, 16))
+    counted = sum(int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 4, 16))
     assert count_scored_tokens(corpus.test, 4) == counted == count_tokens(corpus.test) + len(corpus.test)
-    tight = sum(int(batch.counted.sum()) for batch in eval_batches(corpus.test, 3, 16))  # no room for the end of abc
+    tight = sum(
+        int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 3, 16)
+    )  # no room for the end of abc
     assert count_scored_tokens(corpus.test, 3) == tight < counted
     reference = Reference(
         corpus.tokenizer,

@@ -14,12 +14,12 @@ from toy_models import SMALL, System, calibrated_model, random_network
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.noise import Drawn
 from logosphere.presets import preset
 from logosphere.processes.simplex.dirichlet import DirichletPath
 from logosphere.processes.simplex.flow_matching import TangentFlow
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickScores
+from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 
 VELOCITY = {
@@ -121,7 +121,7 @@ def test_a_random_score_is_not_below_the_entropy() -> None:
 def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
     process = ls.build("fisher-flow", vocab_size=6, length=1, denoiser=None, **VELOCITY).process
     assert isinstance(process, TangentFlow) and process.kind == "surrogate"
-    z = process.prior(50, 1, Drawn(generator(1), 50)).double()[:, 0]
+    z = process.prior(50, 1, GeneratorNoise(generator(1), 50)).double()[:, 0]
     t, p = torch.full((50,), 0.8, dtype=torch.float64), torch.randn(50, 6, generator=generator(2)).double().softmax(-1)
     found = process.logits(process.from_posterior(p.log(), z, t), z, t).exp()
     assert (found - p).abs().max() < 1e-5  # but for the floor under small probabilities
@@ -142,7 +142,7 @@ def drawn_times(model: Any, n: int = 4000) -> Tensor:
     process = model.process.train()
     u = process.codec.encode(torch.zeros(n, 1, dtype=torch.long))
     w = torch.rand(n, 1, generator=generator(1), dtype=torch.float64)
-    times: Tensor = process.sample_zt(u, w, torch.ones(n, 1, dtype=torch.bool), Drawn(generator(2), n)).t
+    times: Tensor = process.sample_zt(u, w, torch.ones(n, 1, dtype=torch.bool), GeneratorNoise(generator(2), n)).t
     return times.flatten()
 
 
@@ -172,7 +172,7 @@ def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None
     x = torch.arange(n)[:, None] % 3
     u, rates = process.codec.encode(x), []
     for share in s:
-        z = process.path.q_sample(u, share.expand(n, 1), Drawn(generator(3), n))
+        z = process.path.q_sample(u, share.expand(n, 1), GeneratorNoise(generator(3), n))
         nats = process.path.elbo_term(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
         steep = float(process.path.sticks.times.diff().abs()[int(share * 256)]) * 256
         rates.append((2 * float(nats.mean()) / steep) ** 0.5)  # √w
@@ -187,7 +187,7 @@ def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
     for loss in ("bound", "diffusion"):
         torch.manual_seed(0)
         model = ls.build("bfn", vocab_size=3, length=4, **SMALL, loss=loss, clock="even", posterior_head=False)
-        losses[loss] = model.train().bound(Batch.of(tokens), Drawn(generator(2), 64), draws=65)
+        losses[loss] = model.train().bound(Batch.of(tokens), GeneratorNoise(generator(2), 64), draws=65)
     both, without = losses["bound"], losses["diffusion"]
     torch.testing.assert_close(both.loss, both.recon + both.diffusion)
     torch.testing.assert_close(without.loss, without.diffusion)

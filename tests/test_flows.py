@@ -15,10 +15,10 @@ from toy_models import SMALL, System, calibrated_model, calibrated_system, rando
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.noise import Drawn, Keyed
 from logosphere.processes.simplex.bfn import BFNPath
 from logosphere.processes.simplex.flow_matching import GeodesicPath, LinearPath
 from logosphere.processes.simplex.process import SimplexProcess
+from logosphere.rng import CounterNoise, GeneratorNoise
 
 TIGHT = [
     System("bfn"),
@@ -147,7 +147,7 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
     """y = log θ, but for a constant, is e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
     path, z = BFNPath(V, 3.0), torch.full((N, 1, V), 1 / V)
     u, s = F.one_hot(torch.full((N, 1), 2), V).float(), field(0.6)
-    y = path.log_likelihood(path.q_sample(u, s, Drawn(generator(1), N)), s)
+    y = path.log_likelihood(path.q_sample(u, s, GeneratorNoise(generator(1), N)), s)
     contrast = (y[..., 2] - y[..., 0]).flatten()
     snr = 3.0 * V * 0.36
     assert abs(contrast.mean() - snr) < 3 * (2 * snr / N) ** 0.5
@@ -191,7 +191,7 @@ def test_infilling_reproduces_the_law_given_what_is_known(system: System) -> Non
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_ends_of_the_path(system: System) -> None:
     """u itself at t = 0, the prior at t = 1 whatever the token."""
-    process, noise = built(system), Drawn(generator(1), N)
+    process, noise = built(system), GeneratorNoise(generator(1), N)
     x = torch.randint(V, (N, 1), generator=generator(2))
     u = process.codec.encode(x)
     assert torch.equal(process.corrupt(u, field(0.0), noise), u)
@@ -208,7 +208,7 @@ def test_ends_of_the_path(system: System) -> None:
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_a_step_of_no_time_is_the_identity(system: System, t: float) -> None:
-    process, noise = built(system), Drawn(generator(3), N)
+    process, noise = built(system), GeneratorNoise(generator(3), N)
     z = process.corrupt(process.codec.encode(torch.full((N, 1), 2)), field(t), noise)
     out = torch.randn(N, V, generator=generator(4))
     assert torch.equal(process.step(out, z[:, 0], field(t)[:, 0], field(t)[:, 0], noise), z[:, 0])
@@ -216,7 +216,7 @@ def test_a_step_of_no_time_is_the_identity(system: System, t: float) -> None:
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_a_step_to_time_zero_is_clean(system: System) -> None:
-    process, noise = built(system), Drawn(generator(5), N)
+    process, noise = built(system), GeneratorNoise(generator(5), N)
     x = torch.randint(V, (N, 1), generator=generator(6))
     u = process.codec.encode(x)
     z = process.corrupt(u, field(0.2), noise)
@@ -228,7 +228,7 @@ def test_a_step_to_time_zero_is_clean(system: System) -> None:
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, steps: int) -> None:
     """Geodesics and messages in one step, other flows in small ones."""
-    process, noise, x = built(system), Drawn(generator(7), N), torch.ones(N, dtype=torch.long)
+    process, noise, x = built(system), GeneratorNoise(generator(7), N), torch.ones(N, dtype=torch.long)
     if steps == 1 and not isinstance(process.path, BFNPath | GeodesicPath | LinearPath):
         pytest.skip("only small steps are exact")
     u = process.codec.encode(x[:, None])
@@ -248,7 +248,7 @@ def test_evidence_is_bayes_rule(system: System, t: float) -> None:
     process, n = built(system), 20_000
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4])
     x = torch.multinomial(prior, n, replacement=True, generator=generator(8))[:, None]
-    z = process.corrupt(process.codec.encode(x), field(t, n), Drawn(generator(9), n))
+    z = process.corrupt(process.codec.encode(x), field(t, n), GeneratorNoise(generator(9), n))
     p = process.add_evidence(prior.log().expand(n, 1, V), z, field(t, n)).softmax(-1)
     error = (F.one_hot(x, V) - p)[:, 0]
     shares = z[:, 0, :V]
@@ -263,8 +263,8 @@ def test_states_do_not_depend_on_how_a_batch_is_cut(system: System) -> None:
     process = ls.build(system.name, vocab_size=3, length=4, denoiser=None, **system.options).process
     u, t = process.codec.encode(torch.randint(0, 3, (6, 4), generator=generator(13))), torch.full((6, 4), 0.5)
     ids = torch.arange(6)
-    whole = process.corrupt(u, t, Keyed(0, 1, ids, ids, 6))
-    torch.testing.assert_close(process.corrupt(u[2:4], t[2:4], Keyed(0, 1, ids[2:4], ids[2:4], 6)), whole[2:4])
+    whole = process.corrupt(u, t, CounterNoise(0, 1, ids, ids, 6))
+    torch.testing.assert_close(process.corrupt(u[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6)), whole[2:4])
 
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
@@ -282,7 +282,7 @@ def test_edges_and_corners_are_harmless(system: System) -> None:
             assert posterior.isfinite().all() and nats.isfinite().all()
             (gradient,) = torch.autograd.grad(nats.sum(), out)
             assert gradient.isfinite().all()
-        moved = process.step(out.detach(), points, times, times / 2, Drawn(generator(11), 2))
+        moved = process.step(out.detach(), points, times, times / 2, GeneratorNoise(generator(11), 2))
         assert moved.isfinite().all() and (moved >= 0).all()
 
 

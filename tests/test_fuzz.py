@@ -21,17 +21,16 @@ from tiny_run import RECIPE
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
-from logosphere.data.prompting import encode_infill, encode_prompt
 from logosphere.data.tokenizer_registry import load_tokenizer
-from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
+from logosphere.data.tokenizers import ByteTokenizer, encode_infill, encode_prompt, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
+from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
-from logosphere.weights import read_tensors
 
 CASES = 150
 QUICK = settings(

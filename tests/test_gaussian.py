@@ -16,10 +16,10 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
-from logosphere.noise import Drawn
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
 from logosphere.types import Condition
 
@@ -240,7 +240,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
     model = ls.build("gaussian-ce", vocab_size=4, length=1, denoiser=None, codec="one-hot")
     process, n = model.process, 100_000
     tokens = torch.full((n, 1), 2)
-    u, noise = process.codec.encode(tokens), Drawn(generator(11), n)
+    u, noise = process.codec.encode(tokens), GeneratorNoise(generator(11), n)
     z = process.corrupt(u, torch.full((n, 1), t), noise)[:, 0]
     certain = 1e4 * u[:, 0]
     stepped = process.step(certain, z, torch.full((n,), t), torch.full((n,), s), noise)

@@ -15,7 +15,7 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.guidance import GradientGuided, GradientGuidedState
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.catalogue import GAUSSIAN, LISTINGS
 from logosphere.sampling.generate import generate
 from logosphere.sampling.plan import Plan
@@ -43,7 +43,7 @@ def end_of_path(name: str, steps: int) -> Tensor:
     given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
     plan = Plan.diffuse(4, steps + 1, model.process.grid)
     stepper = sampler(name, model).stepper.session()
-    return list(walk(model.process, Oracle(model, language), plan, given, Drawn(generator(1), 32), stepper))[
+    return list(walk(model.process, Oracle(model, language), plan, given, GeneratorNoise(generator(1), 32), stepper))[
         -2
     ].z.double()
 
@@ -123,7 +123,7 @@ def test_clamping_goes_to_embeddings() -> None:
     given = Batch.of(torch.zeros(200, 2, dtype=torch.long))
     plan = Plan.diffuse(2, 2, model.process.grid)
     stepper = sampler("clamped", model).stepper
-    frame = next(walk(model.process, Oracle(model, language), plan, given, Drawn(generator(6), 200), stepper))
+    frame = next(walk(model.process, Oracle(model, language), plan, given, GeneratorNoise(generator(6), 200), stepper))
     nearest = model.process.codec.nearest(frame.z)
     assert (nearest == 2).float().mean() > 0.9  # almost nothing is known at first, so that all go to the likeliest
 

@@ -12,10 +12,10 @@ from run_helpers import metrics_without_times, stop_after, tensor_bytes
 from tiny_run import RECIPE
 
 from logosphere.cli import main
-from logosphere.data import hub_stream
+from logosphere.data import streaming
 from logosphere.data.batches import train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.splits import count_tokens, describe_size
+from logosphere.data.corpus import count_tokens, describe_size
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import ProcessGroup
@@ -36,7 +36,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(hub_stream, "HELD_OUT_CHARACTERS", 200)
+    monkeypatch.setattr(streaming, "HELD_OUT_CHARACTERS", 200)
     folder = tmp_path / "rows" / "data"
     folder.mkdir(parents=True)
     for part in range(2):
@@ -61,7 +61,7 @@ def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
     whole = train.encode()
     read = b"".join(bytes(batches.at(step).tokens.flatten().tolist()) for step in range(2 * len(whole) // 64))
     assert read == (whole + whole)[: len(read)], "after the end it begins anew"
-    with pytest.raises(UserError, match="stands before step"):
+    with pytest.raises(UserError, match="is of step"):
         batches.at(1)
 
 
@@ -96,7 +96,7 @@ def test_the_batch_that_broke_a_training_is_given_out_again(dataset: str) -> Non
     taken = [batches.at(step).tokens.tolist() for step in range(4)]
     again.seek(json.loads(json.dumps(batches.position(3))))
     assert again.at(3).tokens.tolist() == taken[3] and again.at(4).tokens.tolist() == batches.at(4).tokens.tolist()
-    with pytest.raises(UserError, match="does not say where the stream"):
+    with pytest.raises(UserError, match="has no position of the stream"):
         again.seek(None)
 
 
@@ -124,9 +124,9 @@ def test_what_a_dataset_must_have(tmp_path: Path, dataset: str, monkeypatch: pyt
     (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"text": "its own"}) + "\n")
     corpus = open_corpus(dataset)
     assert corpus.tokenizer.decode(corpus.valid) == "its own"
-    monkeypatch.setattr(hub_stream, "HELD_OUT_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(streaming, "HELD_OUT_CHARACTERS", 1 << 20)
     with pytest.raises(UserError, match="less text than one batch"):
         train_batches(open_corpus(dataset).train, 16, 4, seed=0).at(0)
     (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"words": "no text"}) + "\n")
-    with pytest.raises(UserError, match="broke off .*go on with --resume"):
+    with pytest.raises(UserError, match="broke off .*continue with --resume"):
         open_corpus(dataset)

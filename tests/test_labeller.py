@@ -15,7 +15,7 @@ from logosphere import UserError
 from logosphere.cli import main
 from logosphere.data.languages import Oracle
 from logosphere.networks.config import NetworkConfig
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.guidance import Edits, Gradients
 from logosphere.sampling.labeller import Labeller
 from logosphere.training.auxiliary import _noisy_states, measure_classifier
@@ -41,7 +41,7 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
     frequencies = (torch.eye(2, V) + 1 / V).double() / 2
     noise, nats = generator(0), []
     for batch in batches:
-        z, t = _noisy_states(model, batch, Drawn(noise, len(batch)))
+        z, t = _noisy_states(model, batch, GeneratorNoise(noise, len(batch)))
         joint = model.process.log_likelihood(z, t)[:, :, None, :V].double() + frequencies.log()
         labels = batch.condition.labels
         nats.append(F.cross_entropy(joint.logsumexp(-1).sum(1), labels))

@@ -12,9 +12,8 @@ from toy_languages import enumerate_sequences, generator, random_joint, skewed_c
 from toy_models import SMALL, random_network
 
 import logosphere as ls
-from logosphere.codecs.autoencoder import Autoencoder, Lesson
+from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
 from logosphere.evaluation.latents import measure_reconstruction
-from logosphere.logsnr.schedules import schedule
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.conditioning import Conditioner
@@ -62,10 +61,10 @@ class Named(Autoencoder):
         own = -self.posterior(z, alpha, sigma).gather(1, self.language.index(tokens)[:, None])
         return torch.cat([own, torch.zeros(len(z), self.length - 1)], 1).float()
 
-    def seen(self, z: Tensor) -> Tensor:
+    def normalise(self, z: Tensor) -> Tensor:
         return z
 
-    def lesson(self, batch: Batch, noise, disturb) -> Lesson:
+    def autoencoder_loss(self, batch: Batch, noise, corrupt) -> AutoencoderLoss:
         raise NotImplementedError
 
     def update_statistics(self) -> None:
@@ -95,7 +94,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
     codec = Named(language)
     process = LatentDiffusion(
         codec,
-        schedule(name, shift=shift, highest=0.5),
+        find_logsnr(name, shift=shift, highest=0.5),
         _clock(),
         parameterization=PARAMETERIZATIONS["x0"],
         stage_one=0.5,
@@ -406,7 +405,7 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     model = Model(
         LatentDiffusion(
             codec,
-            schedule("cosine", highest=3.0),
+            find_logsnr("cosine", highest=3.0),
             _clock(),
             parameterization=PARAMETERIZATIONS["x0"],
             stage_one=0.5,
@@ -428,7 +427,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     model = Model(
         LatentDiffusion(
             codec,
-            schedule("cosine", highest=3.0),
+            find_logsnr("cosine", highest=3.0),
             _clock(),
             parameterization=PARAMETERIZATIONS["x0"],
             stage_one=0.5,
@@ -440,7 +439,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     )
     tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
     every = Batch.of(tokens)
-    some = replace(every, units=torch.tensor([2, 2]))
+    some = replace(every, token_count=torch.tensor([2, 2]))
     found = [measure_reconstruction(model, [batch], generator(20)) for batch in (every, some)]
     assert [one.accuracy for one in found] == [3 / 8, 3 / 4] and [one.exact_match for one in found] == [0.0, 0.5]
     assert found[1].nats["own"] == pytest.approx(2 * found[0].nats["own"])

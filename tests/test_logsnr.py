@@ -6,13 +6,23 @@ import pytest
 import torch
 
 from logosphere.errors import UserError
-from logosphere.logsnr.learned import Learned
-from logosphere.logsnr.schedules import Between, Cosine, Linear, LinearBeta, LogSNR, Shifted, Sigmoid, Sqrt, schedule
+from logosphere.schedules.learned import LearnedTanh
+from logosphere.schedules.logsnr import (
+    Cosine,
+    Linear,
+    LinearBeta,
+    LogSNR,
+    Restricted,
+    Shifted,
+    Sigmoid,
+    Sqrt,
+    find_logsnr,
+)
 
 
-def bent() -> Learned:
+def bent() -> LearnedTanh:
     """A learned schedule with an arbitrary shape."""
-    made = Learned(4.0, -7.0)
+    made = LearnedTanh(4.0, -7.0)
     with torch.no_grad():
         made.heights += torch.randn(len(made.heights), generator=torch.Generator().manual_seed(1))
     return made
@@ -26,7 +36,7 @@ ALL: dict[str, LogSNR] = {
     "sigmoid": Sigmoid(),
     "linear": Linear(6.0, -8.0),
     "shifted": Shifted(Cosine(), -2.0),
-    "between": Between(Cosine(), 5.0, -9.0),
+    "between": Restricted(Cosine(), 5.0, -9.0),
     "learned": bent(),
 }
 T = torch.linspace(0.01, 0.99, 197, dtype=torch.float64)
@@ -35,7 +45,7 @@ T = torch.linspace(0.01, 0.99, 197, dtype=torch.float64)
 @pytest.mark.parametrize("made", ALL.values(), ids=ALL)
 def test_slopes_and_inverses(made: LogSNR) -> None:
     t = T.clone().requires_grad_()
-    if isinstance(made, Learned):  # whose times carry no gradient
+    if isinstance(made, LearnedTanh):  # whose times carry no gradient
         h = 1e-6
         difference = (made.logsnr(T + h) - made.logsnr(T - h)).detach() / (2 * h)
     else:
@@ -65,7 +75,7 @@ def test_signals_are_those_of_the_papers(name: str, signal: list[float]) -> None
 def test_tan_d_is_a_shift_of_the_cosine(d: float) -> None:
     """α² = 1/(1 + d² tan²(πt/2)) is λ - 2 log d."""
     tan_d = 1 / (1 + d**2 * torch.tan(math.pi / 2 * T).square())
-    torch.testing.assert_close(torch.sigmoid(schedule("cosine", shift=-2 * math.log(d)).logsnr(T)), tan_d)
+    torch.testing.assert_close(torch.sigmoid(find_logsnr("cosine", shift=-2 * math.log(d)).logsnr(T)), tan_d)
 
 
 def test_diffusion_lm_begins_with_a_noise_of_an_eighth() -> None:
@@ -79,8 +89,8 @@ def test_ends() -> None:
     assert Cosine().logsnr(ends).tolist() == [math.inf, -math.inf]
     assert Sigmoid().logsnr(ends).tolist() == [math.inf, -math.inf]
     assert Sqrt().logsnr(ends).tolist() == [math.inf, -math.inf]
-    assert Between(Cosine(), 5.0).logsnr(ends).tolist() == [pytest.approx(5), -math.inf]
-    assert Between(Sqrt(), 5.0, -3.0).logsnr(ends).tolist() == [pytest.approx(5), pytest.approx(-3)]
+    assert Restricted(Cosine(), 5.0).logsnr(ends).tolist() == [pytest.approx(5), -math.inf]
+    assert Restricted(Sqrt(), 5.0, -3.0).logsnr(ends).tolist() == [pytest.approx(5), pytest.approx(-3)]
     assert bent().logsnr(ends).tolist() == [pytest.approx(4), pytest.approx(-7)]
 
 
@@ -94,7 +104,7 @@ def test_the_shape_of_a_learned_schedule_follows_the_second_moment() -> None:
 
     parameters = [made.heights, made.rates, made.centres]
     wanted = torch.autograd.grad(nats().square().mean(), parameters)
-    found = torch.autograd.grad(made.calm(t, nats()).mean(), parameters)
+    found = torch.autograd.grad(made.variance_loss(t, nats()).mean(), parameters)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
@@ -104,18 +114,18 @@ def test_a_learned_schedule_learns_ends_from_the_bound_and_shape_from_its_noise(
     made.logsnr(T).sum().backward()
     assert made.ends.grad is not None and made.heights.grad is None
     made.ends.grad = None
-    made.calm(T, torch.ones_like(T)).sum().backward()
+    made.variance_loss(T, torch.ones_like(T)).sum().backward()
     assert made.ends.grad is None and bool(made.heights.grad.any())
 
 
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: schedule("cosinus"), "Did you mean 'cosine'"),
-        (lambda: schedule("linear"), "highest and the lowest"),
+        (lambda: find_logsnr("cosinus"), "Did you mean 'cosine'"),
+        (lambda: find_logsnr("linear"), "highest and the lowest"),
         (lambda: Linear(-1.0, 1.0), "must fall"),
-        (lambda: Learned(math.inf, 1.0), "finite"),
-        (lambda: Between(Linear(3.0, -3.0), 5.0), "cannot run from 5"),
+        (lambda: LearnedTanh(math.inf, 1.0), "finite"),
+        (lambda: Restricted(Linear(3.0, -3.0), 5.0), "cannot run from 5"),
         (lambda: Sigmoid(0.0), "above 0"),
         (lambda: LinearBeta(2.0, 1.0), "first < last"),
     ],

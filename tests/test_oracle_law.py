@@ -15,7 +15,7 @@ from toy_models import AR, DIFFUSIONS, HEADED, System, random_network
 
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 
 LANGUAGES = {
     "skewed": skewed_chain(5, 4),
@@ -143,10 +143,12 @@ def test_relabelling_the_vocabulary_changes_nothing(system: System) -> None:
     language, new = skewed_chain(3, 4), torch.tensor([2, 0, 1, 3])  # the mask, 3, keeps its name
     old = new[:3].argsort()
     renamed = ls.languages.markov(language.transition[old][:, old], language.initial[old], language.length)
-    model, noise = system.model(language), Drawn(generator(2), 500)
+    model, noise = system.model(language), GeneratorNoise(generator(2), 500)
     tokens = language.sample(500, generator(3))
     free = torch.ones_like(tokens).bool()
-    z, t, _ = model.process.sample_zt(tokens, noise.quantiles(1, model.length // model.block)[:, 0], free, noise)
+    z, t, _ = model.process.sample_zt(
+        tokens, noise.low_discrepancy_times(1, model.length // model.block)[:, 0], free, noise
+    )
     where = model.process.needs_prediction(z, free)
 
     def nats(language: Language, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ from toy_models import System
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.networks.wrappers import LogisticHead
-from logosphere.noise import Drawn
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian, step_weights, transition_matrix
+from logosphere.rng import GeneratorNoise
 
 V, T, N = 5, 20, 20_000
 LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 3), "table": random_joint()}
@@ -57,7 +57,7 @@ def test_the_end_forgets_nearly_everything(vocab_size: int, timesteps: int, left
 
 @pytest.mark.parametrize("t, s", [(1.0, 0.5), (0.6, 0.55), (0.3, 0.0)])
 def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
-    noise, x = Drawn(generator(1), N), torch.full((N, 1), 3)
+    noise, x = GeneratorNoise(generator(1), N), torch.full((N, 1), 3)
     z = PROCESS.corrupt(x, torch.full((N, 1), t), noise)
     assert chi_square_p_value(z.flatten().bincount(minlength=V), PROCESS.products[round(t * T), 3]) > MIN_P_VALUE
     stepped = PROCESS.step(200.0 * F.one_hot(x, V), z, torch.full((N, 1), t), torch.full((N, 1), s), noise)
@@ -65,7 +65,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
 
 
 def test_the_ends_are_the_token_and_nothing() -> None:
-    x, noise = torch.randint(V, (50, 4), generator=generator(1)), Drawn(generator(2), 50)
+    x, noise = torch.randint(V, (50, 4), generator=generator(1)), GeneratorNoise(generator(2), 50)
     assert torch.equal(PROCESS.corrupt(x, torch.zeros(50, 4), noise), x)
     out, t = torch.randn(50, 4, V, generator=generator(3)), torch.full((50, 4), 0.5)
     assert torch.equal(PROCESS.step(out, x, t, t, noise), x)

@@ -78,7 +78,7 @@ def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_pa
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
         trainer = Trainer(model, group=group, sharded=sharded)
-        batch = ls.Batch.of(tokens, known).part(group.local_slice(2))
+        batch = ls.Batch.of(tokens, known).select(group.local_slice(2))
         return [(progress := trainer.train_step(batch, 0.5)).loss, progress.gradient]
 
     alone = stepped(SINGLE)

@@ -9,11 +9,11 @@ from statistical_checks import MIN_P_VALUE, chi_square_p_value, mean_and_error
 from torch import Tensor
 from toy_languages import generator
 
-from logosphere.noise import Drawn
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.masked import SingleStep
 from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
-from logosphere.schedules import SCHEDULES, Cosine, Cut, Polynomial
+from logosphere.rng import GeneratorNoise
+from logosphere.schedules.signal import SCHEDULES, Cosine, Cut, Polynomial
 
 V = 4
 N = 20_000
@@ -70,13 +70,13 @@ def truth(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_nothing_happens_at_time_zero(process) -> None:
     x = torch.randint(V, (50, 6), generator=generator(1))
-    assert torch.equal(process.corrupt(x, torch.zeros(50, 6), Drawn(generator(2), 50)), x)
+    assert torch.equal(process.corrupt(x, torch.zeros(50, 6), GeneratorNoise(generator(2), 50)), x)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_nothing_is_left_at_time_one(process) -> None:
     """Whatever the token was, z_1 has the distribution of the prior; or else the difference is the prior term."""
-    noise = Drawn(generator(3), N)
+    noise = GeneratorNoise(generator(3), N)
     prior = counts(process.prior(N, 1, noise), process)
     last = counts(process.corrupt(torch.ones(N, 1).long(), field(1.0), noise), process)
     if isinstance(process, SingleStep):
@@ -92,14 +92,14 @@ def test_nothing_is_left_at_time_one(process) -> None:
 @pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
 def test_the_marginal_keeps_the_signal_and_spreads_the_rest(process, t: float) -> None:
-    z = process.corrupt(torch.full((N, 1), 2), field(t), Drawn(generator(4), N))
+    z = process.corrupt(torch.full((N, 1), 2), field(t), GeneratorNoise(generator(4), N))
     assert chi_square_p_value(counts(z, process), marginal(process, F.one_hot(torch.tensor(2), V), t)) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
-    noise = Drawn(generator(5), N)
+    noise = GeneratorNoise(generator(5), N)
     z = process.corrupt(torch.full((N, 1), 2), field(t), noise)
     out = torch.randn(N, 1, V, generator=generator(6))
     if isinstance(process, SingleStep) and t == 0:
@@ -110,7 +110,7 @@ def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
 @pytest.mark.parametrize("t", [0.01, 0.5, 1.0])
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_a_step_to_time_zero_is_clean(process, t: float) -> None:
-    noise = Drawn(generator(7), N)
+    noise = GeneratorNoise(generator(7), N)
     x = torch.randint(V, (N, 1), generator=generator(8))
     z = process.corrupt(x, field(t), noise)
     clean = process.step(torch.randn(N, 1, V, generator=generator(9)), z, field(t), field(0.0), noise)
@@ -121,7 +121,7 @@ def test_a_step_to_time_zero_is_clean(process, t: float) -> None:
 @pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (1.0, 0.02), (0.3, 0.0)])
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
 def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: float, s: float) -> None:
-    noise, x = Drawn(generator(10), N), torch.full((N, 1), 1)
+    noise, x = GeneratorNoise(generator(10), N), torch.full((N, 1), 1)
     z = process.corrupt(x, field(t), noise)
     stepped = process.step(truth(x), z, field(t), field(s), noise)
     assert (
@@ -133,7 +133,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: fl
 def test_two_steps_are_one(process) -> None:
     """From one state, 0.8 -> 0.5 -> 0.2 has the distribution of 0.8 -> 0.2: both against the exact posterior."""
     x, start = torch.full((N, 1), 1), states(process) - 1
-    z, noise = torch.full((N, 1), start), Drawn(generator(11), N)
+    z, noise = torch.full((N, 1), start), GeneratorNoise(generator(11), N)
     half_way = process.step(truth(x), z, field(0.8), field(0.5), noise)
     by_two = process.step(truth(x), half_way, field(0.5), field(0.2), noise)
     by_one = process.step(truth(x), z, field(0.8), field(0.2), noise)
@@ -179,7 +179,7 @@ def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float,
 @pytest.mark.parametrize("schedule", CURVES, ids=str)
 def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float) -> None:
     process = DiscreteDiffusion(Masking(V, schedule))
-    z, noise = torch.full((N, 1), V), Drawn(generator(12), N)
+    z, noise = torch.full((N, 1), V), GeneratorNoise(generator(12), N)
     out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
     expected = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
     assert chi_square_p_value(counts(process.step(out, z, field(t), field(s), noise), process), expected) > MIN_P_VALUE
@@ -191,7 +191,7 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
     process = DiscreteDiffusion(Uniform(V, Cosine()))
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
-    z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), Drawn(generator(14), 4 * N))
+    z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), GeneratorNoise(generator(14), 4 * N))
     expected = process.add_evidence(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
     assert chi_square_p_value(x[z == 3].bincount(minlength=V), expected) > MIN_P_VALUE
     evidence = process.log_likelihood(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
@@ -203,7 +203,7 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
 def test_evidence_is_certain_at_time_zero_and_silent_at_time_one(process) -> None:
     x = torch.arange(V)[None]
     assert torch.equal(process.log_likelihood(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
-    hidden = process.prior(1, V, Drawn(generator(1), 1))
+    hidden = process.prior(1, V, GeneratorNoise(generator(1), 1))
     silent = isinstance(process, SingleStep) or process.mixing.prior_kl() == 0
     assert not silent or process.log_likelihood(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
 
@@ -221,8 +221,8 @@ def test_evidence_taken_out_leaves_the_context(t: float) -> None:
 def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:
     """Masks by chance come in the right number: the mean share over times, by their weights, is one half."""
     process = DiscreteDiffusion(Masking(V, Polynomial(1.0)))
-    noise, x = Drawn(generator(17), 2000), torch.zeros(2000, 8).long()
-    z, t, weight = process.sample_zt(x, noise.quantiles(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)
+    noise, x = GeneratorNoise(generator(17), 2000), torch.zeros(2000, 8).long()
+    z, t, weight = process.sample_zt(x, noise.low_discrepancy_times(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)
     mean, error = mean_and_error(((z == V) * weight).double().mean(1))
     assert abs(mean - 0.5) < 3 * error < 0.05
     assert math.isclose(float(weight.mean()), 1, abs_tol=1e-3) and t.max() <= 1

@@ -10,7 +10,7 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.codecs.base import HIDDEN
 from logosphere.data.languages import Language, Oracle
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
 from logosphere.sampling.plan import Loop, StandingEnd
 from logosphere.sampling.steppers import Cap, Doubtful, Remasking, Rescale, Rewriting, Windowed, fresh
@@ -55,7 +55,7 @@ def test_a_step_of_star_is_a_draw_of_the_text_hidden_afresh() -> None:
     def ask(z, t, where):
         return oracle(z, t, z, where)
 
-    moved = Remasking(fresh)(model.process, ask, z, t, s, Drawn(generator(2), n))
+    moved = Remasking(fresh)(model.process, ask, z, t, s, GeneratorNoise(generator(2), n))
     p = oracle(z[:1], t[:1], z[:1])[0, 0].double().exp()
     first = torch.cat([0.65 * p, torch.tensor([0.35])])
     law = first[:, None] * torch.tensor([0.0, 0.65, 0.0, 0.35])
@@ -186,5 +186,5 @@ def test_path_planning_hides_what_no_longer_fits() -> None:
         others = oracle(alone, t.expand(5, 5), alone)[range(5), range(5)][None]
         return model.process.add_evidence(others, z, t)[where]
 
-    moved = Rewriting(temperature=0.0, review=True)(model.process, ask, z, t, s, Drawn(generator(1), 1))
+    moved = Rewriting(temperature=0.0, review=True)(model.process, ask, z, t, s, GeneratorNoise(generator(1), 1))
     assert moved.tolist() == [[1, 1, 3, 1, 1]]

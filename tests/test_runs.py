@@ -11,6 +11,7 @@ from tiny_run import RECIPE
 
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
+from logosphere.io import read_tensors
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
@@ -18,7 +19,6 @@ from logosphere.runs.loop import Saved, StepTaken, Validated, run_training
 from logosphere.runs.run import Run
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged
-from logosphere.weights import read_tensors
 
 DROPOUT = replace(
     RECIPE, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.3), task="infilling", accumulate=2

@@ -13,6 +13,7 @@ from training_helpers import LANGUAGE, QUICK, batches
 from logosphere.data.batches import Crops
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
+from logosphere.io import read_tensors
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
@@ -20,7 +21,6 @@ from logosphere.training.checkpoint import latest
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Diverged, Progress, Trainer
 from logosphere.types import Batch
-from logosphere.weights import read_tensors
 
 
 def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_every_window_once_an_epoch() -> None:
     assert sorted(first[:10].tolist()) == sorted(first[10:].tolist()) == list(range(10))
     assert first[:10].tolist() != first[10:].tolist()
     whole, part = epochs.at(2), epochs.at(2, slice(1, 3))
-    assert torch.equal(whole.tokens[1:3], part.tokens) and torch.equal(whole.place[1:3], part.place)
+    assert torch.equal(whole.tokens[1:3], part.tokens) and torch.equal(whole.global_index[1:3], part.global_index)
     with pytest.raises(UserError, match="crops or epochs"):
         train_batches(tokens, 7, 4, 0, "random")
 

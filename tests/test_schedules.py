@@ -9,26 +9,28 @@ from hypothesis import strategies as st
 
 from logosphere.errors import UserError
 from logosphere.processes.discrete.mixing import HybridSchedule
-from logosphere.schedules import (
+from logosphere.schedules.signal import (
     SCHEDULES,
     Cosine,
-    Cut,
     Geometric,
     Polynomial,
     Schedule,
     SineNoise,
     Squeezed,
     Tabulated,
+    Truncated,
     cosine_betas,
-    information,
-    of_betas,
-    schedule,
+    find_schedule,
+    from_betas,
+    mutual_information,
 )
 
-CHAIN = of_betas(cosine_betas(50))
-SKEWED = information([0.6, 0.3, 0.1], points=50)
+CHAIN = from_betas(cosine_betas(50))
+SKEWED = mutual_information([0.6, 0.3, 0.1], points=50)
 schedules = st.one_of(
-    st.sampled_from([Cosine(), Cut(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED, SineNoise()]),
+    st.sampled_from(
+        [Cosine(), Truncated(Cosine(), 0.01), Geometric(), Geometric(0.01, 5.0), CHAIN, SKEWED, SineNoise()]
+    ),
     st.floats(0.1, 3).map(lambda strength: HybridSchedule(Cosine(), strength)),
     st.floats(0.25, 4).map(Polynomial),
 )
@@ -51,7 +53,7 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
     [
         *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine", "md4-cosine")],
         *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (HybridSchedule(Cosine(), 0.5), 0.0)],
-        *[(SCHEDULES["log-linear"], 1e-3), (Geometric(), math.exp(-20)), (Cut(Cosine(), 0.2), 0.2)],
+        *[(SCHEDULES["log-linear"], 1e-3), (Geometric(), math.exp(-20)), (Truncated(Cosine(), 0.2), 0.2)],
         (CHAIN, math.prod(1 - beta for beta in cosine_betas(50))),
     ],
     ids=lambda value: str(value)[:24],
@@ -97,7 +99,7 @@ def test_small_noise_keeps_its_digits(t: float) -> None:
 
 def test_a_misspelt_schedule_is_met_with_the_right_name() -> None:
     with pytest.raises(UserError, match="Did you mean 'cosine'"):
-        schedule("cosin")
+        find_schedule("cosin")
 
 
 @pytest.mark.parametrize("power", [0.0, -1.0])
@@ -116,33 +118,33 @@ def test_a_table_must_fall(levels: tuple[float, ...]) -> None:
     "name, curve",
     [
         ("polynomial:3", Polynomial(3.0)),
-        ("log-linear", Cut(Polynomial(1.0), 1e-3)),
-        ("log-linear:0.01", Cut(Polynomial(1.0), 0.01)),
+        ("log-linear", Truncated(Polynomial(1.0), 1e-3)),
+        ("log-linear:0.01", Truncated(Polynomial(1.0), 0.01)),
         ("geometric", Geometric(1e-4, 20.0)),
         ("geometric:0.001,10", Geometric(1e-3, 10.0)),
         ([0.5, 1.0], Tabulated((1.0, 0.5, 0.0))),
     ],
 )
 def test_schedules_have_names_with_numbers(name, curve: Schedule) -> None:
-    assert schedule(name) == curve
+    assert find_schedule(name) == curve
 
 
 @pytest.mark.parametrize("name", ["polynomial", "polynomial:x", "geometric:1", "linear:3"])
 def test_numbers_that_do_not_fit_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="There is no schedule"):
-        schedule(name)
+        find_schedule(name)
 
 
 def test_the_log_linear_schedule_is_the_published_one() -> None:
     t = torch.linspace(0, 1, 11).double()
-    torch.testing.assert_close(-schedule("log-linear").signal(t).log(), -torch.log1p(-(1 - 1e-3) * t))
+    torch.testing.assert_close(-find_schedule("log-linear").signal(t).log(), -torch.log1p(-(1 - 1e-3) * t))
 
 
 def test_a_mutual_information_schedule_loses_information_evenly() -> None:
     """I(z_t; x) = (1 - t) H(x) under uniform noise, the information taken from the joint table of x and z."""
     p = torch.tensor([0.6, 0.3, 0.1]).double()
     for t in (0.1, 0.5, 0.8):
-        a = information(p.tolist()).signal(number(t))
+        a = mutual_information(p.tolist()).signal(number(t))
         joint = p[:, None] * (a * torch.eye(3).double() + (1 - a) / 3)
         told = (joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum()
         assert float(told) == pytest.approx((1 - t) * float(torch.special.entr(p).sum()), rel=1e-3)
@@ -153,15 +155,15 @@ def test_published_rates_are_those_of_a_cosine() -> None:
     betas = cosine_betas(1000)
     assert max(betas) == 0.999 and betas[0] < 1e-4
     t = torch.linspace(0.01, 0.99, 50).double()
-    assert (of_betas(betas).signal(t) - Cosine().signal(t)).abs().max() < 0.01
+    assert (from_betas(betas).signal(t) - Cosine().signal(t)).abs().max() < 0.01
 
 
 @given(schedules, inner_times)
 def test_drawn_times_are_weighed_by_how_fast_they_pass(curve: Schedule, w: float) -> None:
     """dt/dw by a small difference; and all times between 0 and 1 are met."""
-    t, weight = curve.drawn(number(w))
+    t, weight = curve.times_at(number(w))
     step = 1e-6
-    slope = (curve.drawn(number(w + step))[0] - curve.drawn(number(w - step))[0]) / (2 * step)
+    slope = (curve.times_at(number(w + step))[0] - curve.times_at(number(w - step))[0]) / (2 * step)
     if not isinstance(curve, Tabulated | Geometric):  # the ramp has an edge
         assert float(weight) == pytest.approx(float(slope), rel=1e-4)
     assert 0 < t < 1 and weight > 0
@@ -169,7 +171,7 @@ def test_drawn_times_are_weighed_by_how_fast_they_pass(curve: Schedule, w: float
 
 def test_a_geometric_schedule_is_drawn_evenly_in_noise() -> None:
     w = torch.linspace(0.01, 0.99, 50).double()
-    t, weight = Geometric().drawn(w)
+    t, weight = Geometric().times_at(w)
     torch.testing.assert_close(Geometric().noise(t), w**2 * Geometric().noise(number(1.0)), rtol=1e-9, atol=1e-15)
     torch.testing.assert_close(weight * Geometric().slope(t), 2 * w * Geometric().noise(number(1.0)))
 
@@ -186,7 +188,7 @@ def test_schedules_that_begin_with_noise_jump_at_zero(curve: Schedule) -> None:
     torch.testing.assert_close(curve.signal(t) + noise, torch.ones(4).double())
     torch.testing.assert_close(curve.time(noise[1:]), t[1:], rtol=1e-6, atol=1e-9)
     w = (torch.arange(20_000).double() + 0.5) / 20_000
-    drawn, weight = curve.drawn(w)
+    drawn, weight = curve.times_at(w)
     assert float((curve.slope(drawn) * weight).mean()) == pytest.approx(float(noise[3]) - curve.start, rel=1e-6)
 
 
@@ -195,4 +197,4 @@ def test_a_squeezed_schedule_has_room_for_both_ends() -> None:
         with pytest.raises(UserError, match="eps"):
             Squeezed(Polynomial(1.0), eps)
     with pytest.raises(UserError, match="ramp"):
-        schedule("geometric:0.1,2,1")
+        find_schedule("geometric:0.1,2,1")

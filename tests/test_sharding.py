@@ -73,7 +73,7 @@ def test_stages_within_stages_are_shared_out(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, body="unet", shape="8x8")
         trainer = Trainer(model, group=group, sharded=True)
-        return trainer.train_step(ls.Batch.of(torch.arange(128).view(2, 64) % 5).part(group.local_slice(2)), 0.5).loss
+        return trainer.train_step(ls.Batch.of(torch.arange(128).view(2, 64) % 5).select(group.local_slice(2)), 0.5).loss
 
     alone = stepped(SINGLE)
     assert run_in_processes(2, stepped, tmp_path) == pytest.approx([alone, alone], rel=1e-5)

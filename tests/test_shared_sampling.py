@@ -13,8 +13,8 @@ from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
-from logosphere.noise import Drawn, Keyed
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import run_training
 from logosphere.sampling.catalogue import BAYESIAN, EULERIAN, LATENT, LISTINGS
@@ -103,17 +103,22 @@ def test_packed_noise_belongs_to_the_sequence() -> None:
     """Asked about together or apart, after other rows were asked about or not."""
     where = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 1]]).bool()
     ids = torch.tensor([4, 7, 9])
-    whole, part = Keyed(1, 2, ids, torch.arange(3), 3), Keyed(1, 2, ids[2:], torch.tensor([2]), 3)
-    first, lone = whole.at(where).uniform(4, 2), part.at(where[2:]).uniform(2, 2)
+    whole, part = CounterNoise(1, 2, ids, torch.arange(3), 3), CounterNoise(1, 2, ids[2:], torch.tensor([2]), 3)
+    first, lone = whole.for_positions(where).uniform(4, 2), part.for_positions(where[2:]).uniform(2, 2)
     assert torch.equal(first[2:], lone) and len(first.unique()) == 8
-    whole.at(where[:, :1].expand(-1, 3)).uniform(3)  # only the first row
+    whole.for_positions(where[:, :1].expand(-1, 3)).uniform(3)  # only the first row
     inner = torch.tensor([False, True])
-    again, lone = whole.at(where).at(torch.cat([inner, inner])).uniform(2), part.at(where[2:]).at(inner).uniform(1)
+    again, lone = (
+        whole.for_positions(where).for_positions(torch.cat([inner, inner])).uniform(2),
+        part.for_positions(where[2:]).for_positions(inner).uniform(1),
+    )
     assert torch.equal(again[1:], lone) and not torch.isin(again, first).any()
-    later = whole.during(3).at(where).uniform(4, 2)
-    assert not torch.isin(later, first).any() and torch.equal(later, Keyed(1, 3, ids, ids, 3).at(where).uniform(4, 2))
-    drawn = Drawn(torch.Generator().manual_seed(1), 3)
-    assert drawn.at(where) is drawn.during(2) is drawn
+    later = whole.for_step(3).for_positions(where).uniform(4, 2)
+    assert not torch.isin(later, first).any() and torch.equal(
+        later, CounterNoise(1, 3, ids, ids, 3).for_positions(where).uniform(4, 2)
+    )
+    drawn = GeneratorNoise(torch.Generator().manual_seed(1), 3)
+    assert drawn.for_positions(where) is drawn.for_step(2) is drawn
 
 
 @pytest.mark.slow

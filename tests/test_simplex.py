@@ -10,11 +10,11 @@ from toy_languages import generator
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.geometry import simplex, sphere
-from logosphere.noise import Drawn
 from logosphere.processes.simplex.dirichlet import DirichletPath, mean_speeds, speed_table
 from logosphere.processes.simplex.flow_matching import END, GeodesicPath
 from logosphere.processes.simplex.stick_breaking import StickPath
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath, interpolate
+from logosphere.rng import GeneratorNoise
 
 N = 5000
 
@@ -25,14 +25,14 @@ def truth(x: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [1.0, 1.3, 4.0, 20.0])
 def test_gamma_draws(shape: float) -> None:
-    drawn = simplex.sample_gamma(torch.full((N, 1), shape), Drawn(generator(1), N))
+    drawn = simplex.sample_gamma(torch.full((N, 1), shape), GeneratorNoise(generator(1), N))
     assert stats.kstest(drawn.flatten(), stats.gamma(shape).cdf).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("variance", [0.01, 0.3])
 def test_wright_fisher_diffusion_keeps_the_uniform_law(variance: float) -> None:
-    z = simplex.sample_dirichlet(N, 1, 3, Drawn(generator(2), N))
-    moved = simplex.diffusion_step(z, torch.full((N, 1, 1), variance), Drawn(generator(3), N))
+    z = simplex.sample_dirichlet(N, 1, 3, GeneratorNoise(generator(2), N))
+    moved = simplex.diffusion_step(z, torch.full((N, 1, 1), variance), GeneratorNoise(generator(3), N))
     torch.testing.assert_close(moved.sum(-1), torch.ones(N, 1))
     assert (moved >= 0).all() and not torch.equal(moved, z)
     for shares in (z, moved):
@@ -42,7 +42,7 @@ def test_wright_fisher_diffusion_keeps_the_uniform_law(variance: float) -> None:
 def test_wright_fisher_diffusion_scatters_by_its_metric() -> None:
     """Covariance h G and drift ½ h (1 - K z), to first order in h."""
     z, h = torch.tensor([0.7, 0.2, 0.1]).expand(100_000, 3), 1e-3
-    move = simplex.diffusion_step(z, torch.full((len(z), 1), h), Drawn(generator(4), len(z))) - z
+    move = simplex.diffusion_step(z, torch.full((len(z), 1), h), GeneratorNoise(generator(4), len(z))) - z
     metric = torch.diag(z[0]) - z[0][:, None] * z[0]
     torch.testing.assert_close(move.T.cov() / h, metric, rtol=0.03, atol=0.003)
     for k in range(3):
@@ -66,13 +66,13 @@ def test_geodesics_shorten_the_way_evenly(num_classes: int) -> None:
     path, s = GeodesicPath(num_classes), torch.full((50, 1), 0.7)
     x = torch.randint(num_classes, (50, 1), generator=generator(12))
     u = F.one_hot(x, num_classes).float()
-    start = path.sample_prior(50, 1, Drawn(generator(13), 50))
-    z = path.q_sample(u, s, Drawn(generator(13), 50))
+    start = path.sample_prior(50, 1, GeneratorNoise(generator(13), 50))
+    z = path.q_sample(u, s, GeneratorNoise(generator(13), 50))
     torch.testing.assert_close(sphere.distance(z, u), (1 - END * 0.7) * sphere.distance(start, u), rtol=1e-4, atol=1e-5)
     velocity = path.mean_velocity(u, z, s)
     assert sphere.dot(velocity, z).abs().max() < 1e-5
     torch.testing.assert_close(velocity.norm(dim=-1), sphere.distance(start, u), rtol=1e-3, atol=1e-4)
-    later = path.step(truth(x, num_classes), z, s, s + 0.3, Drawn(generator(14), 50))
+    later = path.step(truth(x, num_classes), z, s, s + 0.3, GeneratorNoise(generator(14), 50))
     assert (later.argmax(-1) == x).all()  # at the end of the path the token is certain
 
 
@@ -97,7 +97,7 @@ def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(num_classes:
 def test_mean_speeds_are_averages_over_draws(num_classes: int) -> None:
     path = DirichletPath(num_classes, 8.0)
     u = F.one_hot(torch.zeros(N, 1).long(), num_classes).float()
-    z = path.q_sample(u, torch.full((N, 1), 0.5), Drawn(generator(7), N))
+    z = path.q_sample(u, torch.full((N, 1), 0.5), GeneratorNoise(generator(7), N))
     mean, error = mean_and_error(path.speed(z, torch.full((N, 1), 0.5))[..., 0])
     alpha = torch.tensor([4.5]).double()
     assert abs(mean - float(mean_speeds(num_classes, alpha, speed_table(num_classes, alpha)))) < 3 * error + 0.01 * mean
@@ -107,11 +107,11 @@ def test_mean_speeds_are_averages_over_draws(num_classes: int) -> None:
 def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int) -> None:
     path, steps, n = DirichletPath(num_classes, 8.0, churn=0.0), 1000, 60
     x = torch.zeros(n, dtype=torch.long)
-    z = path.sample_prior(n, 1, Drawn(generator(8), n))[:, 0]
+    z = path.sample_prior(n, 1, GeneratorNoise(generator(8), n))[:, 0]
     before = special.betainc(1.0, num_classes - 1, z[:, 0].double().numpy())
     for i in range(steps):
         s = torch.full((n,), i / steps)
-        z = path.step(truth(x, num_classes), z, s, s + 1 / steps, Drawn(generator(9), n))
+        z = path.step(truth(x, num_classes), z, s, s + 1 / steps, GeneratorNoise(generator(9), n))
     after = special.betainc(8.0, num_classes - 1, z[:, 0].double().numpy())
     assert abs(after - before).max() < 3e-3
 
@@ -123,7 +123,7 @@ def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int
 def test_diffusion_of_the_data_end_has_the_marginals_of_the_path(num_classes: int) -> None:
     """Forward, from Dirichlet(1 + M e_x), in 300 small steps of diffusion that know nothing of the death process."""
     path = WrightFisherPath(num_classes, 7)
-    u, noise = F.one_hot(torch.zeros(N, 1).long(), num_classes).float(), Drawn(generator(10), N)
+    u, noise = F.one_hot(torch.zeros(N, 1).long(), num_classes).float(), GeneratorNoise(generator(10), N)
     z, s = path.q_sample(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
     tau = float(interpolate(path.times, s[0, 0]))
     for _ in range(300):
@@ -158,7 +158,7 @@ def test_time_dilation_prefers_what_is_likely(construction: str) -> None:
 
 
 def test_sticks_are_broken_off_and_put_together_again() -> None:
-    z = simplex.sample_dirichlet(50, 2, 6, Drawn(generator(12), 50))
+    z = simplex.sample_dirichlet(50, 2, 6, GeneratorNoise(generator(12), 50))
     v, rest = simplex.to_sticks(z)
     torch.testing.assert_close(v + rest, torch.ones_like(v))
     torch.testing.assert_close(v[..., 2], (z[..., 2] / z[..., 2:].sum(-1)).double(), rtol=1e-5, atol=1e-7)
@@ -168,13 +168,16 @@ def test_sticks_are_broken_off_and_put_together_again() -> None:
 def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
     """Beta(1, b) stays; elsewhere the variance is h v (1 - v) and the drift ½ h ((1 - v) - b v), for small h."""
     others, n = torch.tensor([4.0, 1.0], dtype=torch.float64), 40_000
-    v = 1 - Drawn(generator(13), n).uniform(n, 2) ** (1 / others)
-    moved, left = simplex.jacobi_step(v, 1 - v, others, torch.full_like(v, 0.3), Drawn(generator(14), n))
+    v = 1 - GeneratorNoise(generator(13), n).uniform(n, 2) ** (1 / others)
+    moved, left = simplex.jacobi_step(v, 1 - v, others, torch.full_like(v, 0.3), GeneratorNoise(generator(14), n))
     torch.testing.assert_close(moved + left, torch.ones_like(v))
     for j, b in enumerate((4, 1)):
         assert stats.kstest(moved[:, j], stats.beta(1, b).cdf).pvalue > MIN_P_VALUE
     here, h = torch.tensor([0.3, 0.8], dtype=torch.float64).expand(n, 2), 1e-3
-    step = simplex.jacobi_step(here, 1 - here, others, torch.full_like(here, h), Drawn(generator(15), n))[0] - here
+    step = (
+        simplex.jacobi_step(here, 1 - here, others, torch.full_like(here, h), GeneratorNoise(generator(15), n))[0]
+        - here
+    )
     torch.testing.assert_close(step.var(0) / h, (here * (1 - here))[0], rtol=0.04, atol=0.0)
     for j, b in enumerate((4, 1)):
         mean, error = mean_and_error(step[:, j] / h)
@@ -184,7 +187,7 @@ def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
 @pytest.mark.parametrize("token", [0, 1, 2])
 def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None:
     path = StickPath(3, 7)
-    u, noise = F.one_hot(torch.full((N, 1), token), 3).float(), Drawn(generator(16), N)
+    u, noise = F.one_hot(torch.full((N, 1), token), 3).float(), GeneratorNoise(generator(16), N)
     v, rest = simplex.to_sticks(path.q_sample(u, torch.ones(N, 1), noise))
     tau = float(path.times[int(0.4 * (len(path.times) - 1) + 0.5)])
     s = torch.full((N, 1), int(0.4 * (len(path.times) - 1) + 0.5) / (len(path.times) - 1))

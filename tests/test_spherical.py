@@ -13,8 +13,8 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.noise import Keyed
 from logosphere.recipes.starts import start_point
+from logosphere.rng import CounterNoise
 
 
 @pytest.fixture(autouse=True)
@@ -197,8 +197,8 @@ def test_states_do_not_depend_on_how_a_batch_is_cut() -> None:
     process = ls.build("rdlm", vocab_size=3, length=4, denoiser=None).process
     u, t = F.one_hot(torch.randint(0, 3, (6, 4), generator=generator(13)), 4).float(), torch.full((6, 4), 0.5)
     ids = torch.arange(6)
-    whole = process.corrupt(u, t, Keyed(0, 1, ids, ids, 6))
-    part = process.corrupt(u[2:4], t[2:4], Keyed(0, 1, ids[2:4], ids[2:4], 6))
+    whole = process.corrupt(u, t, CounterNoise(0, 1, ids, ids, 6))
+    part = process.corrupt(u[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
     torch.testing.assert_close(whole[2:4], part)
 
 

@@ -19,11 +19,11 @@ from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import match_moments, mean_cosine, solve_rho
 from logosphere.geometry.bridges import LogBridge, simulate_bridge
 from logosphere.networks.base import Denoiser
-from logosphere.noise import Drawn, Noise
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.processes.spherical.times import rdlm_importance_density, rdlm_time, rdlm_time_density
+from logosphere.rng import GeneratorNoise, Noise
 from logosphere.sampling.plan import uniform_grid
 from logosphere.sampling.steppers import Moved
 
@@ -273,7 +273,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
     digits = codec.to_digits(torch.arange(vocab_size))
     truth = torch.stack([torch.zeros(base).double().index_add(0, digits[:, i], p) for i in range(m)])
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
-    drawn = valid.draw(log_p.expand(20_000, -1, -1), Drawn(generator(2), 20_000))
+    drawn = valid.draw(log_p.expand(20_000, -1, -1), GeneratorNoise(generator(2), 20_000))
     numbers = (drawn * codec.powers).sum(1)
     assert chi_square_p_value(torch.bincount(numbers, minlength=vocab_size), p * 20_000) > MIN_P_VALUE
 

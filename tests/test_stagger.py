@@ -11,9 +11,9 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.noise import Drawn, Keyed
 from logosphere.processes.spherical.times import RollingOffsets
 from logosphere.processes.time_sampler import inverse_cdf, sample_step
+from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.types import Batch
 
 WAYS = [(0.5, "random"), (0.8, "random"), (0.5, "left-to-right")]
@@ -88,18 +88,18 @@ def test_the_last_to_set_out_arrives_last() -> None:
     """Offsets are ranks among the free positions; every order is as likely as any other."""
     free = torch.tensor([[True, True, False, True, True]])
     stagger = RollingOffsets(0.5, "left-to-right")
-    offsets = stagger.offsets(free, Drawn(generator(1), 1))
+    offsets = stagger.offsets(free, GeneratorNoise(generator(1), 1))
     torch.testing.assert_close(offsets[free], torch.tensor([0, 1 / 3, 2 / 3, 1]).double())
     assert float(stagger.covered(torch.tensor(0.0), offsets).max()) == 0
     assert float(stagger.covered(torch.tensor(1.0), offsets)[free].min()) == 1
-    firsts = RollingOffsets(0.5).offsets(torch.ones(6000, 3, dtype=torch.bool), Drawn(generator(2), 6000))
+    firsts = RollingOffsets(0.5).offsets(torch.ones(6000, 3, dtype=torch.bool), GeneratorNoise(generator(2), 6000))
     ranks = (firsts * 2).long()
     assert (
         chi_square_p_value(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten())
         > MIN_P_VALUE
     )
     together = RollingOffsets(0.5, states_per_token=2).offsets(
-        torch.ones(4, 6, dtype=torch.bool), Drawn(generator(3), 4)
+        torch.ones(4, 6, dtype=torch.bool), GeneratorNoise(generator(3), 4)
     )
     assert torch.equal(together[:, ::2], together[:, 1::2])
 
@@ -109,12 +109,12 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
     free = torch.ones(5, 8, dtype=torch.bool)
     free[:, 2] = False
     rows = torch.linspace(1, 0, 17)[:, None].expand(-1, 8)
-    t = process.position_times(rows, free, Drawn(generator(4), 5))
+    t = process.position_times(rows, free, GeneratorNoise(generator(4), 5))
     assert (t[0][free] == 1).all() and (t[-1][free] == 0).all() and (t.diff(dim=0) <= 0).all()
     moving = ((t > 0) & (t < 1)).sum(-1)[:, 0]
     assert 0 < int(moving.max()) < 7  # some wait, some move, some are done
     together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="together").process
-    assert torch.equal(together.position_times(rows, free, Drawn(generator(4), 5)), rows[:, None])
+    assert torch.equal(together.position_times(rows, free, GeneratorNoise(generator(4), 5)), rows[:, None])
 
 
 def test_places_and_steps_agree() -> None:
@@ -130,7 +130,7 @@ def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
     w, u = torch.linspace(0.2, 0.8, 6).double()[:, None], model.process.codec.encode(batch.tokens)
 
     def sample_zt(part: slice) -> torch.Tensor:
-        noise = Keyed(0, 1, batch.ids[part], batch.place[part], 6)
+        noise = CounterNoise(0, 1, batch.ids[part], batch.global_index[part], 6)
         return model.process.sample_zt(u[part], w[part], batch.free[part], noise).z
 
     torch.testing.assert_close(sample_zt(slice(2, 4)), sample_zt(slice(0, 6))[2:4])

@@ -10,8 +10,8 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
-from logosphere.noise import Drawn
 from logosphere.processes.discrete.masked import GenMD4
+from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 
 LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(4, 4), "table": random_joint()}
@@ -95,8 +95,8 @@ def test_the_gradient_of_the_powers_is_unbiased() -> None:
     w, n = torch.full((1, 1), t**0.5).double(), 24_000
     batch = Batch.of(x.expand(n, 3).contiguous())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Drawn, "quantiles", lambda self, draws, clocks: w.expand(n, 1)[:, None])
-        bound = model.bound(batch, Drawn(generator(3), n))
+        patch.setattr(GeneratorNoise, "low_discrepancy_times", lambda self, draws, blocks: w.expand(n, 1)[:, None])
+        bound = model.bound(batch, GeneratorNoise(generator(3), n))
     torch.testing.assert_close(bound.loss, bound.diffusion)  # the credit is a gradient and no value
     parts = (bound.loss / (2 * t**0.5)).view(20, -1).mean(1)
     drawn = torch.stack([torch.autograd.grad(part, process.raw, retain_graph=True)[0] for part in parts])

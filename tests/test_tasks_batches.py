@@ -8,8 +8,7 @@ import torch
 from statistical_checks import MIN_P_VALUE, chi_square_p_value
 
 import logosphere as ls
-from logosphere.data.batches import Crops, windows
-from logosphere.data.tasks import Continuation, Infilling, RandomLength, Unconditional, find_task
+from logosphere.data.batches import Continuation, Crops, Infilling, RandomLength, Unconditional, find_task, windows
 from logosphere.errors import UserError
 from logosphere.types import Batch, Condition
 
@@ -46,7 +45,7 @@ def test_windows_cover_the_text_once() -> None:
     batches = list(windows(TEXT[:104], length=10, batch=4))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert torch.equal(torch.cat([batch.tokens for batch in batches]).flatten(), torch.arange(100))
-    assert torch.equal(torch.cat([batch.place for batch in batches]), torch.arange(10))
+    assert torch.equal(torch.cat([batch.global_index for batch in batches]), torch.arange(10))
     assert all(batch.total == 10 for batch in batches)
 
 
@@ -63,7 +62,7 @@ def test_a_limited_number_of_windows_is_spread_over_the_text(limit: int) -> None
 def test_windows_are_the_same_however_they_are_batched(batch: int) -> None:
     whole = next(windows(TEXT, 10, batch=1000, limit=30))
     parts = list(windows(TEXT, 10, batch=batch, limit=30))
-    for name in ("tokens", "ids", "place"):
+    for name in ("tokens", "ids", "global_index"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
 
 
@@ -100,7 +99,7 @@ def test_a_task_leaves_something_to_do(name: str, length: int) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_a_function_of_seed_and_sample(name: str) -> None:
     batch = Batch.of(torch.zeros(20, 9).long())
-    whole, part = TASKS[name].apply(batch, 4), TASKS[name].apply(batch.part(slice(5, 12)), 4)
+    whole, part = TASKS[name].apply(batch, 4), TASKS[name].apply(batch.select(slice(5, 12)), 4)
     assert torch.equal(whole.known[5:12], part.known) and torch.equal(part.ids, torch.arange(5, 12))
     if name != "unconditional":
         assert not torch.equal(whole.known, TASKS[name].apply(batch, 5).known)
@@ -139,10 +138,10 @@ def test_some_batches_are_cut_whole_and_alike_in_all_their_parts() -> None:
         parts = [cut.apply(crops.at(step, slice(start, start + 4)), 5).tokens.shape[1] for start in (0, 4)]
         assert parts == [lengths[step]] * 2
     assert RandomLength(0.0).apply(crops.at(0), 5).tokens.shape == (8, 10)
-    whole = replace(crops.at(3), units=torch.full((8,), 9), condition=Condition.of(signal=torch.zeros(8, 10, 2)))
+    whole = replace(crops.at(3), token_count=torch.full((8,), 9), condition=Condition.of(signal=torch.zeros(8, 10, 2)))
     posed = RandomLength(1.0).apply(whole, 5)
     end = posed.tokens.shape[1]
-    assert end < 10 and posed.condition.signal.shape == (8, end, 2) and int(posed.counted.max()) == min(9, end)
+    assert end < 10 and posed.condition.signal.shape == (8, end, 2) and int(posed.scored_tokens.max()) == min(9, end)
 
 
 def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> None:
@@ -150,5 +149,5 @@ def test_models_train_on_texts_of_every_length_but_blocks_need_whole_ones() -> N
     assert len({batch.tokens.shape[1] for batch in batches}) > 1
     size = {"vocab_size": 5, "length": 8, "width": 16, "depth": 1, "heads": 2}
     assert len(list(ls.fit(ls.build("llada", **size), batches, steps=4))) == 4
-    with pytest.raises(UserError, match="whole sequences"):
+    with pytest.raises(UserError, match="block by block"):
         list(ls.fit(ls.build("bd3lm", **size, block=4), batches, steps=4))

@@ -15,8 +15,8 @@ from text_fixtures import PROSE, decode_splits, unfinished_files
 
 from logosphere.data import corpora
 from logosphere.data.corpora import open_corpus
-from logosphere.data.subword_tokenizer import SubwordTokenizer
 from logosphere.data.token_cache import LOCK, SPLITS, DamagedCache, build_token_cache, open_tokens, verify_hashes
+from logosphere.data.tokenizer_registry import SubwordTokenizer
 from logosphere.data.tokenizers import ByteTokenizer, CharacterTokenizer
 
 

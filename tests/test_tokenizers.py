@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logosphere.data.subword_tokenizer import SubwordTokenizer
 from logosphere.data.text8 import text8_filter
-from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer, tokenizer_from_description
+from logosphere.data.tokenizer_registry import (
+    SubwordTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_from_description,
+)
 from logosphere.data.tokenizers import (
     TEXT8_ALPHABET,
     ByteTokenizer,

@@ -172,7 +172,7 @@ def condensed(text: str) -> str:
 
 
 def test_the_terminal_shows_doubt_in_colours_and_known_text_in_green() -> None:
-    from logosphere.data.prompting import Prompt
+    from logosphere.data.tokenizers import Prompt
 
     trajectory, _ = recorded("mdlm")
     shown = LiveView(text8_tokenizer(), Prompt(torch.arange(12), KNOWN))

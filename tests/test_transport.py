@@ -18,8 +18,8 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
 from logosphere.geometry.simplex import linear_assignment
-from logosphere.noise import Drawn
 from logosphere.processes.simplex.flow_matching import GeodesicPath
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.walk import walk
@@ -41,7 +41,7 @@ def end_of_path(which: int, name: str, steps: int) -> Tensor:
         return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
 
     given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), Plan.diffuse(2, steps + 1, grid)
-    stepper, noise = sampler(name, model).stepper, Drawn(generator(1), 200)
+    stepper, noise = sampler(name, model).stepper, GeneratorNoise(generator(1), 200)
     return list(walk(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
 
 
@@ -158,13 +158,13 @@ def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
     tokens = torch.randint(0, 5, (32, 3), generator=generator(1))
     u, s = torch.nn.functional.one_hot(tokens, 5).float(), torch.zeros(32, 3)
     plain, optimal = GeodesicPath(5), GeodesicPath(5, ot_coupling=True)
-    apart, together = (path.q_sample(u, s, Drawn(generator(2), 32)) for path in (plain, optimal))
+    apart, together = (path.q_sample(u, s, GeneratorNoise(generator(2), 32)) for path in (plain, optimal))
     order = torch.cdist(together.flatten(1), apart.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(32)) and order.tolist() != list(range(32))
     torch.testing.assert_close(together, apart[order])
     lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (apart, together)]
     assert lengths[1] < 0.95 * lengths[0]
-    torch.testing.assert_close(optimal.eval().q_sample(u, s, Drawn(generator(2), 32)), apart)
+    torch.testing.assert_close(optimal.eval().q_sample(u, s, GeneratorNoise(generator(2), 32)), apart)
 
 
 @pytest.mark.parametrize("geometry", ["sphere", "flat"])

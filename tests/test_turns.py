@@ -13,10 +13,10 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Drawn
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.processes.spherical.times import AnyOrder
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.catalogue import HIDDEN, LISTINGS
 from logosphere.sampling.steppers import Moved
 
@@ -130,7 +130,7 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=5, length=4, path="in-turn", base=3, **SMALL)
     free = torch.ones(50, 8, dtype=torch.bool)
-    waiting, _ = AnyOrder(states_per_token=2).waiting(torch.rand(50, 1), free, Drawn(generator(1), 50))
+    waiting, _ = AnyOrder(states_per_token=2).waiting(torch.rand(50, 1), free, GeneratorNoise(generator(1), 50))
     assert (waiting[:, ::2] == waiting[:, 1::2]).all()
     drawn = ls.sample(model, n=200, steps=3, rng=generator(2))
     assert drawn.shape == (200, 4) and set(drawn.flatten().tolist()) == set(range(5))  # no digits that spell nothing
@@ -142,7 +142,7 @@ def test_steps_share_out_the_turns_evenly() -> None:
     free = torch.ones(3, 10, dtype=torch.bool)
     free[1, :4] = False
     rows = ls.sampling.plan.uniform_grid(4)[:, None].expand(-1, 10)
-    clocks = AnyOrder().position_times(rows, free, Drawn(generator(1), 3))
+    clocks = AnyOrder().position_times(rows, free, GeneratorNoise(generator(1), 3))
     assert [(clocks[i, 0] == 0).sum().item() for i in range(5)] == [0, 2, 5, 7, 10]
     assert [((clocks[i, 1] == 0) & free[1]).sum().item() for i in range(5)] == [0, 1, 3, 4, 6]
 

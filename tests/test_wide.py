@@ -9,9 +9,9 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.errors import UserError
-from logosphere.noise import Drawn, Keyed
+from logosphere.io import read_tensors, write_tensors
 from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion, ProjectedState
-from logosphere.weights import read_tensors, write_tensors
+from logosphere.rng import CounterNoise, GeneratorNoise
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +40,9 @@ def test_what_the_network_reads_has_the_law_of_the_dense_state(time: float) -> N
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), time)
     W = process.codec.weight.detach()
     process.eval()
-    dense = process.corrupt(process.codec.encode(tokens), t, Drawn(generator(1), n))[:, 0, :40] @ W.T
+    dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(1), n))[:, 0, :40] @ W.T
     process.train()
-    read = process.codec.project(process.corrupt(tokens, t, Drawn(generator(2), n)))[:, 0].detach()
+    read = process.codec.project(process.corrupt(tokens, t, GeneratorNoise(generator(2), n)))[:, 0].detach()
     ours, theirs = moments(read.double()), moments(dense.double())
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
@@ -54,13 +54,13 @@ def test_coordinates_belong_to_what_was_read() -> None:
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), 0.4)
     process.train()
-    z = process.corrupt(tokens, t, Drawn(generator(2), n))[:, 0].detach()
+    z = process.corrupt(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
     state = ProjectedState.unpack(z, process.codec.projection_width)
     x = process.sample_coordinates(state, process.codec.cholesky().detach())
     W = process.codec.weight.detach()
     torch.testing.assert_close(x @ W.T, state.projection, atol=1e-3, rtol=1e-3)
     process.eval()
-    dense = process.corrupt(process.codec.encode(tokens), t, Drawn(generator(3), n))[:, 0, :40]
+    dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(3), n))[:, 0, :40]
     ours, theirs = moments(x.double()[:, :12]), moments(dense.double()[:, :12])
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
@@ -69,8 +69,8 @@ def test_coordinates_belong_to_what_was_read() -> None:
 def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
     model, process = wide()
     ids, tokens, t = torch.arange(6), torch.arange(6)[:, None], torch.full((6, 1), 0.5)
-    whole = process.train().sample_projected(tokens, t, Keyed(0, 1, ids, ids, 6))
-    part = process.sample_projected(tokens[2:4], t[2:4], Keyed(0, 1, ids[2:4], ids[2:4], 6))
+    whole = process.train().sample_projected(tokens, t, CounterNoise(0, 1, ids, ids, 6))
+    part = process.sample_projected(tokens[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
     torch.testing.assert_close(whole.projection[2:4], part.projection)
     assert torch.equal(whole.keys[2:4], part.keys)
 
@@ -81,7 +81,7 @@ def test_packed_states_hold_what_was_drawn() -> None:
     model = ls.build("rdlm-heat", vocab_size=40, length=6, projected=True, **SMALL)
     process, ids = model.process.train(), torch.arange(3)
     tokens, t = torch.randint(0, 40, (3, 6), generator=generator(1)), torch.full((3, 6), 0.5)
-    state = process.sample_projected(tokens, t, Keyed(0, 1, ids, ids, 3))
+    state = process.sample_projected(tokens, t, CounterNoise(0, 1, ids, ids, 3))
     assert int(state.keys.max()) > 2**44
     packed = state.pack()
     for field, again in zip(state, ProjectedState.unpack(packed, process.codec.projection_width), strict=True):

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from logosphere.encoders.pretrained import Encoder
+from logosphere.autoencoders.pretrained import PretrainedEncoder
 
 
-class TinyEncoder(Encoder):
+class TinyEncoder(PretrainedEncoder):
     """States of fixed random weights; each depends on its piece, on its place and on its neighbours."""
 
-    name, layer, width, longest, end = "tiny", 1, 8, 64, 1
+    name, layer, width, max_length, eos = "tiny", 1, 8, 64, 1
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         rng = torch.Generator().manual_seed(0)
         self.words = 2 * torch.randn(min(vocab_size, 4096), self.width, generator=rng) + 0.5
-        self.places = torch.randn(self.longest, self.width, generator=rng)
+        self.places = torch.randn(self.max_length, self.width, generator=rng)
 
     def states(self, pieces: torch.Tensor) -> torch.Tensor:
         h = self.words[pieces % len(self.words)] + self.places[: pieces.shape[1]]

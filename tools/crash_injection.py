@@ -32,12 +32,12 @@ from tiny_run import TEXT
 
 from logosphere.data.corpora import open_corpus
 from logosphere.data.token_cache import verify_hashes
+from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
 from logosphere.training.checkpoint import latest
-from logosphere.weights import read_tensors
 
 RECIPE = replace(
     SMALLEST, validations=6, validation_sequences=4, network=replace(SMALLEST.network, dropout=0.1), data="text.txt"

@@ -22,20 +22,19 @@ from tiny_run import RECIPE, TEXT
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
-from logosphere.data.datasets.archives import read_members
-from logosphere.data.datasets.promoters import load_signal_promoters
-from logosphere.data.prompting import encode_infill, encode_prompt
+from logosphere.data.download import read_members
+from logosphere.data.promoters import load_signal_promoters
 from logosphere.data.text8 import read_text8
 from logosphere.data.token_cache import META, DamagedCache, open_tokens, with_checksum
 from logosphere.data.tokenizer_registry import load_tokenizer
-from logosphere.data.tokenizers import ByteTokenizer, text8_tokenizer
+from logosphere.data.tokenizers import ByteTokenizer, encode_infill, encode_prompt, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
+from logosphere.io import read_tensors
 from logosphere.runs.config import TrainConfig, config_from_dict, read_config_file
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
-from logosphere.weights import read_tensors
 
 
 def targets(place: Path) -> list[Target]:

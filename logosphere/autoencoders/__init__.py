@@ -1,1 +1,4 @@
-"""Autoencoders of whole sequences: readers, a compressor, decoders, and what each is taught in stage one."""
+"""Autoencoders of latent diffusion: encoders (trained here, or pretrained and frozen), compressors and decoders.
+
+Attribute names of modules are keys of saved weights and must not change.
+"""

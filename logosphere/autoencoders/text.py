@@ -1,8 +1,8 @@
-"""The autoencoder of all latent systems: a reader, a compressor, a scale for latents, a decoder and a way of teaching.
+"""The autoencoder of all latent systems: an encoder, a compressor, a scale of latents, a decoder and its loss.
 
-    x ─ reader ─▶ h [B, L, D] ─ compressor ─▶ latents [B, N, d] ─ scale ─▶ u … z ─ decoder ─▶ p(x | z)
+    x ─ encoder ─▶ h [B, L, D] ─ compressor ─▶ latents [B, N, d] ─ scale ─▶ u … z ─ decoder ─▶ p(x | z)
 
-Stage one trains it on -log p(x | z) of disturbed latents and on what its system adds; then it stays as it is.
+Stage one trains it on -log p(x | z) of corrupted latents and on the regularisation of its system; then it is fixed.
 """
 
 from collections.abc import Callable
@@ -13,134 +13,134 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.autoencoders.decoders import Decoder
-from logosphere.autoencoders.perceiver import Perceiver
-from logosphere.autoencoders.readers import Reader
-from logosphere.autoencoders.standard import Standard
-from logosphere.codecs.autoencoder import Autoencoder, Lesson
+from logosphere.autoencoders.decoders import Decoder, Perceiver, Standardiser
+from logosphere.autoencoders.encoders import TokenEncoder
+from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
 from logosphere.codecs.base import HIDDEN
 from logosphere.codecs.vertices import CoordinateStem
 from logosphere.errors import UserError
-from logosphere.noise import Noise
-from logosphere.shapes import Bool, Float
-from logosphere.types import Batch, State, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Bool, Float, State, Tokens
 
 Scale = Literal["sphere", "standard", "none"]
 """Latents of length √d (LD4LG), with mean 0 and variance 1 over the training data (TEncDM, COSMOS), or as the encoder
 makes them (PLANNER)."""
 
-QUIET = -4.0
-"""Log-variance that a variational encoder begins with. At 0 its draws would drown means that have hardly been learnt,
-and a decoder that can do without latents would find that it should."""
+INITIAL_LOG_VARIANCE = -4.0
+"""Initial log-variance of a variational encoder. At 0 the noise would exceed means that are hardly trained, and a
+decoder that can ignore latents would learn to do so."""
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """What makes stage one harder than copying, so that latents near each other mean texts near each other."""
+class AutoencoderLossConfig:
+    """Regularisation of stage one, so that near latents are decoded to similar texts."""
 
     substitution: float = 0.0
-    """Share of tokens that the reader sees replaced by others (PLANNER)."""
+    """Fraction of tokens that are replaced at the input of the encoder (PLANNER)."""
     position_drop: float = 0.0
-    """In half of the sequences this share of states is hidden from the compressor (COSMOS)."""
+    """In half of the sequences this fraction of states is masked from the compressor (COSMOS)."""
     feature_noise: float = 0.0
-    """In the other half states are √(1 - ν²) h + ν noise (COSMOS)."""
+    """In the other half of the sequences states are √(1 - ν²) h + ν noise (COSMOS)."""
     latent_dropout: float = 0.0
-    """Share of latent features that are dropped (COSMOS)."""
+    """Fraction of latent features that are dropped (COSMOS)."""
     zeroing: bool = False
     """Drop features by setting them to 0 before latents are standardised, without rescaling the others, as COSMOS does;
     else dropout of standardised latents, which keeps their mean."""
     clean_statistics: bool = False
-    """Standardise by latents of undisturbed states (COSMOS); else by those that the decoder was trained on."""
+    """Standardise by latents of clean states (COSMOS); else by the latents that the decoder is trained on."""
     match: float = 0.0
-    """Weight of the mean squared error between the reader's states and those the decoder rebuilds (COSMOS)."""
+    """Weight of the mean squared error between states of the encoder and their reconstruction (COSMOS)."""
     divergence: float | None = None
-    """Weight of KL(q(u | x) || N(0, 1)), averaged over elements (PLANNER); None: nothing is drawn."""
+    """Weight of KL(q(u | x) || N(0, 1)), averaged over elements (PLANNER); None: the encoder is deterministic."""
     divergence_sum: bool = False
-    """Sum the divergence over elements and over the batch, as PLANNER's code does, beside a mean over tokens of the
+    """Sum the divergence over elements and over the batch, as PLANNER's code does next to a mean over tokens of the
     cross-entropy: a weight w is then a weight of w · B · N · d on the average."""
 
     def __post_init__(self) -> None:
-        shares = (self.substitution, self.position_drop, self.feature_noise, self.latent_dropout)
-        if not all(0 <= share < 1 for share in shares):
-            raise UserError("substitution, position_drop, feature_noise and latent_dropout must lie from 0 to below 1.")
+        fractions = (self.substitution, self.position_drop, self.feature_noise, self.latent_dropout)
+        if not all(0 <= fraction < 1 for fraction in fractions):
+            raise UserError(
+                "substitution, position_drop, feature_noise and latent_dropout must lie from 0 to below 1, "
+                f"not {fractions}."
+            )
         if self.divergence_sum and self.divergence is None:
             raise UserError("divergence_sum needs the weight divergence, which is None.")
         if self.match < 0 or (self.divergence is not None and self.divergence < 0):
-            raise UserError("The weights match and divergence must not be negative.")
+            raise UserError(f"The weights match and divergence must not be negative: {self.match}, {self.divergence}.")
 
 
 class TextAutoencoder(Autoencoder):
-    """N latents of d features for a whole sequence; without a `compressor` the reader's states are the latents."""
+    """N latents of d features for a whole sequence; without a `compressor` the encoder's states are the latents."""
 
     def __init__(
         self,
         vocab_size: int,
         length: int,
-        reader: Reader,
+        encoder: TokenEncoder,
         compressor: Perceiver | None,
         decoder: Decoder,
         *,
         latents: int,
         features: int,
         scale: Scale,
-        teaching: Teaching,
+        loss_config: AutoencoderLossConfig,
         layer_norm: bool = True,
     ):
         super().__init__()
         self.vocab_size, self.length, self.latents, self.features = vocab_size, length, latents, features
-        self.reader, self.compressor, self.decoder = reader, compressor, decoder
-        self.scale, self.teaching, self.layer_norm = scale, teaching, layer_norm
-        variational = teaching.divergence is not None
+        self.reader, self.compressor, self.decoder = encoder, compressor, decoder
+        self.scale, self.loss_config, self.layer_norm = scale, loss_config, layer_norm
+        variational = loss_config.divergence is not None
         self.leave = None
         if compressor is not None:
             self.leave = nn.Linear(compressor.queries.shape[1], features * (2 if variational else 1))
             if variational:
-                nn.init.constant_(self.leave.bias[features:], QUIET)
-        self.standard = Standard(1 if compressor is None else latents, features)
+                nn.init.constant_(self.leave.bias[features:], INITIAL_LOG_VARIANCE)
+        self.standard = Standardiser(1 if compressor is None else latents, features)
 
     # ---- tokens to latents ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode(self, tokens: Tokens) -> State:
-        return self._scaled(self._centre(self._compressed(self.reader(tokens), None)))
+        return self._rescale(self._limit_scale(self._compress(self.reader(tokens), None)))
 
-    def _compressed(self, h: Float[Tensor, "B L D"], shown: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B N e"]:
+    def _compress(self, h: Float[Tensor, "B L D"], visible: Bool[Tensor, "B L"] | None) -> Float[Tensor, "B N e"]:
         if self.compressor is None or self.leave is None:
             return h
-        return self.leave(self.compressor(h, shown))
+        return self.leave(self.compressor(h, visible))
 
-    def _centre(self, raw: Float[Tensor, "B N e"]) -> Float[Tensor, "B N d"]:
-        """Latents whose size cannot grow: tanh of a mean, or normalised. States of a frozen encoder cannot anyway."""
-        if self.teaching.divergence is not None:
+    def _limit_scale(self, raw: Float[Tensor, "B N e"]) -> Float[Tensor, "B N d"]:
+        """Latents of limited size: tanh of a mean, or normalised; states of a frozen encoder have a fixed size."""
+        if self.loss_config.divergence is not None:
             return raw[..., : self.features].tanh()
         if self.scale == "sphere":
-            return self._projected(raw)
+            return self._project(raw)
         return F.layer_norm(raw, (self.features,)) if self.layer_norm else raw
 
-    def _projected(self, z: State) -> State:
+    def _project(self, z: State) -> State:
         """The nearest point of the sphere of radius √d."""
         return F.normalize(z, dim=-1) * self.features**0.5
 
-    def _scaled(self, latents: Float[Tensor, "B N d"]) -> State:
+    def _rescale(self, latents: Float[Tensor, "B N d"]) -> State:
         return self.standard(latents) if self.scale == "standard" else latents
 
     # ---- latents to tokens ----------------------------------------------------------------------------------------
 
     def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
-        return self._cross_entropy(self.decoder(self.seen(z), tokens).logits, tokens)
+        return self._cross_entropy(self.decoder(self.normalise(z), tokens).logits, tokens)
 
     def decode(self, z: State) -> Tokens:
-        return self.decoder.write(self.seen(z))
+        return self.decoder.decode(self.normalise(z))
 
-    def seen(self, z: State) -> State:
-        """What the decoder sees, in training as in sampling: a point of the sphere where latents are such points."""
-        return self._projected(z) if self.scale == "sphere" else z
+    def normalise(self, z: State) -> State:
+        """The input of the decoder, in training as in sampling: projected to the sphere if latents lie on it."""
+        return self._project(z) if self.scale == "sphere" else z
 
     def _cross_entropy(self, logits: Float[Tensor, "B L V"], tokens: Tokens) -> Float[Tensor, "B L"]:
         return F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
 
     def decode_partial(self, z: State) -> Tokens:
-        """Nothing: to decode at every step would cost more than the steps."""
+        """No tokens: decoding at every step would cost more than the steps."""
         return torch.full((len(z), self.length), HIDDEN, device=z.device)
 
     def build_stem(self, width: int) -> nn.Module:
@@ -148,28 +148,30 @@ class TextAutoencoder(Autoencoder):
 
     # ---- stage one ------------------------------------------------------------------------------------------------
 
-    def lesson(self, batch: Batch, noise: Noise, disturb: Callable[[State], State]) -> Lesson:
-        tokens, teaching = batch.tokens, self.teaching
-        h = self.reader.study(self._substituted(tokens, noise))
-        raw = self._compressed(*self._smoothed(h, noise))
+    def autoencoder_loss(self, batch: Batch, noise: Noise, corrupt: Callable[[State], State]) -> AutoencoderLoss:
+        tokens, config = batch.tokens, self.loss_config
+        h = self.reader.encode_and_observe(self._substitute(tokens, noise))
+        raw = self._compress(*self._augment_states(h, noise))
         extra = torch.zeros(len(tokens), device=tokens.device)
-        latents = self._centre(raw)
+        latents = self._limit_scale(raw)
         if self.scale == "standard":
-            self.standard.observe(self._undisturbed(tokens, h) if teaching.clean_statistics else latents)
-        if teaching.divergence is not None:
+            self.standard.observe(self._clean_latents(tokens, h) if config.clean_statistics else latents)
+        if config.divergence is not None:
             log_variance = raw[..., self.features :].clamp(-10, 2)
             kl = 0.5 * (latents.square() + log_variance.exp() - 1 - log_variance)
-            # An average over elements, so that the weight means the same for every batch, length and width.
-            total = len(tokens) * kl.sum((1, 2)) if teaching.divergence_sum else kl.mean((1, 2))
-            extra = extra + teaching.divergence * self.length * total
+            # An average over elements, so that the effect of the weight does not depend on batch, length and width.
+            total = len(tokens) * kl.sum((1, 2)) if config.divergence_sum else kl.mean((1, 2))
+            extra = extra + config.divergence * self.length * total
             latents = latents + (0.5 * log_variance).exp() * noise.normal(*latents.shape)
-        u = self._scaled(latents)
-        z = self._dropped(disturb(u if not teaching.zeroing else self._scaled(self._zeroed(latents, noise))), noise)
-        logits, rebuilt = self.decoder(self.seen(z), tokens)
-        if teaching.match and rebuilt is not None:
-            # The target stands still: a reader that learns would otherwise meet it by saying nothing.
-            extra = extra + teaching.match * self.length * (rebuilt - h.detach()).square().mean((1, 2))
-        return Lesson(u, self._cross_entropy(logits, tokens), extra)
+        u = self._rescale(latents)
+        z = self._drop_features(
+            corrupt(u if not config.zeroing else self._rescale(self._zero_features(latents, noise))), noise
+        )
+        logits, states = self.decoder(self.normalise(z), tokens)
+        if config.match and states is not None:
+            # The target is detached: a trained encoder could otherwise reduce this term by constant states.
+            extra = extra + config.match * self.length * (states - h.detach()).square().mean((1, 2))
+        return AutoencoderLoss(u, self._cross_entropy(logits, tokens), extra)
 
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
         self.reader.precompute(rows, corpus)
@@ -183,35 +185,35 @@ class TextAutoencoder(Autoencoder):
         if self.scale == "standard":
             self.standard.update_statistics()
 
-    def _substituted(self, tokens: Tokens, noise: Noise) -> Tokens:
-        if not self.teaching.substitution:
+    def _substitute(self, tokens: Tokens, noise: Noise) -> Tokens:
+        if not self.loss_config.substitution:
             return tokens
         others = (noise.uniform(*tokens.shape) * self.vocab_size).long().clamp_max(self.vocab_size - 1)
-        return torch.where(noise.uniform(*tokens.shape) < self.teaching.substitution, others, tokens)
+        return torch.where(noise.uniform(*tokens.shape) < self.loss_config.substitution, others, tokens)
 
-    def _smoothed(self, h: Float[Tensor, "B L D"], noise: Noise) -> tuple[Tensor, Bool[Tensor, "B L"] | None]:
-        """Of one half of the sequences some states are hidden, those of the other half are noisy."""
-        teaching, shown = self.teaching, None
-        if teaching.position_drop or teaching.feature_noise:
+    def _augment_states(self, h: Float[Tensor, "B L D"], noise: Noise) -> tuple[Tensor, Bool[Tensor, "B L"] | None]:
+        """Mask some states of one half of the sequences, and add noise to those of the other half."""
+        config, visible = self.loss_config, None
+        if config.position_drop or config.feature_noise:
             first = noise.uniform(len(h)) < 0.5
-            if teaching.position_drop:
-                kept = noise.uniform(*h.shape[:2]) >= teaching.position_drop
-                kept[:, 0] = True  # something must be left to look at
-                shown = kept | ~first[:, None]
-            if teaching.feature_noise:
-                level = teaching.feature_noise
+            if config.position_drop:
+                kept = noise.uniform(*h.shape[:2]) >= config.position_drop
+                kept[:, 0] = True  # at least one state must be visible
+                visible = kept | ~first[:, None]
+            if config.feature_noise:
+                level = config.feature_noise
                 noisy = (1 - level**2) ** 0.5 * h + level * noise.normal(*h.shape)
                 h = torch.where(first[:, None, None], h, noisy)
-        return h, shown
+        return h, visible
 
     @torch.no_grad()
-    def _undisturbed(self, tokens: Tokens, h: Float[Tensor, "B L D"]) -> Float[Tensor, "B N d"]:
-        """The latents of a batch as `encode` makes them, before any scale; `h` are states of what the reader saw."""
-        return self._centre(self._compressed(self.reader(tokens) if self.teaching.substitution else h, None))
+    def _clean_latents(self, tokens: Tokens, h: Float[Tensor, "B L D"]) -> Float[Tensor, "B N d"]:
+        """The latents of a batch as in `encode`, before scaling; `h` are the states of the encoder's own input."""
+        return self._limit_scale(self._compress(self.reader(tokens) if self.loss_config.substitution else h, None))
 
-    def _zeroed(self, latents: Float[Tensor, "B N d"], noise: Noise) -> Float[Tensor, "B N d"]:
-        return latents * (noise.uniform(*latents.shape) >= self.teaching.latent_dropout)
+    def _zero_features(self, latents: Float[Tensor, "B N d"], noise: Noise) -> Float[Tensor, "B N d"]:
+        return latents * (noise.uniform(*latents.shape) >= self.loss_config.latent_dropout)
 
-    def _dropped(self, z: State, noise: Noise) -> State:
-        share = 0.0 if self.teaching.zeroing else self.teaching.latent_dropout
-        return z * (noise.uniform(*z.shape) >= share) / (1 - share) if share else z
+    def _drop_features(self, z: State, noise: Noise) -> State:
+        fraction = 0.0 if self.loss_config.zeroing else self.loss_config.latent_dropout
+        return z * (noise.uniform(*z.shape) >= fraction) / (1 - fraction) if fraction else z

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from logosphere import __version__
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.parallel.launch import PeerLost, has_launcher, is_distributed, launch, must_launch, rank
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     if name != words[0]:
         print(f"Note: 'logosphere {words[0]}' is now called 'logosphere {name}'.", file=sys.stderr)
     if name not in COMMANDS:
-        return _complain(f"There is no command '{name}'.{nearest(name, COMMANDS)}", MISUSED)
+        return _complain(f"There is no command '{name}'.{suggest(name, COMMANDS)}", MISUSED)
     argv = words[1:]
     try:
         arguments = parse_arguments(name, argv)

@@ -4,10 +4,10 @@ import math
 
 from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
+from logosphere.io import REMASKER
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.run import Run
 from logosphere.runs.train import train_classifier_of, train_remasker_of
-from logosphere.weights import REMASKER
 
 
 def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from tyro import _errors as tyro_errors
 
-from logosphere.atomic import plain
 from logosphere.cli import UsageError
+from logosphere.io import json_safe
 from logosphere.parallel.launch import rank
 from logosphere.runs.settings import Display
 
@@ -62,7 +62,7 @@ def parse(kind: type[T], argv: list[str], command: str, default: T | None = None
 
 
 def print_json(content: dict[str, Any]) -> None:
-    json.dump(plain(content), sys.stdout, ensure_ascii=False, allow_nan=False)
+    json.dump(json_safe(content), sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from logosphere.cards import CARDS
 from logosphere.cli.arguments import Data, Samplers, Systems
 from logosphere.cli.console import DISPLAY, print_json
-from logosphere.data.descriptions import CORPORA, DATASETS
+from logosphere.data.sources import CORPORA, DATASETS
 from logosphere.presets import DEFAULT, Preset, presets
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.systems import system
@@ -78,7 +78,7 @@ def data(arguments: Data, argv: list[str]) -> int:
         else:
             print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
         return 0
-    from logosphere.data.splits import count_tokens  # these load torch, which a list does not need
+    from logosphere.data.corpus import count_tokens  # these load torch, which a list does not need
     from logosphere.runs.train import open_with_display
 
     corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)

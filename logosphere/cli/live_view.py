@@ -9,11 +9,10 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from logosphere.atomic import write_whole
 from logosphere.cli.console import messages
-from logosphere.data.prompting import Prompt
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Prompt, Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import write_atomic
 from logosphere.report.images import render_animated_svg, render_gif
 from logosphere.report.page import Player, build_animation, render_player_page
 from logosphere.sampling.trajectory import Moment, Trajectory
@@ -43,7 +42,7 @@ def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, te
             record = {"about": about, "texts": texts, **trajectory.as_dict()}
             content = (json.dumps(record, ensure_ascii=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_atomic(path, content)
 
 
 class LiveView:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from logosphere.atomic import write_whole
 from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
-from logosphere.data.prompting import Prompt
+from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError, plural
+from logosphere.io import write_atomic
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
@@ -65,5 +65,5 @@ def _save_image(path: Path, samples: Samples) -> None:
     if not axes:
         raise UserError("These samples are not images: the model was trained without --network.shape.")
     rows = samples.tokens.cpu().numpy().astype("int64")
-    write_whole(path, encode_png(make_image_grid(rows, axes, samples.run.tokenizer.size)))
+    write_atomic(path, encode_png(make_image_grid(rows, axes, samples.run.tokenizer.size)))
     log(f"Saved as {path}")

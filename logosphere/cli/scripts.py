@@ -1,11 +1,11 @@
 """logosphere completion and launch: commands that write scripts, for shells and for a cluster."""
 
-from logosphere.atomic import write_whole
 from logosphere.cli import COMMANDS
 from logosphere.cli.arguments import Completion, Launch
 from logosphere.cli.console import log
 from logosphere.cli.train_options import parse_train
 from logosphere.errors import UserError
+from logosphere.io import write_atomic
 from logosphere.parallel.launch import batch_script
 
 BASH = """\
@@ -58,7 +58,7 @@ def launch(arguments: Launch, argv: list[str]) -> int:
     if arguments.file.exists():
         raise UserError(f"{arguments.file} exists already; choose another --file.")
     kept = _without(training, "--out")
-    write_whole(arguments.file, batch_script(arguments.job, str(out), kept).encode())
+    write_atomic(arguments.file, batch_script(arguments.job, str(out), kept).encode())
     log(f"Wrote {arguments.file}. Next: sbatch {arguments.file}")
     return 0
 

@@ -1,4 +1,4 @@
-"""What the codec of a latent system owes its process: latents of whole sequences, and how they are read back."""
+"""The interface of the autoencoder of a latent system: latents of whole sequences, decoded to tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,24 +7,23 @@ from typing import NamedTuple
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.noise import Noise
-from logosphere.shapes import Float
-from logosphere.types import Batch, State, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, State, Tokens
 
 
-class Lesson(NamedTuple):
-    """What one batch of stage one came to."""
+class AutoencoderLoss(NamedTuple):
+    """The loss of one batch of autoencoder training."""
 
     u: Float[Tensor, "B N d"]
-    """Its latents, with their gradient."""
+    """Latents, with their gradient."""
     nats: Float[Tensor, "B L"]
     """-log p(x_i | latents) of each token."""
     extra: Float[Tensor, " B"]
-    """What else is to be minimised, on the scale of nats per sequence."""
+    """Regularisation terms, in nats per sequence."""
 
 
 class Autoencoder(Codec, ABC):
-    """Tokens [B, L] <-> N latents of d features, [B, N, d]. No latent belongs to any one token."""
+    """Tokens [B, L] <-> N latents of d features, [B, N, d]. A latent belongs to no single token."""
 
     local = False
     length: int
@@ -37,20 +36,20 @@ class Autoencoder(Codec, ABC):
         return self.features
 
     @abstractmethod
-    def lesson(self, batch: Batch, noise: Noise, disturb: Callable[[State], State]) -> Lesson:
-        """Encode, disturb and decode a batch, with gradients; what it shows of the latents is noted until `settle`."""
+    def autoencoder_loss(self, batch: Batch, noise: Noise, corrupt: Callable[[State], State]) -> AutoencoderLoss:
+        """Encode, corrupt and decode a batch, with gradients; statistics are accumulated until `update_statistics`."""
 
     @abstractmethod
     def reconstruction_nll(self, z: State, tokens: Tokens) -> Float[Tensor, "B L"]:
-        """-log p(x_i | z), or -log p(x_i | z, x_<i) where the decoder writes from left to right; they sum up to x's."""
+        """-log p(x_i | z), or -log p(x_i | z, x_<i) for a causal decoder; they sum to -log p(x | z)."""
 
     @abstractmethod
-    def seen(self, z: State) -> State:
-        """Latents as the decoder sees them, in training as in sampling."""
+    def normalise(self, z: State) -> State:
+        """Latents as the decoder receives them, in training as in sampling."""
 
     @abstractmethod
     def precompute(self, rows: Callable[[], Tokens], corpus: str) -> None:
-        """Get ready to read the rows of a corpus many times."""
+        """Compute in advance what these rows of a corpus need repeatedly."""
 
     @abstractmethod
     def accumulators(self) -> list[Tensor]:
@@ -58,8 +57,8 @@ class Autoencoder(Codec, ABC):
 
     @abstractmethod
     def update_statistics(self) -> None:
-        """Take what lessons have shown into account."""
+        """Update running statistics by what `autoencoder_loss` has accumulated."""
 
     def expand_to_states(self, field: Tensor) -> Tensor:
-        """All latents are as free, and as late, as the freest and latest token."""
+        """The maximum over positions, for all latents: they are free if any token is, and as late as the latest."""
         return field.amax(-1, keepdim=True).expand(*field.shape[:-1], self.latents)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.codecs.vertices import THRESHOLD, CoordinateStem
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
-from logosphere.types import State, Tokens
+from logosphere.types import Float, Int64, State, Tokens
 
 
 def count_digits(vocab_size: int, base: int) -> int:

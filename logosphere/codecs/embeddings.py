@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.errors import UserError
-from logosphere.shapes import Float, Int64
-from logosphere.types import State, Tokens
+from logosphere.types import Float, Int64, State, Tokens
 
 MARGIN = 0.25
 """A state determines a token if it lies at least three quarters of the way to it from any other; 0 is the middle."""

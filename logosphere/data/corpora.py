@@ -8,18 +8,17 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from logosphere.atomic import write_whole
-from logosphere.cache import cache_folder
 from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.loading import is_dataset, open_dataset
-from logosphere.data.datasets.named import RECORD_DATASETS, open_records_as_text
-from logosphere.data.hub_stream import is_stream, open_stream
+from logosphere.data.datasets import is_dataset, open_dataset
+from logosphere.data.published import RECORD_DATASETS, open_records_as_text
 from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, open_hub, open_path
+from logosphere.data.streaming import is_stream, open_stream
 from logosphere.data.text8 import LETTERS_PREFIX, filter_source, is_letters, open_pydoc, open_text8
 from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, read_meta
 from logosphere.data.tokenizer_registry import choose_tokenizer, tokenizer_from_description
 from logosphere.data.tokenizers import Tokenizer, merge_alphabet
 from logosphere.errors import UserError
+from logosphere.io import cache_folder, write_atomic
 
 HELD_OUT = 5
 """Per cent of the text for each split that a source lacks."""
@@ -134,7 +133,7 @@ def _load_stats(source: Source, cache: Path, report: ReportProgress) -> _TextSta
         return _TextStats(known["sha256"], known["alphabet"], known["characters"])
     except (OSError, ValueError, TypeError, KeyError):
         stats = _compute_stats(source, report)
-        write_whole(path, json.dumps(asdict(stats)).encode())
+        write_atomic(path, json.dumps(asdict(stats)).encode())
         return stats
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
-from logosphere.noise import categorical
-from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, State, Times, Tokens
+from logosphere.rng import categorical
+from logosphere.types import Float, Logits, Positions, State, Times, Tokens
 
 ArrayLike = Tensor | Sequence[Any]
 """A tensor, or nested lists of numbers."""

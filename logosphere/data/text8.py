@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
-from logosphere.data.datasets.archives import PublishedArchive
+from logosphere.data.download import PublishedArchive
 from logosphere.data.sources import ReportProgress, Source, file_stamp
 from logosphere.errors import UserError
 

@@ -109,23 +109,23 @@ class ShardedTokens:
     def __len__(self) -> int:
         return self._stop - self._start
 
-    def __getitem__(self, places: "slice | npt.NDArray[np.int64]") -> "ShardedTokens | TokenIds":
-        if isinstance(places, slice):
-            start, stop, step = places.indices(len(self))
+    def __getitem__(self, indices: "slice | npt.NDArray[np.int64]") -> "ShardedTokens | TokenIds":
+        if isinstance(indices, slice):
+            start, stop, step = indices.indices(len(self))
             if step != 1:
-                raise IndexError("tokens in files have slices of neighbours only")
+                raise IndexError("tokens in files have contiguous slices only")
             return ShardedTokens(self._files, self._start + start, self._start + max(start, stop))
-        if places.size and not (0 <= int(places.min()) and int(places.max()) < len(self)):
-            raise IndexError("there is no token at this place")
-        return self._gather(places + self._start)
+        if indices.size and not (0 <= int(indices.min()) and int(indices.max()) < len(self)):
+            raise IndexError("there is no token at this index")
+        return self._gather(indices + self._start)
 
-    def _gather(self, places: npt.NDArray[np.int64]) -> TokenIds:
+    def _gather(self, indices: npt.NDArray[np.int64]) -> TokenIds:
         ends = self._files.ends
-        number = np.searchsorted(ends, places, side="right")
-        taken = np.empty(places.shape, self._files.dtype)
+        number = np.searchsorted(ends, indices, side="right")
+        taken = np.empty(indices.shape, self._files.dtype)
         for which in np.unique(number).tolist():
             inside, begin = number == which, int(ends[which - 1]) if which else 0
-            taken[inside] = self._files.tokens(which)[places[inside] - begin]
+            taken[inside] = self._files.tokens(which)[indices[inside] - begin]
         return taken
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -1,22 +1,26 @@
-"""Tokenizers: text to token ids and back, for characters, bytes, integers, and any of them with an EOS token."""
+"""Tokenizers of characters, bytes and integers, any of them with an EOS token; prompts with gaps."""
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
 from logosphere.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+
+
 Unit = Literal["character", "byte", "token", "dimension"]
 TokenIds = npt.NDArray[np.integer[Any]]
-
 TEXT8_ALPHABET = " abcdefghijklmnopqrstuvwxyz"
-
 _VISIBLE = {"\n": "⏎", "\t": "⇥"}
 
 
@@ -69,7 +73,7 @@ class CharacterTokenizer(Tokenizer):
         self.name = name
         self.size = len(alphabet)
         self._points = _code_points(alphabet)
-        # One entry beyond the largest code point stands for every character outside the alphabet.
+        # One entry beyond the largest code point is for every character outside the alphabet.
         self._ids = np.full(int(self._points.max()) + 2, -1, dtype=np.int64)
         self._ids[self._points] = np.arange(self.size)
 
@@ -111,7 +115,7 @@ class ByteTokenizer(Tokenizer):
 
 @final
 class IntegerTokenizer(Tokenizer):
-    """Integers 0 … size - 1 that are no text, such as the brightness of a pixel; written with spaces between.
+    """Integers 0 … size - 1 that are no text, such as the brightness of a pixel; as text they are separated by spaces.
 
     Up to size 10 the digits may be given without spaces, as sudokus are.
     """
@@ -125,7 +129,7 @@ class IntegerTokenizer(Tokenizer):
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         words = text.split() if self.size > 10 else list("".join(text.split()))
         if not all(word.isdecimal() and int(word) < self.size for word in words):
-            raise UserError(f"This data is written as numbers from 0 to {self.size - 1} with spaces between.")
+            raise UserError(f"This data must be numbers from 0 to {self.size - 1} separated by spaces.")
         return np.array([int(word) for word in words], dtype=np.int64)
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
@@ -182,3 +186,49 @@ def encode_utf8(text: str) -> bytes:
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Known tokens [L] and a mask of their positions [L]; the other positions are generated."""
+
+    tokens: "torch.Tensor"
+    known: "torch.Tensor"
+
+
+def encode_prompt(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
+    """A text at the start of the sequence; all positions after it are open."""
+    tokens = tokenizer.encode(text).tolist()
+    if len(tokens) >= length:
+        raise UserError(f"The prompt has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
+    return _pad(tokens, [True] * len(tokens), length)
+
+
+def encode_infill(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
+    """A text with gaps such as [....] or [12]; positions after it are open as well."""
+    tokens: list[int] = []
+    known: list[bool] = []
+    for part in re.split(r"(\[\.+\]|\[[0-9]{1,6}\])", text):
+        gap = _gap_length(part)
+        encoded = tokenizer.encode(part).tolist() if gap is None else [0] * gap
+        tokens += encoded
+        known += [gap is None] * len(encoded)
+    if len(tokens) > length:
+        raise UserError(f"The text has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
+    if len(tokens) == length and all(known):
+        raise UserError("The text leaves no position open; shorten it or open a gap like [....].")
+    return _pad(tokens, known, length)
+
+
+def _gap_length(part: str) -> int | None:
+    """The number of positions that '[....]' or '[12]' leaves open; None for plain text."""
+    if re.fullmatch(r"\[\.+\]", part):
+        return len(part) - 2
+    return int(part[1:-1]) if re.fullmatch(r"\[[0-9]{1,6}\]", part) else None
+
+
+def _pad(tokens: list[int], known: list[bool], length: int) -> Prompt:
+    import torch
+
+    rest = length - len(tokens)
+    return Prompt(torch.tensor(tokens + [0] * rest), torch.tensor(known + [False] * rest))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from logosphere.model import Model
-from logosphere.noise import Keyed
+from logosphere.rng import CounterNoise
 from logosphere.types import Batch
 
 ROWS = 4
@@ -26,7 +26,7 @@ def count_step_flops(model: Model, batch: int) -> float:
     training = model.training
     model.train()
     with FlopCounterMode(display=False) as counter:
-        bound = model.bound(sample, Keyed(0, 0, sample.ids, sample.place, sample.total))
+        bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total))
         bound.loss.sum().backward()
     model.train(training)
     model.zero_grad(set_to_none=True)

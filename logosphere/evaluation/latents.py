@@ -13,8 +13,7 @@ from torch import Tensor
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.shapes import Bool
-from logosphere.types import Batch
+from logosphere.types import Batch, Bool
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,6 @@ def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Ge
 
 def _counted_positions(batch: Batch) -> Bool[Tensor, "B L"]:
     """The positions of real tokens and of the first EOS, without padding."""
-    if batch.units is None:
+    if batch.token_count is None:
         return torch.ones_like(batch.tokens, dtype=torch.bool)
-    return torch.arange(batch.tokens.shape[1], device=batch.units.device) < batch.units[:, None]
+    return torch.arange(batch.tokens.shape[1], device=batch.token_count.device) < batch.token_count[:, None]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from logosphere.model import Model
-from logosphere.noise import Keyed, Noise
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Kind, Predict
+from logosphere.rng import CounterNoise, Noise
+from logosphere.types import Batch, Float, Int64, Kind, Predict
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ def estimate_bounds(
             model.check_known(batch.known)
             rows = len(batch)
             sharing = group if rows >= group.size else SINGLE  # every process needs at least one row
-            part = batch.part(sharing.local_slice(rows)).to(model.device)
-            noise = Keyed(seed, 0, part.ids, part.place, part.total)
+            part = batch.select(sharing.local_slice(rows)).to(model.device)
+            noise = CounterNoise(seed, 0, part.ids, part.global_index, part.total)
             with torch.no_grad():
                 bound = model.bound(part, noise, draws, predict)
             yield Estimate(
@@ -103,8 +102,8 @@ class TimeRestrictedNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return self.inner.uniform(*shape)
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
-        return self.low + (self.high - self.low) * self.inner.quantiles(draws, clocks)
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        return self.low + (self.high - self.low) * self.inner.low_discrepancy_times(draws, blocks)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,9 @@ def elbo_over_time(
             totals, counts = [], []
             for batch in batches():
                 batch = batch.to(model.device)
-                noise = TimeRestrictedNoise(Keyed(seed, number, batch.ids, batch.place, batch.total), *quantiles)
+                noise = TimeRestrictedNoise(
+                    CounterNoise(seed, number, batch.ids, batch.global_index, batch.total), *quantiles
+                )
                 with torch.no_grad():
                     bound = model.bound(batch, noise)
                 totals.append(bound.total.double().cpu())
@@ -159,7 +160,10 @@ def elbo_over_time(
 def has_decreasing_times(model: Model, batch: Batch) -> bool:
     """Whether times decrease as the quantile w grows; a process may order its quantiles either way."""
     process, batch = model.process, batch.to(model.device)
-    noise, free = Keyed(0, 0, batch.ids, batch.place, batch.total), process.codec.expand_to_states(batch.free)
+    noise, free = (
+        CounterNoise(0, 0, batch.ids, batch.global_index, batch.total),
+        process.codec.expand_to_states(batch.free),
+    )
 
     def time(quantile: float) -> float:
         w = torch.full((len(batch), model.length // model.block), quantile, dtype=torch.float64, device=model.device)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from logosphere.evaluation.texts import Metric, MetricValue, Reference, Texts, extract_ngrams
-from logosphere.noise import Drawn
-from logosphere.shapes import Float, Int64
-from logosphere.types import Tokens
+from logosphere.rng import GeneratorNoise
+from logosphere.types import Float, Int64, Tokens
 
 BUCKETS, ORDERS = 1024, (1, 2, 3, 4)
 SCALE = 5.0
@@ -37,7 +36,7 @@ def ngram_features(tokens: Tokens) -> Float[Tensor, "B F"]:
 
 def kmeans(points: Float[Tensor, "N F"], k: int, rng: torch.Generator) -> Int64[Tensor, " N"]:
     """The cluster of each point by k-means (Lloyd), initialised by k-means++ (Arthur and Vassilvitskii 2007)."""
-    u = Drawn(rng, 1).uniform(1, k)[0]
+    u = GeneratorNoise(rng, 1).uniform(1, k)[0]
     centres = points[[int(u[0] * len(points))]]
     for i in range(1, k):
         distances = torch.cdist(points, centres).amin(1).square()

@@ -25,10 +25,9 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Drawn, Noise
 from logosphere.processes.simplex.process import DensityPath, DeterministicPath, SimplexProcess
-from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Positions, Predict, State, Tokens
+from logosphere.rng import GeneratorNoise, Noise
+from logosphere.types import Batch, Bound, Float, Positions, Predict, State, Tokens
 
 Velocity = Callable[[State, float], tuple[State, Float[Tensor, " B"]]]
 """(z, s) -> v and its divergence."""
@@ -75,7 +74,7 @@ def ode_nelbo(
     predict = model.denoiser if denoiser is None else denoiser
     if predict is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
-    batch, noise = Batch.of(tokens, known), Drawn(rng, len(tokens))
+    batch, noise = Batch.of(tokens, known), GeneratorNoise(rng, len(tokens))
     u, free = process.codec.encode(tokens), batch.free
     training = model.training
     model.eval()
@@ -99,7 +98,7 @@ def ode_nelbo(
         diffusion=per_sequence(density) + divergence,
         prior=zeros,
         loss=zeros,
-        count=batch.counted,
+        count=batch.scored_tokens,
         kind="surrogate",
     )
 

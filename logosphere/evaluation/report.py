@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logosphere.atomic import plain, write_json
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
+from logosphere.io import json_safe, write_json
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.presets import DEFAULT
-from logosphere.shapes import Float
-from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
+from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Report:
         return {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
 
     def save(self, path: str | Path) -> None:
-        write_json(Path(path), plain(asdict(self)))
+        write_json(Path(path), json_safe(asdict(self)))
 
     def per_unit(self, nats: Float[Tensor, " N"]) -> tuple[float, float]:
         """Nats of each sequence as bits per unit of text over all of them, ± one standard error."""

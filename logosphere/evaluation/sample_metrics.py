@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from logosphere.data.tokenizers import WithEOS
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.evaluation.ngram_mauve import NGRAM_MAUVE
 from logosphere.evaluation.scorers import Scorer
 from logosphere.evaluation.texts import Metric, MetricValue, Reference, Texts, extract_ngrams
-from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Tokens
+from logosphere.types import Bool, Float, Int64, Tokens
 
 REPETITION_ORDER = 8
 """Length of the n-grams whose repetition within one sample is counted."""
@@ -170,7 +169,7 @@ def find_metrics(names: Sequence[str] = ()) -> list[Metric]:
     known = {metric.name for metric in METRICS}
     for name in names:
         if name not in known:
-            raise UserError(f"There is no metric '{name}'.{nearest(name, known)}")
+            raise UserError(f"There is no metric '{name}'.{suggest(name, known)}")
     return [metric for metric in METRICS if not names or metric.name in names or metric.name == "entropy"]
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from logosphere.data.tokenizers import TokenIds, Tokenizer, WithEOS
-from logosphere.shapes import Float, Int64
-from logosphere.types import Tokens
+from logosphere.types import Float, Int64, Tokens
 
 IntArray = npt.NDArray[np.integer[Any]]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import ratio_with_error
-from logosphere.shapes import Float, Int64
+from logosphere.types import Float, Int64
 
 IntArray = npt.NDArray[np.int64]
 

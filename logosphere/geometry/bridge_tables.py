@@ -20,10 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from logosphere.atomic import write_whole
-from logosphere.cache import cache_folder
 from logosphere.geometry.bridges import MAX_TIME, Bridge, BridgeTable, chi_square_quantiles, simulate_bridge
-from logosphere.shapes import Float
+from logosphere.io import cache_folder, write_atomic
+from logosphere.types import Float
 
 VERSION = 5
 """Increment it when the same settings would give another table."""
@@ -98,7 +97,7 @@ def _load_or_compute(
         "b": torch.stack([table.b for table in tables]),
     }
     try:
-        write_whole(path, save(tensors, {"settings": settings}))
+        write_atomic(path, save(tensors, {"settings": settings}))
     except OSError:
         pass  # without a cache the table is computed again next time
     return tables

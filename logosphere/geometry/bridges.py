@@ -18,7 +18,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.geometry.heat import HeatKernel, tabulate_heat_kernel
 from logosphere.geometry.sphere import angle_over_sine
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 MAX_TIME = 0.98
 """Bridges are not simulated beyond this time: the vertex is certain, and the drift strength grows like 1/(1 - s)."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 NODES = 16
 """Collocation nodes: 16 give five digits of log p; from 24 on rounding errors grow."""

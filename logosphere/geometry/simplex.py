@@ -11,8 +11,8 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
-from logosphere.noise import Noise, running_sum
-from logosphere.shapes import Float, Int64
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Int64
 
 Probabilities = Float[Tensor, "... K"]
 TINY = 1e-12

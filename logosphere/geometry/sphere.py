@@ -7,7 +7,7 @@ where arccos loses half of the digits.
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 Point = Float[Tensor, "... d"]
 Vector = Float[Tensor, "... d"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.shapes import Bool, Float, Int64
+from logosphere.types import Bool, Float, Int64
 
 ROTARY_BASE = 10_000.0
 

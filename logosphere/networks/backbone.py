@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from logosphere.networks.attention import Attention, CrossAttention, KVCache, rotary_table
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Bool, Float, Int64
+from logosphere.types import Bool, Float, Int64
 
 
 class ConditionTokens(NamedTuple):

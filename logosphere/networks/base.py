@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.shapes import Bool
-from logosphere.types import Condition, Logits, Parts, Positions, State, Times
+from logosphere.types import Bool, Condition, LogitChunks, Logits, Positions, State, Times
 
 
 def check_block(length: int, block: int) -> None:
@@ -31,7 +30,7 @@ class Denoiser(nn.Module, ABC):
         `context` holds clean states; block b may read those of blocks before b and no others.
         """
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
         """Return a function that computes the logits of some of the selected positions.
 
         By default all logits are computed at once.

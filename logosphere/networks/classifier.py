@@ -13,8 +13,7 @@ from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.processes.base import Process
-from logosphere.shapes import Float
-from logosphere.types import Predict, State, Times
+from logosphere.types import Float, Predict, State, Times
 
 
 class NoisyClassifier(nn.Module):

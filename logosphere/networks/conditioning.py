@@ -16,8 +16,7 @@ from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Bool, Float
-from logosphere.types import NO_TOKEN, Condition, Logits, Parts, Positions, State, Times
+from logosphere.types import NO_TOKEN, Bool, Condition, Float, LogitChunks, Logits, Positions, State, Times
 
 SOURCE_DEPTH = 2
 """Blocks of the network that encodes source texts."""
@@ -119,7 +118,7 @@ class ConditionalNetwork(Denoiser, ABC):
 
     def predict_parts(
         self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
-    ) -> Parts:
+    ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
         h = self.features(z, t, context, memory)[where]
         return lambda rows: self.head(h[rows])
@@ -127,7 +126,7 @@ class ConditionalNetwork(Denoiser, ABC):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.predict(z, t, context, where, self._empty_tokens(len(z)))
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
         return self.predict_parts(z, t, context, where, self._empty_tokens(len(z)))
 
     def _empty_tokens(self, batch: int) -> ConditionTokens | None:
@@ -160,7 +159,7 @@ class WithCondition(Denoiser):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self.network.predict(z, t, context, where, self._encode())
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
         return self.network.predict_parts(z, t, context, where, self._encode())
 
     def begin_sampling(self) -> Denoiser:
@@ -168,7 +167,7 @@ class WithCondition(Denoiser):
             return self.network.open_session(self._encode())
 
     def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
-        return WithCondition(self.network, self.condition.each(lambda field: field[kept]))
+        return WithCondition(self.network, self.condition.map(lambda field: field[kept]))
 
 
 class WithConditionTokens(Denoiser):

@@ -28,7 +28,7 @@ from logosphere.networks.backbone import (
     run_checkpointed,
 )
 from logosphere.networks.config import NetworkConfig
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 KERNEL = 9
 DILATIONS = (1, 1, 4, 16, 64)

@@ -13,8 +13,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.base import Process
-from logosphere.shapes import Bool, Float
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Bool, Float, Logits, Positions, State, Times
 
 LogObjective = Callable[[Tensor], Float[Tensor, " B"]]
 """Token probabilities [B, M, V], or clean states [B, M, d] -> log c [B]."""

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bound
 from logosphere.processes.capabilities import LearnedCodec
-from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Batch, Bound, Float, Logits, Positions, State, Times
 
 StateEstimator = Callable[[Tensor, State, Times], Tensor]
 """(prediction of the network, its input, times) -> estimate for the next evaluation, [B, M, width]."""
@@ -123,12 +122,12 @@ def bound_by_group(
     batch and all processes agree on it. They also agree on the number of evaluations, so empty groups are evaluated.
     """
     offset = int(torch.randint(every, ()))
-    conditioned = batch.place % every == offset
+    conditioned = batch.global_index % every == offset
     bounds = []
     for rows, on in ((~conditioned, False), (conditioned, True)):
         part = denoiser.select_rows(rows).with_self_conditioning(on)
         with _without_gradient(process.held_parameters() if on and isinstance(process, LearnedCodec) else []):
-            bounds.append(bound(process, part, batch.part(rows), w[rows], noise.select(rows)))
+            bounds.append(bound(process, part, batch.select(rows), w[rows], noise.select(rows)))
     order = torch.cat([(~conditioned).nonzero(), conditioned.nonzero()])[:, 0].argsort()
     first, second = bounds
     return Bound(

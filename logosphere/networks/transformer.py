@@ -20,8 +20,7 @@ from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import ConditionalNetwork, add_signal, build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
-from logosphere.shapes import Float
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
 
 def check_transformer(network: NetworkConfig) -> None:
@@ -96,7 +95,7 @@ class DigitTransformer(ConditionalNetwork):
 
     def predict_parts(
         self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
-    ) -> Parts:
+    ) -> LogitChunks:
         out = self.predict(z, t, context, where, memory)
         return lambda rows: out[rows]
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.noise import running_sum
 from logosphere.processes.base import MAX_LOGIT
-from logosphere.shapes import Float
-from logosphere.types import Logits, Parts, Positions, State, Times
+from logosphere.rng import running_sum
+from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
 AddEvidence = Callable[[Logits, State, Times], Logits]
 """`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
@@ -34,8 +33,8 @@ class PosteriorHead(Wrapper):
         out = self.inner(z, t, context, where)
         return self.add_evidence(out, z, t) if where is None else self.add_evidence(out, z[where], t[where])
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner = self.inner.parts(z, t, context, where)
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner = self.inner.logit_chunks(z, t, context, where)
         z, t = z[where], t[where]
         return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
 
@@ -53,8 +52,8 @@ class CarryOver(Wrapper):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         return self._carry_over(self.inner(z, t, context, where), z if where is None else z[where])
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner, z = self.inner.parts(z, t, context, where), z[where]
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner, z = self.inner.logit_chunks(z, t, context, where), z[where]
         return lambda rows: self._carry_over(inner(rows), z[rows])
 
     def _carry_over(self, out: Logits, z: State) -> Logits:
@@ -270,8 +269,8 @@ class ScoreHead(Wrapper):
         out = self.inner(z, t, context, where)
         return self.scale(out, z, t) if where is None else self.scale(out, z[where], t[where])
 
-    def parts(self, z: State, t: Times, context: State, where: Positions) -> Parts:
-        inner, z, t = self.inner.parts(z, t, context, where), z[where], t[where]
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner, z, t = self.inner.logit_chunks(z, t, context, where), z[where], t[where]
         return lambda rows: self.scale(inner(rows), z[rows], t[rows])
 
     def rewrap(self, inner: Denoiser) -> Denoiser:

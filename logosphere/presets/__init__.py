@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logosphere.cards import CARDS
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.presets import discrete, flows, gaussian, latent, spherical
 from logosphere.presets.preset import ASPECTS, DEFAULT, Aspect, Preset
 
@@ -17,7 +17,7 @@ _PUBLISHED = [*discrete.PRESETS, *spherical.PRESETS, *gaussian.PRESETS, *flows.P
 def presets(system: str) -> dict[str, Preset]:
     """The presets of a system by name; the first is the default."""
     if system not in {card.name for card in CARDS}:
-        raise UserError(f"There is no system '{system}'.{nearest(system, [card.name for card in CARDS])}")
+        raise UserError(f"There is no system '{system}'.{suggest(system, [card.name for card in CARDS])}")
     default = Preset(system, DEFAULT, source="", aspects=(), checked="")
     return {DEFAULT: default} | {preset.name: preset for preset in _PUBLISHED if preset.system == system}
 

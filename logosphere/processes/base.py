@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
-from logosphere.noise import Noise
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times
 
 MAX_LOGIT = 1e4
 """A log-likelihood ratio that stands for certainty. It is finite, so that inf - inf cannot occur."""

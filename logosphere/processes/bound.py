@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from logosphere.noise import Noise
 from logosphere.processes.base import ForwardSample, Process
 from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward
-from logosphere.shapes import Float
-from logosphere.types import Batch, Bound, Logits, Positions, Predict, PredictInParts, State
+from logosphere.rng import Noise
+from logosphere.types import Batch, Bound, ChunkedPredict, Float, Logits, Positions, Predict, State
 
 CHUNK = 9 << 20
 """Logits computed at a time where rows can be computed in chunks: 36 MiB of float32.
@@ -48,7 +47,7 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
         diffusion=diffusion,
         prior=(process.prior_kl(u) * free).sum(1),
         loss=total_loss,
-        count=batch.counted,
+        count=batch.scored_tokens,
         kind=process.kind,
         log_q=process.log_q(u, z, t, free) if isinstance(process, LearnedForward) else None,
     )
@@ -73,9 +72,9 @@ def _evaluate(
     count, size = len(times), max(1, CHUNK // process.codec.num_classes)
     if isinstance(process, AutoencoderStage) and not process.denoiser_active:
         return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
-    if count <= size or not process.chunkable or not isinstance(predict, PredictInParts):
+    if count <= size or not process.chunkable or not isinstance(predict, ChunkedPredict):
         return evaluate(predict(z, t, context=u, where=where), slice(None))
-    chunk = predict.parts(z, t, context=u, where=where)
+    chunk = predict.logit_chunks(z, t, context=u, where=where)
     found = []
     for start in range(0, count, size):
         rows = slice(start, start + size)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
-from logosphere.shapes import Float
-from logosphere.types import Batch, Logits, Positions, State, Times, Tokens
+from logosphere.rng import Noise
+from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
 
 
 class OnlineStatistics(ABC):

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.errors import UserError, nearest
-from logosphere.noise import Noise, running_sum
-from logosphere.shapes import Float, Int64
+from logosphere.errors import UserError, suggest
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Int64
 
 BINS = 32
 UNIFORM_FRACTION, LAST_FRACTION = 0.08, 0.02
@@ -222,7 +222,7 @@ class TrainingTimes:
 
     def __post_init__(self) -> None:
         if self.kind not in TRAINING_TIMES:
-            raise UserError(f"There is no time sampler '{self.kind}'.{nearest(self.kind, TRAINING_TIMES)}")
+            raise UserError(f"There is no time sampler '{self.kind}'.{suggest(self.kind, TRAINING_TIMES)}")
         if not 0 <= self.low < self.high <= 1:
             raise UserError(f"t_min must be at least 0 and below 1, not {self.low}.")
         if not self.is_uniform and (self.low, self.high) != (0, 1):

@@ -5,7 +5,7 @@ The defaults are what works best here; the settings of the papers are the preset
 
 from collections.abc import Sequence
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.backbone import LinearHead
 from logosphere.networks.config import NetworkConfig
@@ -36,8 +36,8 @@ from logosphere.recipes.discrete_parts import (
     transformer,
 )
 from logosphere.sampling.plan import cosine_grid
-from logosphere.schedules import Squeezed, cosine_betas, of_betas
-from logosphere.schedules import schedule as schedule_by_name
+from logosphere.schedules.signal import Squeezed, cosine_betas, from_betas
+from logosphere.schedules.signal import find_schedule as schedule_by_name
 
 PROTOCOLS = ("bound", "published")
 WEIGHTINGS: dict[str, Weighting | None] = {
@@ -237,7 +237,7 @@ def d3pm_gaussian(
     q); with reconstruction="network" the last step takes x̂ alone.
     """
     if head not in ("softmax", "logistic"):
-        raise UserError(f"There is no head '{head}'.{nearest(head, ('softmax', 'logistic'))}")
+        raise UserError(f"There is no head '{head}'.{suggest(head, ('softmax', 'logistic'))}")
     process = DiscretizedGaussian(
         vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths,
         decode_from_network=decode_from_network(reconstruction), times=TrainingTimes(times),
@@ -271,7 +271,7 @@ def multinomial(
         raise UserError(f"timesteps must be at least 1, not {timesteps}; udlm is the same in continuous time.")
     if not 0 < largest_beta <= 1:
         raise UserError(f"largest_beta must be above 0 and at most 1, not {largest_beta}.")
-    mixing = Uniform(vocab_size, of_betas(cosine_betas(timesteps, largest_beta)))
+    mixing = Uniform(vocab_size, from_betas(cosine_betas(timesteps, largest_beta)))
     time_sampler = TimeSampler(uniform_density(timesteps), min_variance=True) if importance and timesteps > 1 else None
     process = DiscreteDiffusion(
         mixing, timesteps=timesteps, hybrid=hybrid, time_sampler=time_sampler, times=TrainingTimes(times)
@@ -351,9 +351,9 @@ def gidd(
     spoil what is learnt at masks.
     """
     if loss not in WEIGHTINGS:
-        raise UserError(f"There is no loss '{loss}'.{nearest(loss, WEIGHTINGS)}")
+        raise UserError(f"There is no loss '{loss}'.{suggest(loss, WEIGHTINGS)}")
     if protocol not in PROTOCOLS:
-        raise UserError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
+        raise UserError(f"There is no protocol '{protocol}'.{suggest(protocol, PROTOCOLS)}")
     mixing = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
     sampler = TrainingTimes(times, t_min, 1 - t_min)
     process = DiscreteDiffusion(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
@@ -14,8 +14,8 @@ from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.mixing import MixingDistribution
 from logosphere.processes.discrete.parameterization import Score
 from logosphere.processes.time_sampler import TrainingTimes
-from logosphere.schedules import Schedule, cosine_betas, information, of_betas
-from logosphere.schedules import schedule as schedule_by_name
+from logosphere.schedules.signal import Schedule, cosine_betas, from_betas, mutual_information
+from logosphere.schedules.signal import find_schedule as schedule_by_name
 
 LOSSES = ("bound", "cross-entropy")
 RECONSTRUCTIONS = ("posterior", "network")
@@ -26,7 +26,7 @@ OFFSET_COSINE = "offset-cosine"
 def is_unweighted(loss: str) -> bool:
     """Does training drop the weights of the bound?"""
     if loss not in LOSSES:
-        raise UserError(f"There is no loss '{loss}'.{nearest(loss, LOSSES)}")
+        raise UserError(f"There is no loss '{loss}'.{suggest(loss, LOSSES)}")
     return loss == "cross-entropy"
 
 
@@ -45,13 +45,13 @@ def chain_schedule(schedule: str | Sequence[float], timesteps: int | None) -> Sc
         return schedule_by_name(schedule)
     if timesteps is None or timesteps < 1:
         raise UserError(f"schedule={OFFSET_COSINE} needs a number of timesteps, at least 1, not {timesteps}.")
-    return of_betas(cosine_betas(timesteps))
+    return from_betas(cosine_betas(timesteps))
 
 
 def decode_from_network(reconstruction: str) -> bool:
     """Does the last step draw from the network's own distribution?"""
     if reconstruction not in RECONSTRUCTIONS:
-        raise UserError(f"There is no reconstruction '{reconstruction}'.{nearest(reconstruction, RECONSTRUCTIONS)}")
+        raise UserError(f"There is no reconstruction '{reconstruction}'.{suggest(reconstruction, RECONSTRUCTIONS)}")
     return reconstruction == "network"
 
 
@@ -59,7 +59,7 @@ def even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
     """The schedule that loses information on tokens of these frequencies evenly."""
     if len(frequencies) != vocab_size:
         raise UserError(f"There must be {vocab_size} frequencies, one for each token, not {len(frequencies)}.")
-    return information(frequencies)
+    return mutual_information(frequencies)
 
 
 def score_model(

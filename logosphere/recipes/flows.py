@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.vertices import CoordinateStem, SimplexCodec
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
@@ -115,7 +115,7 @@ def fisher_flow(
     given = {"loss": loss, "prior": prior, "geometry": geometry, "coupling": coupling, "predicts": predicts}
     for name, value in given.items():
         if value not in STRAIGHT[name]:
-            raise UserError(f"There is no {name} '{value}'.{nearest(value, STRAIGHT[name])}")
+            raise UserError(f"There is no {name} '{value}'.{suggest(value, STRAIGHT[name])}")
     optimal = coupling == "optimal"
     if optimal and (posterior_head or input != "state"):
         raise UserError(
@@ -163,7 +163,7 @@ def dirichlet_flow(
     """
     clocks = (*CHOICES["clock"], "exponential", "unbounded")
     if clock not in clocks:
-        raise UserError(f"There is no clock '{clock}'.{nearest(clock, clocks)}")
+        raise UserError(f"There is no clock '{clock}'.{suggest(clock, clocks)}")
     _check("doubled", input=input, loss=loss)
     if alpha is not None and alpha <= 1:
         raise UserError(f"alpha must be above 1, where the path begins, not {alpha}.")
@@ -237,12 +237,12 @@ def ddsm(
 
 def _check_ddsm(construction: str, predicts: str, loss: str, clock: str) -> None:
     if construction not in CONSTRUCTIONS:
-        raise UserError(f"There is no construction '{construction}'.{nearest(construction, CONSTRUCTIONS)}")
+        raise UserError(f"There is no construction '{construction}'.{suggest(construction, CONSTRUCTIONS)}")
     if predicts not in ("tokens", "score"):
         raise UserError(f"predicts must be tokens or score, not '{predicts}'.")
     clocks = (*CHOICES["clock"], "importance")
     if clock not in clocks:
-        raise UserError(f"There is no clock '{clock}'.{nearest(clock, clocks)}")
+        raise UserError(f"There is no clock '{clock}'.{suggest(clock, clocks)}")
     if predicts == "score" and (construction != "sticks" or loss != "diffusion"):
         raise UserError(
             f"predicts=score needs construction=sticks and loss=diffusion, not {construction} and {loss}: the token is "
@@ -271,7 +271,7 @@ def _check(*more: str, **given: str) -> None:
     for name, value in given.items():
         known = (*CHOICES[name], *more) if name == "input" else CHOICES[name]
         if value not in known:
-            raise UserError(f"There is no {name} '{value}'.{nearest(value, known)}")
+            raise UserError(f"There is no {name} '{value}'.{suggest(value, known)}")
 
 
 def _positive(**given: int | float | None) -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.recipes.gaussian_parts import LEARNED, Settings, assembled
@@ -46,7 +46,7 @@ def plaid(
                         eighth in a bound), information; None: even for learned schedules, else information
     """
     if embeddings_from not in (words := ("all", "plain")):
-        raise UserError(f"'{embeddings_from}' is not a choice for embeddings_from.{nearest(embeddings_from, words)}")
+        raise UserError(f"'{embeddings_from}' is not a choice for embeddings_from.{suggest(embeddings_from, words)}")
     if embeddings_from == "plain" and self_conditioned != "rows":
         raise UserError("embeddings_from=plain needs plain sequences in every batch; use self_conditioned=rows.")
     has = Settings(
@@ -167,7 +167,7 @@ def diffusion_lm(
     steps    training draws this many times, those of the published schedule; None: continuous time
     """
     if target not in (words := ("clean", "noisy")):
-        raise UserError(f"'{target}' is not a choice for target.{nearest(target, words)}")
+        raise UserError(f"'{target}' is not a choice for target.{suggest(target, words)}")
     has = Settings(
         embedding=embedding, norm=None, schedule=schedule, highest=highest, lowest=lowest, predicts=predicts,
         loss="error", clock="even", anchor=anchor, head=True, self_conditioning=self_conditioning, spacing=spacing,

@@ -9,10 +9,7 @@ from torch import Tensor
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.vertices import CoordinateStem
-from logosphere.errors import UserError, nearest
-from logosphere.logsnr.learned import Learned, LearnedNetwork
-from logosphere.logsnr.schedules import LogSNR, schedule
-from logosphere.logsnr.stepwise import sqrt_steps
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import Denoiser, Wrapper
@@ -23,6 +20,8 @@ from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.processes.time_sampler import TimeSampler
+from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
+from logosphere.schedules.logsnr import LogSNR, find_logsnr, sqrt_steps
 from logosphere.types import Logits, Positions, State, Times
 
 INTERVALS = 128
@@ -48,7 +47,7 @@ CHOICES = {
     "spacing": ("angle", "logsnr", "information", "time"),
     "self_conditioned": ("batches", "rows"),
 }
-LEARNED = {"learned": Learned, "learned-network": LearnedNetwork}
+LEARNED = {"learned": LearnedTanh, "learned-network": LearnedNetwork}
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Settings:
     def __post_init__(self) -> None:
         for option, words in CHOICES.items():
             if (word := getattr(self, option)) not in words:
-                raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), words)}")
+                raise UserError(f"'{word}' is not a choice for {option}.{suggest(str(word), words)}")
         if self.schedule in LEARNED and self.loss != "bound":
             raise UserError("A learned schedule follows the bound; train with loss=bound, or choose another schedule.")
         if self.codec == "embeddings" and self.norm is None and self.loss == "cross-entropy" and not self.anchor:
@@ -142,7 +141,7 @@ def _schedule(has: Settings) -> LogSNR:
     if has.steps is not None:
         return sqrt_steps(has.steps)
     if has.schedule not in LEARNED:
-        return schedule(has.schedule, shift=has.shift, highest=has.highest, lowest=has.lowest)
+        return find_logsnr(has.schedule, shift=has.shift, highest=has.highest, lowest=has.lowest)
     if has.highest is None or has.lowest is None:
         raise UserError("A learned schedule needs the highest and the lowest log-SNR to begin with.")
     return LEARNED[has.schedule](has.highest + has.shift, has.lowest + has.shift)

@@ -1,4 +1,4 @@
-"""Builders of latent diffusion: which reader, compressor, decoder, teaching and path make which system."""
+"""Builders of latent diffusion: which reader, compressor, decoder, loss_config and path make which system."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,12 @@ from typing import get_args
 import torch
 from torch import nn
 
-from logosphere.autoencoders.decoders import Causal, Decoder, Parallel
-from logosphere.autoencoders.perceiver import Perceiver
-from logosphere.autoencoders.readers import Frozen, Learned, Reader
-from logosphere.autoencoders.text import Scale, Teaching, TextAutoencoder
+from logosphere.autoencoders.decoders import CausalDecoder, Decoder, ParallelDecoder, Perceiver
+from logosphere.autoencoders.encoders import FrozenEncoder, TokenEncoder, TransformerEncoder
+from logosphere.autoencoders.pretrained import load_encoder as encoder_by_name
+from logosphere.autoencoders.text import AutoencoderLossConfig, Scale, TextAutoencoder
 from logosphere.codecs.vertices import CoordinateStem
-from logosphere.encoders.pretrained import encoder as encoder_by_name
-from logosphere.errors import UserError, nearest
-from logosphere.logsnr.schedules import schedule as schedule_by_name
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
@@ -24,6 +22,7 @@ from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
 from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.time_sampler import TimeSampler
+from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
 
 INTERVALS = 128
 """The clock measures nats in intervals of so much of the path."""
@@ -45,7 +44,7 @@ class Settings:
     from_left: bool
     """The decoder writes token after token; else all at once."""
     scale: str
-    teaching: Teaching
+    loss_config: AutoencoderLossConfig
     predicts: str
     latents: int | None = None
     compression: int = COMPRESSION
@@ -69,11 +68,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.predicts not in PARAMETERIZATIONS:
             raise UserError(
-                f"'{self.predicts}' is not a choice for predicts.{nearest(self.predicts, PARAMETERIZATIONS)}"
+                f"'{self.predicts}' is not a choice for predicts.{suggest(self.predicts, PARAMETERIZATIONS)}"
             )
         for option, value, choices in (("scale", self.scale, SCALES), ("weighting", self.weighting, WEIGHTINGS)):
             if value not in choices:
-                raise UserError(f"'{value}' is not a choice for {option}.{nearest(value, choices)}")
+                raise UserError(f"'{value}' is not a choice for {option}.{suggest(value, choices)}")
         if self.compression < 1:
             raise UserError(f"compression is a number of tokens to a latent, at least 1, not {self.compression}.")
         if self.tan <= 0:
@@ -84,15 +83,15 @@ class Settings:
             raise UserError(f"Blurred latents have a log-SNR below the last one, {self.last}, not {self.blurred}.")
         if not self.compressed and (self.latents, self.latent_width) != (None, None):
             raise UserError("Here every token has a latent of the encoder's width: leave out latents and latent_width.")
-        if not self.compressed and (self.teaching.position_drop or self.teaching.divergence is not None):
+        if not self.compressed and (self.loss_config.position_drop or self.loss_config.divergence is not None):
             raise UserError("position_drop and divergence are for compressed latents: take planner or cosmos.")
-        if (self.from_left or not self.compressed) and self.teaching.match:
+        if (self.from_left or not self.compressed) and self.loss_config.match:
             raise UserError("match needs a decoder that rebuilds all states at once out of few latents: take cosmos.")
 
 
 def _builder(system: Settings) -> Callable[..., Model]:
     """The builder of the system with these defaults."""
-    taught = system.teaching
+    loss_defaults = system.loss_config
 
     def build(
         vocab_size: int,
@@ -119,15 +118,15 @@ def _builder(system: Settings) -> Callable[..., Model]:
         learned_null: bool = system.learned_null,
         stage_one: float = system.stage_one,
         joint: bool = system.joint,
-        match: float = taught.match,
-        position_drop: float = taught.position_drop,
-        feature_noise: float = taught.feature_noise,
-        latent_dropout: float = taught.latent_dropout,
-        zeroing: bool = taught.zeroing,
-        clean_statistics: bool = taught.clean_statistics,
-        substitution: float = taught.substitution,
-        divergence: float | None = taught.divergence,
-        divergence_sum: bool = taught.divergence_sum,
+        match: float = loss_defaults.match,
+        position_drop: float = loss_defaults.position_drop,
+        feature_noise: float = loss_defaults.feature_noise,
+        latent_dropout: float = loss_defaults.latent_dropout,
+        zeroing: bool = loss_defaults.zeroing,
+        clean_statistics: bool = loss_defaults.clean_statistics,
+        substitution: float = loss_defaults.substitution,
+        divergence: float | None = loss_defaults.divergence,
+        divergence_sum: bool = loss_defaults.divergence_sum,
     ) -> Model:
         """Latent diffusion in two stages: an autoencoder, then Gaussian diffusion of its latents.
 
@@ -154,13 +153,13 @@ def _builder(system: Settings) -> Callable[..., Model]:
         divergence              weight of KL(q(u | x) || N(0, 1)), averaged over elements; left out, nothing is drawn
         divergence_sum          the same weight on the sum over elements and batch
         """
-        teaching = Teaching(
+        loss_config = AutoencoderLossConfig(
             match=match, position_drop=position_drop, feature_noise=feature_noise, latent_dropout=latent_dropout,
             zeroing=zeroing, clean_statistics=clean_statistics, substitution=substitution, divergence=divergence,
             divergence_sum=divergence_sum,
         )  # fmt: skip
         has = replace(
-            system, teaching=teaching, latents=latents, compression=compression, latent_width=latent_width,
+            system, loss_config=loss_config, latents=latents, compression=compression, latent_width=latent_width,
             scale=scale, layer_norm=layer_norm, encoder=encoder, layer=layer, pieces=pieces,
             autoencoder_depth=autoencoder_depth, predicts=predicts, schedule=schedule, tan=tan, last=last,
             lowest=lowest, blurred=blurred, weighting=weighting, self_conditioning=self_conditioning,
@@ -172,21 +171,28 @@ def _builder(system: Settings) -> Callable[..., Model]:
 
 
 ld4lg = _builder(
-    Settings(compressed=True, latent_width=NUMBERS, from_left=True, scale="sphere", teaching=Teaching(), predicts="v")
+    Settings(
+        compressed=True,
+        latent_width=NUMBERS,
+        from_left=True,
+        scale="sphere",
+        loss_config=AutoencoderLossConfig(),
+        predicts="v",
+    )
 )
 """LD4LG: latents on the sphere of radius √d, a decoder from left to right, cross-entropy alone; then v-prediction."""
 
 planner = _builder(
     Settings(
         compressed=True, latent_width=NUMBERS, from_left=True, scale="standard",
-        teaching=Teaching(divergence=0.001, substitution=0.1), predicts="x0", self_conditioning=0.0,
+        loss_config=AutoencoderLossConfig(divergence=0.001, substitution=0.1), predicts="x0", self_conditioning=0.0,
     )
 )  # fmt: skip
 """PLANNER: latents drawn by a variational encoder that reads noisy tokens, a decoder from left to right."""
 
 tencdm = _builder(
     Settings(
-        compressed=False, from_left=False, scale="standard", teaching=Teaching(), predicts="x0",
+        compressed=False, from_left=False, scale="standard", loss_config=AutoencoderLossConfig(), predicts="x0",
         layer=4, tan=9.0, blurred=-1.5, stage_one=0.3,
     )
 )  # fmt: skip
@@ -198,7 +204,7 @@ blurred=-1.5 is about where TEncDM's decoder stops, at t = 0.15 of tan-9; the pu
 cosmos = _builder(
     Settings(
         compressed=True, latent_width=NUMBERS, from_left=False, scale="standard",
-        teaching=Teaching(match=1.0, position_drop=0.3, feature_noise=0.71, latent_dropout=0.4),
+        loss_config=AutoencoderLossConfig(match=1.0, position_drop=0.3, feature_noise=0.71, latent_dropout=0.4),
         predicts="x0", tan=5.0,
     )
 )  # fmt: skip
@@ -234,9 +240,9 @@ def _model(vocab_size: int, length: int, network: NetworkConfig | None, has: Set
 
 def _codec(vocab_size: int, length: int, network: NetworkConfig, has: Settings) -> TextAutoencoder:
     size = replace(network, depth=has.autoencoder_depth, labels=0, source=0, signal=0, dropout=0.0)
-    reader: Reader = Learned(vocab_size, length, size)
+    reader: TokenEncoder = TransformerEncoder(vocab_size, length, size)
     if has.encoder is not None:
-        reader = Frozen(encoder_by_name(has.encoder, has.layer), vocab_size, length, has.pieces)
+        reader = FrozenEncoder(encoder_by_name(has.encoder, has.layer), vocab_size, length, has.pieces)
     latents = _count(has.latents, has.compression, length) if has.compressed else length
     features = reader.width if has.latent_width is None else has.latent_width
     compressor, decoder = None, _decoder(vocab_size, length, size, latents, features, reader.width, has.from_left)
@@ -244,7 +250,7 @@ def _codec(vocab_size: int, length: int, network: NetworkConfig, has: Settings) 
         compressor = Perceiver(size, memory=length, memory_width=reader.width, count=latents)
     return TextAutoencoder(
         vocab_size, length, reader, compressor, decoder,
-        latents=latents, features=features, scale=SCALES[has.scale], teaching=has.teaching,
+        latents=latents, features=features, scale=SCALES[has.scale], loss_config=has.loss_config,
         layer_norm=has.layer_norm,
     )  # fmt: skip
 
@@ -253,8 +259,8 @@ def _decoder(
     vocab_size: int, length: int, size: NetworkConfig, latents: int, features: int, rebuilt: int, from_left: bool
 ) -> Decoder:
     if from_left:
-        return Causal(vocab_size, length, size, latents=latents, features=features)
-    return Parallel(vocab_size, length, size, latents=latents, features=features, rebuilt=rebuilt)
+        return CausalDecoder(vocab_size, length, size, latents=latents, features=features)
+    return ParallelDecoder(vocab_size, length, size, latents=latents, features=features, state_width=rebuilt)
 
 
 def _clock() -> TimeSampler:

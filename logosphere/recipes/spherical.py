@@ -10,7 +10,7 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.codecs.digits import DigitCodec
 from logosphere.codecs.vertices import CoordinateStem, VertexCodec
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.geometry.bridge_tables import STEPS, fit_normal, match_moments, tabulate_bridges, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
 from logosphere.model import Model
@@ -109,7 +109,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         given |= {"order": order, "path": usual_path if path is None else path, "codes": codes, "protocol": protocol}
         for option, word in given.items():
             if word not in CHOICES[option]:
-                raise UserError(f"'{word}' is not a choice for {option}.{nearest(str(word), CHOICES[option])}")
+                raise UserError(f"'{word}' is not a choice for {option}.{suggest(str(word), CHOICES[option])}")
         if timesteps is not None and timesteps < 2:
             raise UserError(f"A walk has at least 2 timesteps, not {timesteps}.")
         if switch is not None and not 0 <= switch <= 1:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.processes.spherical.published import UniformProbability
 from logosphere.processes.spherical.times import rdlm_time
 
@@ -48,7 +48,7 @@ def start_point(start: str | float, tokens: int) -> Tensor:
         named = {"mask": 0.0, "uniform": tokens / (tokens + 1)}
         if start not in named:
             known = [*named, "mask+uniform", "step", "linear", "sqrt"]
-            raise UserError(f"There is no start '{start}'.{nearest(start, known)}")
+            raise UserError(f"There is no start '{start}'.{suggest(start, known)}")
         start = named[start]
     if not 0 <= start <= 1:
         raise UserError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from logosphere.atomic import write_whole
+from logosphere.io import write_atomic
 
 COLOURS = 8
 DASHES = ("", "6 3", "2 3")
@@ -143,7 +143,7 @@ class Drawing:
     svg: str
 
     def save(self, path: str | Path) -> None:
-        write_whole(Path(path), self.svg.encode())
+        write_atomic(Path(path), self.svg.encode())
 
     def _repr_svg_(self) -> str:
         return self.svg

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from logosphere.atomic import plain, write_json, write_whole
+from logosphere.io import json_safe, write_atomic, write_json
 from logosphere.report import figures, tables
 from logosphere.report.comparison import ComparisonReport, MetricInfo
 from logosphere.report.page import Player, render_page, render_players
@@ -201,9 +201,9 @@ def _format_fact(value: object) -> str:
 def write_comparison_report(report: ComparisonReport, page: Path) -> list[Path]:
     """Write out.html, out.md and out.json; return the paths written."""
     written = [page, page.with_suffix(".md"), page.with_suffix(".json")]
-    write_whole(written[0], render_html(report).encode())
-    write_whole(written[1], render_markdown(report).encode())
-    write_json(written[2], plain(asdict(report)))
+    write_atomic(written[0], render_html(report).encode())
+    write_atomic(written[1], render_markdown(report).encode())
+    write_json(written[2], json_safe(asdict(report)))
     return written
 
 

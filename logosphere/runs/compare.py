@@ -5,15 +5,14 @@ import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from logosphere.atomic import cached, file_sha256, write_json
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import split_off
+from logosphere.data.corpus import Corpus, split_off
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
+from logosphere.io import RECIPE, WEIGHTS, cached, file_sha256, write_json
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
 from logosphere.pretrained import resolve_folder
@@ -28,7 +27,6 @@ from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, Sa
 from logosphere.runs.train import open_with_display, run_to_end
 from logosphere.systems import system
 from logosphere.training.checkpoint import latest
-from logosphere.weights import RECIPE, WEIGHTS
 
 SCORER = "judge"
 """The folder of a scorer model that is trained for the comparison."""

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from logosphere.atomic import cached, file_sha256
 from logosphere.data.batches import eval_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import take_first_tokens
+from logosphere.data.corpus import Corpus, take_first_tokens
 from logosphere.errors import plural
 from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
@@ -22,8 +20,9 @@ from logosphere.evaluation.likelihood import elbo_over_time
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import measure_samples
 from logosphere.evaluation.texts import TRAIN_TOKENS, Metric, Reference, Texts
-from logosphere.loading import rebuild
+from logosphere.io import cached, file_sha256
 from logosphere.model import Model
+from logosphere.pretrained import build_from_recipe
 from logosphere.report.comparison import (
     ComparisonReport,
     Costs,
@@ -158,7 +157,7 @@ def _curve(run: Run) -> list[CurvePoint]:
 
 def _costs(run: Run, evaluation: float) -> Costs:
     recipe, last, seen = run.config, _last(run), sum_records(run.trainings)
-    model = rebuild(run.path)
+    model = build_from_recipe(run.path)
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),
@@ -291,7 +290,7 @@ def measure_texts(texts: Texts, against: Reference, chosen: Sequence[Metric]) ->
 
 
 def _slice(condition: Condition | None, first: int, n: int) -> Condition | None:
-    return None if condition is None else condition.each(lambda field: field[first : first + n])
+    return None if condition is None else condition.map(lambda field: field[first : first + n])
 
 
 def record_animation(model: Model, against: Reference, seed: int, condition: Condition | None = None) -> Animation:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.networks.config import NetworkConfig
 from logosphere.presets import DEFAULT
 from logosphere.presets import preset as find_preset
@@ -188,7 +188,7 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
     values: dict[str, Any] = {}
     for name, value in rename_former(content).items():
         if name not in known:
-            raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
+            raise UserError(f"{place} has an unknown entry '{name}'.{suggest(str(name), known)}")
         inner = None if default is None else getattr(default, name)
         values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}", inner)
     return kind(**values) if default is None else dataclasses.replace(default, **values)

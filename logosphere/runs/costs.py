@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.data.datasets.loading import is_dataset
+from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from logosphere.data.batches import train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.splits import check_length
-from logosphere.data.tasks import find_task
+from logosphere.data.batches import find_task, train_batches
+from logosphere.data.corpus import Corpus, check_length
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import load_strict, read_tensors
 from logosphere.model import Model, Spec
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
@@ -22,7 +21,6 @@ from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
 from logosphere.systems import build
 from logosphere.training.checkpoint import latest
-from logosphere.weights import fill, read_tensors
 
 FREE = {"dropout"}
 """Options that may differ from the parent: they have no weights and do not change the model."""
@@ -78,7 +76,7 @@ def initial_model(run: Run, corpus: Corpus) -> Model:
     """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
     model = build_model(run.config, corpus)
     if run.config.begin is not None and latest(run.state) is None:
-        fill(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
+        load_strict(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
     return model
 
 
@@ -92,7 +90,7 @@ def load_parent(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[
     assert model.spec is not None
     if differences := _differences(parent, model.spec, tokenizer, labels):
         raise UserError(f"A training cannot begin with {name}, which differs from it in {'; '.join(differences)}.")
-    fill(model, read_tensors(weights), weights)
+    load_strict(model, read_tensors(weights), weights)
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     return ParentCheckpoint(name, weights, digest, parent.trainings)
 

@@ -10,19 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logosphere.atomic import write_json, write_whole
-from logosphere.data.batches import eval_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples, sequential_batches
-from logosphere.data.splits import check_length, count_scored_tokens, count_sequences
+from logosphere.data.batches import eval_batches, sequential_batches
+from logosphere.data.corpus import Corpus, Examples, check_length, count_scored_tokens, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import Report, evaluate
-from logosphere.loading import load
+from logosphere.io import RECIPE, WEIGHTS, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
-from logosphere.pretrained import CARD, RECORD
+from logosphere.pretrained import CARD, RECORD, load
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run, sum_records
 from logosphere.runs.settings import SILENT, Display, EvaluateConfig
@@ -30,7 +27,6 @@ from logosphere.runs.train import open_with_display
 from logosphere.sampling.generate import generate
 from logosphere.systems import system
 from logosphere.types import SIGN, Batch, Tokens
-from logosphere.weights import RECIPE, WEIGHTS, write_recipe, write_tensors
 
 LONGEST_NAME = 200
 """Bytes of a report's name; file systems allow 255, and temporary names are longer."""
@@ -179,7 +175,7 @@ def write_export(
     shutil.copyfile(run.path / "tokenizer.json", folder / "tokenizer.json")
     record = make_record(folder, text)
     write_json(folder / RECORD, vars(record))
-    write_whole(folder / CARD, card(run, report, samples, size).encode())
+    write_atomic(folder / CARD, card(run, report, samples, size).encode())
     return record
 
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from logosphere.data.batches import eval_batches, train_batches
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
+from logosphere.data.batches import eval_batches, find_task, train_batches
+from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.streaming import StreamBatches
-from logosphere.data.tasks import find_task
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
+from logosphere.io import write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import AutoencoderStage
@@ -34,7 +33,6 @@ from logosphere.training.checkpoint import (
 )
 from logosphere.training.trainer import Diverged, Progress, Trainer, sharding
 from logosphere.types import Batch
-from logosphere.weights import write_tensors
 
 if TYPE_CHECKING:
     from logosphere.training.sharded import ShardedSave

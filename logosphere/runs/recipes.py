@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.networks.config import NetworkConfig
 from logosphere.runs.config import TrainConfig, read_config_file
 from logosphere.training.optimizer import OptimizerConfig
@@ -197,4 +197,4 @@ def recipe(name: str) -> TrainConfig:
         if not path.exists():
             raise UserError(f"There is no recipe file {path}.")
         return read_config_file(path)
-    raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)}")
+    raise UserError(f"There is no recipe '{name}'.{suggest(name, RECIPES)}")

@@ -24,18 +24,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from logosphere.atomic import sync, write_json, write_whole
-from logosphere.cache import cache_folder
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.loading import load_weights, spec_of
+from logosphere.io import (
+    EMA_WEIGHTS,
+    RECIPE,
+    WEIGHTS,
+    cache_folder,
+    read_recipe,
+    sync,
+    write_atomic,
+    write_json,
+    write_recipe,
+)
 from logosphere.model import Model, Spec
-from logosphere.pretrained import default_pretrained, is_bundled, resolve_folder
+from logosphere.pretrained import default_pretrained, is_bundled, load_weights, read_spec, resolve_folder
 from logosphere.runs.config import TrainConfig, config_from_dict
 from logosphere.training.checkpoint import latest
-from logosphere.weights import AVERAGED, RECIPE, WEIGHTS, read_recipe, write_recipe
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
 SHORT = {"character": "bpc", "byte": "bpb", "token": "bpt", "dimension": "bpd"}
@@ -159,7 +166,7 @@ class Run:
 
     @property
     def spec(self) -> Spec:
-        return spec_of(self.path)
+        return read_spec(self.path)
 
     @property
     def trainings(self) -> tuple[TrainingRecord, ...]:
@@ -210,13 +217,13 @@ class Run:
 
     def weights_file(self, weights: str = "ema") -> Path:
         """The file of these weights."""
-        files = {"ema": AVERAGED, "best": BEST, "model": WEIGHTS}
+        files = {"ema": EMA_WEIGHTS, "best": BEST, "model": WEIGHTS}
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
             remedy = f"logosphere train --out {self.path} --resume"
             raise UserError(f"Nothing has been saved in {self.path} yet; continue with: {remedy}")
-        if weights == "ema" and not (self.path / AVERAGED).exists():
+        if weights == "ema" and not (self.path / EMA_WEIGHTS).exists():
             weights = "model"  # a bundled checkpoint has only averaged weights, under this name
         return self.path / files[weights]
 
@@ -233,7 +240,7 @@ class Run:
 
     def link_latest(self, checkpoint: Path) -> None:
         """Link the weights of a checkpoint at the top of the folder, without a second copy of them."""
-        for name in (WEIGHTS, AVERAGED):
+        for name in (WEIGHTS, EMA_WEIGHTS):
             if (checkpoint / name).exists():
                 link = self.path / f".{name}.link"
                 link.unlink(missing_ok=True)
@@ -280,7 +287,7 @@ class Run:
     def truncate_metrics(self, step: int) -> None:
         """Drop metrics of steps that a resumed run will take again."""
         kept = [line for line in self.metrics() if line.get("step", 0) <= step]
-        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     @contextmanager
     def lock(self) -> Iterator[None]:

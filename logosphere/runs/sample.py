@@ -9,9 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from logosphere.data.prompting import Prompt, encode_infill, encode_prompt
-from logosphere.data.tokenizers import IntegerTokenizer, TokenIds, WithEOS
-from logosphere.errors import UserError, nearest
+from logosphere.data.tokenizers import IntegerTokenizer, Prompt, TokenIds, WithEOS, encode_infill, encode_prompt
+from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
@@ -213,7 +212,7 @@ def _label_index(label: str, run: Run) -> int:
     if not names:
         raise UserError(f"The model in {run.path} was trained without labels; leave out --label.")
     if label not in names:
-        raise UserError(f"There is no label '{label}'.{nearest(label, names)}")
+        raise UserError(f"There is no label '{label}'.{suggest(label, names)}")
     return names.index(label)
 
 

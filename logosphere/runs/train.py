@@ -13,16 +13,14 @@ from typing import TypeVar
 
 import torch
 
-from logosphere.atomic import write_whole
 from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.data.hub_stream import is_stream
-from logosphere.data.splits import Split, describe_size
+from logosphere.data.corpus import Corpus, Examples, Split, describe_size
+from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
+from logosphere.io import REMASKER, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
@@ -37,7 +35,6 @@ from logosphere.sampling.labeller import Labeller
 from logosphere.training.auxiliary import RemaskerStep, measure_classifier, train_classifier, train_remasker
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
-from logosphere.weights import REMASKER, write_tensors
 
 SAMPLES, SAMPLING_STEPS = 4, 128
 """Texts that are sampled at the end of a training, and the largest number of steps they take."""
@@ -186,7 +183,7 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
     outcome.report.save(run.path / "eval" / "valid.json")
     drawn = generate(run.model(), n=SAMPLES, steps=min(SAMPLING_STEPS, run.config.length))
     texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
-    write_whole(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
+    write_atomic(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
     return run
 
 

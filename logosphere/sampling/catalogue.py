@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 
 MASKED, TIME_FREE, DISCRETE = "masked diffusion", "masked diffusion that reads no time", "discrete diffusion"
 GAUSSIAN = "Gaussian diffusion"
@@ -86,5 +86,5 @@ _BY_NAME = {listing.name: listing for listing in LISTINGS}
 def listing(name: str) -> Listing:
     """The listing of a sampler."""
     if name not in _BY_NAME:
-        raise UserError(f"There is no sampler '{name}'.{nearest(name, _BY_NAME)}")
+        raise UserError(f"There is no sampler '{name}'.{suggest(name, _BY_NAME)}")
     return _BY_NAME[name]

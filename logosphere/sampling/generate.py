@@ -14,9 +14,9 @@ from logosphere.model import Model
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import check_guidable
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
-from logosphere.noise import Keyed, as_generator
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.base import Process
+from logosphere.rng import CounterNoise, as_generator
 from logosphere.sampling.guidance import Guide, Guides
 from logosphere.sampling.plan import Grid, Plan, find_grid
 from logosphere.sampling.samplers import Sampler, sampler_of
@@ -24,8 +24,7 @@ from logosphere.sampling.samplers import sampler as sampler_by_name
 from logosphere.sampling.steppers import GreedyEnd, Rule, Stepper, as_stepper
 from logosphere.sampling.steppers.base import guides_transitions
 from logosphere.sampling.walk import Frame, walk
-from logosphere.shapes import Bool, Int64
-from logosphere.types import Batch, Condition, Tokens
+from logosphere.types import Batch, Bool, Condition, Int64, Tokens
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def generate(
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     share, counter = group.local_slice(n), NFECounter()
-    given = _given(model, n, known, tokens).part(share)
-    condition = None if condition is None else condition.each(lambda field: field[share].to(model.device))
+    given = _given(model, n, known, tokens).select(share)
+    condition = None if condition is None else condition.map(lambda field: field[share].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(share).counted(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(move.grid, model.process)
     plan = model_plan(model, move.steps(model.length, steps), grid, sampler.blocks)
@@ -104,7 +103,7 @@ def generate(
         predict = ActiveRows(predict) if move.adaptive else predict
         predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
         predict = CachedDenoiser(predict) if cached else predict
-        drawn, noise = given.tokens, Keyed(seed, 0, given.ids, given.place, n)
+        drawn, noise = given.tokens, CounterNoise(seed, 0, given.ids, given.global_index, n)
         if len(given):  # of many processes some may have nothing to write
             for frame in walk(
                 model.process, predict, plan, given, noise, move,
@@ -197,7 +196,7 @@ def _asked(
     if guidance == 1:
         return counted(told), None
     check_guidable(network)
-    without = network.with_condition(condition.withheld(torch.ones_like(condition.given)))
+    without = network.with_condition(condition.drop(torch.ones_like(condition.given)))
     return counted(told), counted(without)
 
 

@@ -26,8 +26,7 @@ from logosphere.networks.wrappers import LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.sampling.steppers import Ask, Stepper
 from logosphere.sampling.steppers.base import guides_transitions, require_transitions
-from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Logits, Positions, Predict, State, Times
+from logosphere.types import Bool, Float, Int64, Logits, Positions, Predict, State, Times
 
 FAINT = -100.0
 """Log-probabilities below this count as this, where one is divided by another."""

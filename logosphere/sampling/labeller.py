@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
+from logosphere.io import load_strict, read_recipe, read_tensors, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.networks.classifier import NoisyClassifier
 from logosphere.networks.config import NetworkConfig
 from logosphere.sampling.guidance import Edits, Gradients, Guide
-from logosphere.weights import fill, read_recipe, read_tensors, write_recipe, write_tensors
 
 ABOUT, CLASSIFIER = "classifier.json", "classifier.safetensors"
 AGAIN = "teach another with: logosphere train-classifier RUN"
@@ -37,7 +37,7 @@ class Labeller:
     def number(self, label: str) -> int:
         """The number of a label."""
         if label not in self.labels:
-            raise UserError(f"The classifier knows no label '{label}'.{nearest(label, self.labels)}")
+            raise UserError(f"The classifier knows no label '{label}'.{suggest(label, self.labels)}")
         return self.labels.index(label)
 
     def guide(self, model: Model, label: str, n: int, strength: float = 1.0, *, exact: bool = False) -> Guide:
@@ -81,7 +81,7 @@ class Labeller:
         except TypeError as problem:
             raise UserError(f"{folder / ABOUT} describes no network ({problem}); restore it from a copy.") from None
         found = Labeller.fresh(model, about["labels"], network)
-        fill(found.classifier, read_tensors(folder / CLASSIFIER), folder / CLASSIFIER)
+        load_strict(found.classifier, read_tensors(folder / CLASSIFIER), folder / CLASSIFIER)
         found.classifier.eval().requires_grad_(False)
         return found
 

@@ -14,8 +14,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.shapes import Bool, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Bool, Int64, Logits, Positions, State, Times
 
 NEVER = -1e4
 """A logit that is never drawn, and of which differences can be taken."""
@@ -70,7 +69,7 @@ def of_length(
     if bool((known & ~behind & (tokens == end)).any()):
         raise UserError(f"A known end stands before the wanted length of {length} tokens; ask for a shorter text.")
     process = model.process
-    if length < model.length and not model.sees(known | behind):
+    if length < model.length and not model.can_see(known | behind):
         reason = "writes from left to right" if process.codec.local else "has states of whole sequences"
         raise UserError(f"This model {reason} and cannot be told where a text is to end; leave out the length.")
     discrete = process if isinstance(process, DiscreteDiffusion) else None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.errors import UserError, nearest
+from logosphere.errors import UserError, suggest
 from logosphere.networks.base import check_block
 from logosphere.processes.base import uniform_grid
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 Grid = Callable[[int], Float[Tensor, " n"]]
 
@@ -78,7 +78,7 @@ def find_grid(grid: Grid | str | None) -> Grid | None:
     if not isinstance(grid, str):
         return grid
     if grid not in GRIDS:
-        raise UserError(f"There is no grid '{grid}'.{nearest(grid, GRIDS)}")
+        raise UserError(f"There is no grid '{grid}'.{suggest(grid, GRIDS)}")
     return GRIDS[grid]
 
 

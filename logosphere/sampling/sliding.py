@@ -11,7 +11,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.sampling.generate import Generation
-from logosphere.shapes import Bool, Int64
+from logosphere.types import Bool, Int64
 
 Write = Callable[[Bool[Tensor, "... L"] | None, Int64[Tensor, "... L"] | None], Generation]
 """(which positions are known, what they are) -> one window."""

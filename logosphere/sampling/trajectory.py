@@ -11,7 +11,7 @@ from logosphere.codecs.base import HIDDEN
 from logosphere.codecs.vertices import VertexCodec
 from logosphere.model import Model
 from logosphere.sampling.walk import Frame
-from logosphere.shapes import Float
+from logosphere.types import Float
 
 Place = tuple[float, float]
 LIKELY = 0.5

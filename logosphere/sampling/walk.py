@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import HIDDEN
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
+from logosphere.rng import Noise
 from logosphere.sampling.plan import Plan
 from logosphere.sampling.steppers import Rule, Stepper, ancestral, as_stepper
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Logits, Positions, Predict, State, Times, Tokens
+from logosphere.types import Batch, Float, Int64, Logits, Positions, Predict, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def walk(
     sure = (~free).float() if watched else None
     likeliest = torch.full_like(free, HIDDEN, dtype=torch.long) if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
-        now = noise.during(step)
+        now = noise.for_step(step)
 
         def ask(
             z: State,

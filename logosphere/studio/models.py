@@ -12,6 +12,7 @@ from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import WEIGHTS
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
 from logosphere.pretrained import PREFIX, RECORD, list_pretrained, sampling_defaults
@@ -20,7 +21,6 @@ from logosphere.runs.run import Run
 from logosphere.sampling.catalogue import LISTINGS
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
-from logosphere.weights import WEIGHTS
 
 MAX_CURVE_POINTS = 120
 """Points of a training curve that are sent."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from logosphere.data.prompting import encode_prompt
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Tokenizer, encode_prompt
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.sampling.catalogue import listing

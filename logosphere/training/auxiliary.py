@@ -24,12 +24,11 @@ from logosphere.networks.backbone import Backbone
 from logosphere.networks.classifier import NoisyClassifier, Remasker, classifier_input
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import PosteriorHead
-from logosphere.noise import Drawn, Noise
-from logosphere.shapes import Float, Int64
+from logosphere.rng import GeneratorNoise, Noise
 from logosphere.training.fit import training_loop
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import adamw, decay_groups, lr_at, optimizer_step
-from logosphere.types import Batch, Positions, State, Times, Tokens
+from logosphere.types import Batch, Float, Int64, Positions, State, Times, Tokens
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,8 @@ def train_remasker(
 @torch.no_grad()
 def resample(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
     """Sequences sample_zt at random times and sampled in a single step to s = 0."""
-    noise = Drawn(rng, len(batch))
-    t = noise.quantiles(1, 1)[:, 0].float().expand(batch.tokens.shape)
+    noise = GeneratorNoise(rng, len(batch))
+    t = noise.low_discrepancy_times(1, 1)[:, 0].float().expand(batch.tokens.shape)
     t = torch.where(batch.free, t, 0.0)
     z = model.process.corrupt(batch.tokens, t, noise)
     where: Positions = model.process.needs_prediction(z, batch.free)
@@ -159,7 +158,7 @@ def train_classifier(
     rng = torch.Generator(model.device).manual_seed(seed)
 
     def loss(batch: Batch) -> Float[Tensor, ""]:
-        return F.nll_loss(_classify(classifier, model, batch, Drawn(rng, len(batch))), _labels(batch))
+        return F.nll_loss(_classify(classifier, model, batch, GeneratorNoise(rng, len(batch))), _labels(batch))
 
     yield from train_auxiliary(
         classifier,
@@ -179,7 +178,7 @@ def measure_classifier(
     rng, nats, right, count = torch.Generator(model.device).manual_seed(seed), 0.0, 0, 0
     for given in batches:
         batch = given.to(model.device)
-        log_p, labels = _classify(classifier, model, batch, Drawn(rng, len(batch))), _labels(batch)
+        log_p, labels = _classify(classifier, model, batch, GeneratorNoise(rng, len(batch))), _labels(batch)
         nats += float(F.nll_loss(log_p, labels, reduction="sum"))
         right += int((log_p.argmax(-1) == labels).sum())
         count += len(batch)
@@ -198,10 +197,12 @@ def _noisy_states(model: Model, batch: Batch, noise: Noise) -> tuple[State, Time
     process = model.process
     if not isinstance(process.codec, TokenCodec):
         free = process.codec.expand_to_states(torch.ones_like(batch.free))
-        z, t, _ = process.sample_zt(process.codec.encode(batch.tokens), noise.quantiles(1, 1)[:, 0], free, noise)
+        z, t, _ = process.sample_zt(
+            process.codec.encode(batch.tokens), noise.low_discrepancy_times(1, 1)[:, 0], free, noise
+        )
         return z, t
     blocks = model.length // model.block
-    left = noise.quantiles(1, 1)[:, 0] * blocks  # how many blocks are not yet sampled
+    left = noise.low_discrepancy_times(1, 1)[:, 0] * blocks  # how many blocks are not yet sampled
     place = torch.arange(blocks, device=left.device).repeat_interleave(model.block)
     t = (left - (blocks - 1 - place)).clamp(0, 1).float()
     return process.corrupt(batch.tokens, t, noise), t

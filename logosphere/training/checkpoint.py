@@ -16,11 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
+from logosphere.io import load_strict, read_tensors, sync, write_json, write_tensors
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
-from logosphere.weights import fill, read_tensors, write_tensors
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -109,9 +108,9 @@ def load_checkpoint(path: Path, trainer: Trainer) -> dict[str, float]:
     model, ema = trainer.model, trainer.ema
     if ema is not None:
         # The averaged weights are loaded through the model, whose names they have; the live weights follow.
-        fill(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
+        load_strict(model, read_tensors(path / "ema.safetensors"), path / "ema.safetensors")
         ema.shadow = [p.detach().clone() for p in ema.live]
-    fill(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
+    load_strict(model, read_tensors(path / "model.safetensors"), path / "model.safetensors")
     _restore_moments(trainer, read_tensors(path / "optimizer.safetensors"), path)
     return rest
 
@@ -178,4 +177,4 @@ def dump_batch(path: Path, batch: Batch) -> None:
     if batch.condition is not None:
         named = {"labels": batch.condition.labels, "source": batch.condition.source, "signal": batch.condition.signal}
         tensors |= {name: tensor for name, tensor in named.items() if tensor is not None}
-    write_tensors(path, tensors | {"place": batch.place})
+    write_tensors(path, tensors | {"place": batch.global_index})

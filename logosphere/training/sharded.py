@@ -26,13 +26,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from logosphere.atomic import sync, write_json
 from logosphere.errors import UserError
+from logosphere.io import EMA_WEIGHTS, WEIGHTS, current_name, sync, write_json, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
 from logosphere.training.trainer import Objective, Trainer
-from logosphere.weights import AVERAGED, WEIGHTS, current_name, write_tensors
 
 SHARDS = "shards"
 MODEL, EMA, OPTIMIZER = "model/", "ema/", "optimizer/"
@@ -121,7 +120,7 @@ class ShardedSave:
         ema = {name.removeprefix(EMA): tensor for name, tensor in whole.items() if name.startswith(EMA)}
         write_tensors(self.draft / WEIGHTS, model)
         if ema:
-            write_tensors(self.draft / AVERAGED, model | ema)
+            write_tensors(self.draft / EMA_WEIGHTS, model | ema)
         write_json(self.draft / STATE, self.content)
         # The library syncs its files before the last of their bytes has left its buffer, and their folder not at all.
         for path in [*(self.draft / SHARDS).iterdir(), self.draft / SHARDS]:

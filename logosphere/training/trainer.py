@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.noise import Keyed, Noise
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
+from logosphere.rng import CounterNoise, Noise
 from logosphere.training.optimizer import OptimizerConfig, check_training
 from logosphere.types import Batch, Bound, Kind
 
@@ -274,8 +274,8 @@ class Trainer:
         cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
         parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
         for rows in parts:
-            part = batch.part(rows)
-            noise = Keyed(self.seed, self.step, part.ids, part.place, part.total)
+            part = batch.select(rows)
+            noise = CounterNoise(self.seed, self.step, part.ids, part.global_index, part.total)
             with self.objective.no_sync(last=rows is parts[-1]):
                 with self._seeded():
                     bound = self.objective.bound(part, noise)
@@ -328,8 +328,10 @@ class Trainer:
         """The batch, with the condition of a random fraction of its sequences dropped."""
         if batch.condition is None or self.cond_dropout == 0:
             return batch
-        u = Keyed(self.seed, self.step, batch.ids ^ CONDITION_DROPOUT, batch.place, batch.total).uniform(len(batch), 1)
-        return replace(batch, condition=batch.condition.withheld(u[:, 0] < self.cond_dropout))
+        u = CounterNoise(self.seed, self.step, batch.ids ^ CONDITION_DROPOUT, batch.global_index, batch.total).uniform(
+            len(batch), 1
+        )
+        return replace(batch, condition=batch.condition.drop(u[:, 0] < self.cond_dropout))
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import logosphere as ls
+from logosphere.autoencoders import pretrained
 from logosphere.cli import main
-from logosphere.encoders import bert, pretrained
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.runs.create import stacks_of_blocks
@@ -59,7 +59,10 @@ def small_encoder() -> Path:
     }  # fmt: skip
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
-        tensors = {bert._published(name): tensor.clone() for name, tensor in bert.Bert(config).state_dict().items()}
+        tensors = {
+            pretrained._published_name(name): tensor.clone()
+            for name, tensor in pretrained.Bert(config).state_dict().items()
+        }
     save_file(tensors, place / "model.safetensors")
     return place
 
@@ -184,7 +187,7 @@ def infill(system: str, preset: str) -> Report:
     model, text = built(system, preset), tokens(3)
     gaps = torch.tensor([True, False, True, True, False, False, True, False])
     start = torch.arange(L) < 3
-    known = next((where for where in (gaps, start) if model.process.codec.local and model.sees(where)), None)
+    known = next((where for where in (gaps, start) if model.process.codec.local and model.can_see(where)), None)
     if known is None:
         return {"skipped": "no position can be held fixed"}
     used, failed = [], []
@@ -211,7 +214,7 @@ def guide(system: str, preset: str) -> Report:
     given = batches(2, labelled=True)
     list(ls.fit(model, given, steps=2, cond_dropout=0.5))
     condition = Condition.of(labels=torch.arange(B) % LABELS)
-    model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.each(lambda field: field.cuda()))
+    model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.map(lambda field: field.cuda()))
     for what, options in (
         ("condition", {"condition": condition}),
         ("guidance", {"condition": condition, "guidance": 2.0}),

@@ -13,8 +13,8 @@ from scipy.special import log_softmax, softmax
 
 import logosphere as ls
 from logosphere.networks.wrappers import LogisticHead
-from logosphere.noise import Drawn
-from logosphere.schedules import schedule
+from logosphere.rng import GeneratorNoise
+from logosphere.schedules.signal import find_schedule
 
 V, N = 7, 60
 RNG = np.random.default_rng(0)
@@ -119,11 +119,11 @@ def test_genmd4_has_the_published_integrand_and_reconstruction(preset: str) -> N
     close(found, [ref.genmd4_integrand(out, k, powers, s) for out, k, s in zip(LOGITS, TOKENS, TIMES, strict=True)])
     eps = 1e-4 if preset == "paper" else 0.0
     batch = ls.Batch.of(torch.arange(V)[None])
-    read = process.encode(batch, Drawn(torch.Generator(), 1)).recon
+    read = process.encode(batch, GeneratorNoise(torch.Generator(), 1)).recon
     each = [ref.genmd4_reconstruction(k, powers, 1e-3, eps) for k in range(V)]
     close(read.detach(), [sum(each) if preset == "paper" else 0.0])
     hidden = process.corrupt(
-        torch.full((1, 200_000), 2), torch.full((1, 200_000), 0.4), Drawn(torch.Generator().manual_seed(1), 1)
+        torch.full((1, 200_000), 2), torch.full((1, 200_000), 0.4), GeneratorNoise(torch.Generator().manual_seed(1), 1)
     )
     chance = (1 - eps) * 0.4 ** powers[2]
     assert float((hidden == V).double().mean()) == pytest.approx(
@@ -362,8 +362,8 @@ def test_times_of_training_are_uniform_and_without_weights(
     rows = 4000
     process = process_of(name, "paper").train()
     tokens, free = torch.zeros(rows, 8).long(), torch.ones(rows, 8).bool()
-    noise = Drawn(torch.Generator().manual_seed(1), rows)
-    drawn = process.sample_zt(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+    noise = GeneratorNoise(torch.Generator().manual_seed(1), rows)
+    drawn = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
     assert torch.equal(drawn.weight, torch.ones_like(drawn.weight))
     times = drawn.t[:, 0].double().sort().values
     assert low <= float(times[0]) and float(times[-1]) <= high + 1e-6
@@ -371,7 +371,7 @@ def test_times_of_training_are_uniform_and_without_weights(
     apart = float((times - even).abs().max())
     assert (apart < 1.1e-3) if stratified else (1e-3 < apart < 0.05)
     with torch.no_grad():
-        measured = process.sample_zt(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+        measured = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
     if process.max_steps is None and name != "llada":  # which is measured with counted masks
         assert not torch.equal(measured.weight, torch.ones_like(measured.weight))
 
@@ -380,9 +380,9 @@ def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
     """Blocks of 4 and [0.45, 0.95]: two or three masks, in the proportions of a binomial distribution cut there."""
     process = ls.build("bd3lm", vocab_size=V, length=4, denoiser=None, preset="paper").process.train()
     rows = 40_000
-    noise = Drawn(torch.Generator().manual_seed(1), rows)
+    noise = GeneratorNoise(torch.Generator().manual_seed(1), rows)
     tokens, free = torch.zeros(rows, 4).long(), torch.ones(rows, 4).bool()
-    drawn = process.sample_zt(tokens, noise.quantiles(1, 1)[:, 0], free, noise)
+    drawn = process.sample_zt(tokens, noise.low_discrepancy_times(1, 1)[:, 0], free, noise)
     counts = (drawn.z == V).sum(1)
     rates = drawn.t[:, 0].double().numpy()
     assert rates.min() >= 0.45 and rates.max() <= 0.95
@@ -396,9 +396,9 @@ def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
 
 def test_llada_trains_with_masks_by_chance_and_measures_with_counted_ones() -> None:
     process = process_of("llada", "paper").train()
-    noise = Drawn(torch.Generator().manual_seed(1), 2000)
+    noise = GeneratorNoise(torch.Generator().manual_seed(1), 2000)
     tokens, free = torch.zeros(2000, 8).long(), torch.ones(2000, 8).bool()
-    w = noise.quantiles(1, 1)[:, 0]
+    w = noise.low_discrepancy_times(1, 1)[:, 0]
     drawn = process.sample_zt(tokens, w, free, noise)
     assert bool(((drawn.z == V).sum(1) == 0).any())  # by chance there may be none
     with torch.no_grad():
@@ -408,7 +408,7 @@ def test_llada_trains_with_masks_by_chance_and_measures_with_counted_ones() -> N
 
 @pytest.mark.parametrize("name, value", [("linear", 0.7), ("md4-cosine", 1 - np.cos(np.pi / 2 * 0.7))])
 def test_schedules_by_name(name: str, value: float) -> None:
-    close(schedule(name).signal(torch.tensor(0.3).double()), value)
+    close(find_schedule(name).signal(torch.tensor(0.3).double()), value)
 
 
 @pytest.mark.slow

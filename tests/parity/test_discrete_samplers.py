@@ -13,7 +13,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import chisquare
 
 import logosphere as ls
-from logosphere.noise import Drawn
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.plan import FinalStep, cosine_grid
 from logosphere.sampling.samplers import sampler
 from logosphere.sampling.steppers import as_stepper
@@ -49,7 +49,7 @@ def one_step(
         return logits.expand(*z.shape, logits.shape[-1])[where]
 
     times = [torch.full(z.shape, time, dtype=torch.float32) for time in (t, s)]
-    return move(model.process, ask, z, *times, Drawn(torch.Generator().manual_seed(seed), len(z)))
+    return move(model.process, ask, z, *times, GeneratorNoise(torch.Generator().manual_seed(seed), len(z)))
 
 
 def sedd_noise(t: float, masked: bool) -> tuple[float, float]:
@@ -263,7 +263,7 @@ def _marginals(name: str, t: float) -> np.ndarray:
 def test_published_samples_begin_with_masks_alone(name: str) -> None:
     """Although a schedule may leave signal at t = 1, which p(z_1) of the bound then has as well."""
     process = model_of(name).process
-    assert bool((process.prior(200, 4, Drawn(torch.Generator().manual_seed(1), 200)) == V).all())
+    assert bool((process.prior(200, 4, GeneratorNoise(torch.Generator().manual_seed(1), 200)) == V).all())
     if name in ("mdlm", "sedd-absorb"):
         tokens = torch.zeros(1, 4).long()
         np.testing.assert_allclose(process.prior_kl(tokens).numpy(), 1e-3 * np.log(V), rtol=1e-5)

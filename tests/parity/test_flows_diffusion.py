@@ -19,10 +19,10 @@ from scipy import integrate, special, stats
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.noise import Noise
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath
+from logosphere.rng import Noise
 
 N = 30
 
@@ -41,7 +41,7 @@ class Given(Noise):
     def normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self._normal).reshape(shape)
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         raise NotImplementedError
 
 

@@ -14,10 +14,10 @@ from scipy import optimize, special, stats
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.noise import Drawn, Noise, normal_rows
 from logosphere.processes.simplex.bfn import BFNPath
 from logosphere.processes.simplex.dirichlet import DirichletPath
 from logosphere.processes.simplex.flow_matching import GeodesicPath, TangentFlow
+from logosphere.rng import GeneratorNoise, Noise, normal_rows
 
 N = 40
 
@@ -37,7 +37,7 @@ class Given(Noise):
         assert self._normal is not None
         return torch.from_numpy(self._normal).reshape(shape)
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         raise NotImplementedError
 
 
@@ -155,9 +155,9 @@ def test_fisher_flow_forward_path() -> None:
 def test_statistical_flow_matching_starts() -> None:
     """√Dirichlet(1, …, 1): squares of coordinates are uniform on the simplex, so each is Beta(1, K - 1)."""
     K = 5
-    start = GeodesicPath(K, 1.0).sample_prior(3000, 1, Drawn(torch.Generator().manual_seed(1), 3000))
+    start = GeodesicPath(K, 1.0).sample_prior(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
     assert stats.kstest(start[:, 0, 2].double().square().numpy(), stats.beta(1, K - 1).cdf).pvalue > 1e-3
-    sphere = GeodesicPath(K, 0.5).sample_prior(3000, 1, Drawn(torch.Generator().manual_seed(1), 3000))
+    sphere = GeodesicPath(K, 0.5).sample_prior(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
     assert stats.kstest(sphere[:, 0, 2].double().square().numpy(), stats.beta(0.5, (K - 1) / 2).cdf).pvalue > 1e-3
 
 
@@ -272,7 +272,7 @@ def test_dirichlet_forward_distribution() -> None:
     u = tensor(corners(np.full((n, 1), 2), K)).float()
     z = (
         dirichlet(K)
-        .q_sample(u, torch.full((n, 1), 0.4), Drawn(torch.Generator().manual_seed(2), n))
+        .q_sample(u, torch.full((n, 1), 0.4), GeneratorNoise(torch.Generator().manual_seed(2), n))
         .double()
         .numpy()[:, 0]
     )

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.logsnr.learned import Learned, LearnedNetwork
 from logosphere.networks.self_conditioning import SelfConditioning
-from logosphere.noise import Noise
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.processes.gaussian.updates import ancestral, ancestral_large, ddim, q_sample
 from logosphere.processes.time_sampler import TimeSampler
+from logosphere.rng import Noise
 from logosphere.sampling.steppers.gaussian import Multistep, Tempered
+from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 
 V, L, D = 7, 5, 4
 SIZE: dict[str, Any] = {"vocab_size": V, "length": L, "width": 16, "depth": 1, "heads": 2}
@@ -37,7 +37,7 @@ class Given(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.uniform(size=shape))
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         raise NotImplementedError
 
     def normal(self, *shape: int) -> Tensor:
@@ -284,7 +284,7 @@ def test_score_temperature() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("made", [Learned, LearnedNetwork])
+@pytest.mark.parametrize("made", [LearnedTanh, LearnedNetwork])
 def test_the_shape_of_a_schedule_follows_the_variance(made: Any) -> None:
     """E over even t of the gradient = ∇ ∫ (f(λ_t) λ'_t)² dt, which Plaid gets by 2·loss; f is any function of λ."""
     torch.manual_seed(5)
@@ -301,7 +301,7 @@ def test_the_shape_of_a_schedule_follows_the_variance(made: Any) -> None:
     logsnr, speed = 3 - 9 * value, 9 * first
     theirs = torch.autograd.grad((f(logsnr) * speed).square().mean(), shape)
     nats = (f(logsnr) * speed).detach()
-    ours = torch.autograd.grad(schedule.calm(t, nats).mean(), shape)
+    ours = torch.autograd.grad(schedule.variance_loss(t, nats).mean(), shape)
     for one, other in zip(ours, theirs, strict=True):
         scale = float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * scale)

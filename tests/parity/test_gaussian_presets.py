@@ -18,9 +18,9 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
 from logosphere.networks.transformer import FullTransformer
-from logosphere.noise import Keyed, Noise
 from logosphere.presets import presets
 from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.rng import CounterNoise, Noise
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch
 
@@ -38,8 +38,8 @@ class Recorded(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.rng.uniform(size=shape))
 
-    def quantiles(self, draws: int, clocks: int) -> Tensor:
-        return torch.from_numpy(self.rng.uniform(size=(draws, clocks)))
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        return torch.from_numpy(self.rng.uniform(size=(draws, blocks)))
 
     def normal(self, *shape: int) -> Tensor:
         self.normals.append(self.rng.standard_normal(shape).astype(np.float32).astype(np.float64))
@@ -211,8 +211,8 @@ def test_conditioned_sequences_train_the_network_alone() -> None:
         for parameter in model.denoiser.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator(20)))
     batch = Batch.of(tokens(21, rows=8))
-    noise = Keyed(1, 2, batch.ids, batch.place, batch.total)
-    w = noise.quantiles(1, 1)[:, 0]
+    noise = CounterNoise(1, 2, batch.ids, batch.global_index, batch.total)
+    w = noise.low_discrepancy_times(1, 1)[:, 0]
     calls: list[Tensor] = []
     inner = next(part for part in model.denoiser.modules() if isinstance(part, FullTransformer))
     inner.register_forward_pre_hook(lambda module, given: calls.append(given[0][..., 16:]))

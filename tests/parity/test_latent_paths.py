@@ -14,8 +14,8 @@ from toy_languages import generator
 
 import logosphere as ls
 from logosphere.model import Model
-from logosphere.noise import Drawn
 from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.rng import GeneratorNoise
 from logosphere.sampling.samplers import sampler
 
 SYSTEMS = ["ld4lg", "planner", "tencdm", "cosmos"]
@@ -111,7 +111,7 @@ def test_times_are_drawn_evenly_over_the_path(name: str, preset: str) -> None:
     process = built(name, preset).process.train()
     w = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)[:, None]
     u = torch.zeros(99, process.codec.latents, process.codec.features)
-    t = process.sample_zt(u, w, torch.ones(u.shape[:2], dtype=torch.bool), Drawn(generator(0), 99)).t[:, 0]
+    t = process.sample_zt(u, w, torch.ones(u.shape[:2], dtype=torch.bool), GeneratorNoise(generator(0), 99)).t[:, 0]
     begins, last = ends(name, preset)
     np.testing.assert_allclose(schedule_time(t, name, preset), last - (last - begins) * w[:, 0].numpy(), atol=2e-6)
 
@@ -120,9 +120,9 @@ def test_times_are_drawn_evenly_over_the_path(name: str, preset: str) -> None:
 def test_the_forward_kernel(name: str, preset: str) -> None:
     t, times, u, _, _ = draws(name, preset)
     alpha, sigma = levels(t, name)
-    noise = Drawn(generator(3), 64).normal(64, 1, u.shape[1])[:, 0].double().numpy()
+    noise = GeneratorNoise(generator(3), 64).normal(64, 1, u.shape[1])[:, 0].double().numpy()
     state = torch.from_numpy(u).float()[:, None]
-    found = built(name, preset).process.corrupt(state, times[:, None], Drawn(generator(3), 64))[:, 0]
+    found = built(name, preset).process.corrupt(state, times[:, None], GeneratorNoise(generator(3), 64))[:, 0]
     np.testing.assert_allclose(found.numpy(), alpha * u + sigma * noise, rtol=1e-5, atol=1e-6)
 
 
@@ -227,12 +227,12 @@ def test_every_step_of_the_published_sampler(name: str, steps: int) -> None:
             alpha, sigma = levels(schedule_time(t[where], name, "paper"), name)
             return torch.from_numpy(estimate(name, z[where].double().numpy(), alpha, sigma)[0]).float()
 
-        noise = Drawn(generator(i), 3).normal(3 * count, width).double().numpy()
+        noise = GeneratorNoise(generator(i), 3).normal(3 * count, width).double().numpy()
         before = z.flatten(0, 1).double().numpy()
         times = [float(schedule_time(grid[i + j], name, "paper")) for j in (0, 1)]
         last = i == steps - 1
         expected = published_step(name, before, times[0], even[-1] if last else times[1], noise, last=last)
-        z = way.stepper.session()(model.process, ask, z, t, s, Drawn(generator(i), 3))
+        z = way.stepper.session()(model.process, ask, z, t, s, GeneratorNoise(generator(i), 3))
         size = np.abs(expected).max()
         np.testing.assert_allclose(z.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5 * size)
 
@@ -250,9 +250,9 @@ def test_a_step_of_the_default_sampler_is_the_posterior(name: str) -> None:
     forward, spread = alpha / alpha_s, sigma**2 - (alpha / alpha_s) ** 2 * sigma_s**2
     variance = 1 / (1 / sigma_s**2 + forward**2 / spread)
     mean = variance * (alpha_s * clean / sigma_s**2 + forward * z / spread)
-    noise = Drawn(generator(6), 1).normal(*z.shape).double().numpy()
+    noise = GeneratorNoise(generator(6), 1).normal(*z.shape).double().numpy()
     inputs = [torch.from_numpy(part).float() for part in (out, z)]
-    found = process.step(*inputs, times[0], times[1], Drawn(generator(6), 1))
+    found = process.step(*inputs, times[0], times[1], GeneratorNoise(generator(6), 1))
     np.testing.assert_allclose(found.numpy(), mean + np.sqrt(variance) * noise, rtol=1e-5, atol=1e-5)
 
 

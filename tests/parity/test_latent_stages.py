@@ -9,11 +9,11 @@ from tiny_encoder import TinyEncoder, use_tiny_encoder
 from toy_languages import generator
 
 import logosphere as ls
+from logosphere.autoencoders import pretrained
 from logosphere.autoencoders.text import TextAutoencoder
-from logosphere.encoders import pretrained
 from logosphere.model import Model
-from logosphere.noise import Drawn
 from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.rng import GeneratorNoise
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -42,7 +42,7 @@ def codec_of(model: Model) -> TextAutoencoder:
 
 def taught(codec: TextAutoencoder, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """-log p and what is added to it, for latents that are read without noise."""
-    _, nats, extra = codec.lesson(Batch.of(TOKENS), Drawn(generator(seed), ROWS), lambda u: u)
+    _, nats, extra = codec.autoencoder_loss(Batch.of(TOKENS), GeneratorNoise(generator(seed), ROWS), lambda u: u)
     return nats, extra
 
 
@@ -61,7 +61,7 @@ def test_numbers_of_latents_are_the_published_ratios(name: str, latents: int, wi
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_latents_of_ld4lg_have_the_length_of_root_d(preset: str) -> None:
     codec = codec_of(built("ld4lg", preset))
-    raw = codec._compressed(codec.reader(TOKENS), None).detach().double().numpy()
+    raw = codec._compress(codec.reader(TOKENS), None).detach().double().numpy()
     expected = math.sqrt(raw.shape[-1]) * raw / np.linalg.norm(raw, axis=-1, keepdims=True)
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), expected, rtol=1e-5, atol=1e-6)
 
@@ -73,7 +73,7 @@ def standardised(states: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 def test_states_of_tencdm_are_standardised_per_feature() -> None:
     """And not layer-normalised, as those of an encoder that learns."""
     codec = codec_of(built("tencdm").train())
-    codec.reader.study(TOKENS)
+    codec.reader.encode_and_observe(TOKENS)
     codec.reader.update_statistics()
     taught(codec)
     codec.update_statistics()
@@ -86,11 +86,11 @@ def test_latents_of_cosmos_are_standardised_per_latent_and_feature_by_clean_text
     found = {}
     for preset in ("paper", "default"):
         codec = codec_of(built("cosmos", preset, encoder="tiny").train())
-        codec.reader.study(TOKENS)
+        codec.reader.encode_and_observe(TOKENS)
         codec.reader.update_statistics()
         taught(codec)
         codec.standard.update_statistics()
-        raw = codec._centre(codec._compressed(codec.reader(TOKENS), None)).detach().double().numpy()
+        raw = codec._limit_scale(codec._compress(codec.reader(TOKENS), None)).detach().double().numpy()
         found[preset] = np.abs(codec.encode(TOKENS).numpy() - standardised(raw, (0,))).max()
     assert found["paper"] < 1e-3 < 0.05 < found["default"]
 
@@ -99,7 +99,7 @@ def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
     codec = codec_of(built("planner").train())
     taught(codec)
     codec.update_statistics()
-    raw = codec._compressed(codec.reader(TOKENS), None).detach().double().numpy()
+    raw = codec._compress(codec.reader(TOKENS), None).detach().double().numpy()
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), np.tanh(raw[..., : codec.features]), rtol=1e-5, atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_the_divergence_of_planner(preset: str) -> None:
     """Cross-entropy per token + 1e-5 · Σ ½ (μ² + σ² - 1 - log σ²); the default has 0.001 times its mean."""
     codec = codec_of(built("planner", preset, substitution=0.0))
     with torch.no_grad():
-        raw = codec._compressed(codec.reader(TOKENS), None).double().numpy()
+        raw = codec._compress(codec.reader(TOKENS), None).double().numpy()
         _, extra = taught(codec)
     mean, log_variance = np.tanh(raw[..., : codec.features]), raw[..., codec.features :]
     kl = 0.5 * (mean**2 + np.exp(log_variance) - 1 - log_variance)
@@ -125,8 +125,8 @@ def test_what_cosmos_hides_from_its_compressor() -> None:
     """In half of the texts 0.3 of the states; in the others 0.7 h + √(1 - 0.7²) ε."""
     codec = codec_of(built("cosmos"))
     h = torch.randn(400, LENGTH, 8, generator=generator(1))
-    seen, shown = codec._smoothed(h, Drawn(generator(2), 400))
-    draws = Drawn(generator(2), 400)
+    seen, shown = codec._augment_states(h, GeneratorNoise(generator(2), 400))
+    draws = GeneratorNoise(generator(2), 400)
     first, kept = draws.uniform(400) < 0.5, draws.uniform(400, LENGTH) >= 0.3
     noise = draws.normal(*h.shape).double()
     kept[:, 0] = True
@@ -144,8 +144,8 @@ def test_cosmos_sets_latent_features_to_zero_and_adds_both_losses() -> None:
     with torch.no_grad():
         nats, extra = taught(codec)
         h = codec.reader(TOKENS)
-        raw = codec._centre(codec._compressed(h, None)).double().numpy()
-        mask = (Drawn(generator(3), ROWS).uniform(*raw.shape) >= 0.4).numpy()
+        raw = codec._limit_scale(codec._compress(h, None)).double().numpy()
+        mask = (GeneratorNoise(generator(3), ROWS).uniform(*raw.shape) >= 0.4).numpy()
         mean = codec.standard.mean.numpy()
         z = torch.from_numpy((raw * mask - mean) / math.sqrt(0.5)).float()
         logits, rebuilt = codec.decoder(z, TOKENS)
@@ -166,10 +166,10 @@ def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch:
         return u
 
     monkeypatch.setattr(model.process, "corrupt", corrupt)
-    model.process._corrupt_for_decoder(torch.zeros(200, LENGTH, 8), Drawn(generator(4), 200))
+    model.process._corrupt_for_decoder(torch.zeros(200, LENGTH, 8), GeneratorNoise(generator(4), 200))
     begins = 2 / math.pi * math.atan(math.exp(-8.5179 / 2) / 9)
     found = begins + (1 - begins) * (seen[0] - T_DECODE) / (1 - T_DECODE)
-    expected = 0.001 + 0.149 * Drawn(generator(4), 200).uniform(200, 1)[:, 0].numpy()
+    expected = 0.001 + 0.149 * GeneratorNoise(generator(4), 200).uniform(200, 1)[:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
@@ -241,7 +241,7 @@ def test_a_preset_trains_with_its_optimiser_and_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tencdm", "ld4lg", "cosmos"])
 def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", pretrained.encoder)
+    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", pretrained.load_encoder)
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match=r"pip install 'logosphere\[encoder\]'"):
         ls.build(name, vocab_size=30_522, length=8, preset="paper")

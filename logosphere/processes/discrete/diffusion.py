@@ -17,14 +17,13 @@ from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Encoded, ForwardSample, Process, uniform_grid
 from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics
 from logosphere.processes.discrete.mixing import MixingDistribution, Weighting
 from logosphere.processes.discrete.parameterization import OutputParameterization, Posterior, cross_entropy
 from logosphere.processes.time_sampler import LOW_VARIANCE, TimeSampler, TrainingTimes
-from logosphere.shapes import Float, Int64
-from logosphere.types import Batch, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Times
 
 
 class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
@@ -158,7 +157,7 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         elif self.truncate_ends:
             t, weight = self.times.time(w), torch.full_like(w, self.times.high - self.times.low)
         else:
-            t, weight = self.schedule.drawn(w)
+            t, weight = self.schedule.times_at(w)
         block_times = t
         t, weight = t.repeat_interleave(block, 1).float(), weight.repeat_interleave(block, 1).float()
         t = torch.where(free, t, 0.0)
@@ -319,7 +318,7 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics):
         # First whether a mask is lifted, then the token: products of small probabilities would underflow.
         unmasked = (z == self.mask) & (noise.uniform(*z.shape) < 1 - self.schedule.noise(s) / self.schedule.noise(t))
         z = z.clone()
-        z[unmasked] = categorical(out[unmasked], noise.at(unmasked).uniform(int(unmasked.sum())))
+        z[unmasked] = categorical(out[unmasked], noise.for_positions(unmasked).uniform(int(unmasked.sum())))
         return z
 
     def grid(self, steps: int) -> Float[Tensor, " n"]:

@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.tokens import TokenCodec
-from logosphere.errors import UserError, nearest
-from logosphere.noise import Noise, categorical
+from logosphere.errors import UserError, suggest
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import DiscreteTransitions
 from logosphere.processes.discrete.parameterization import cross_entropy
 from logosphere.processes.time_sampler import LOW_VARIANCE, TrainingTimes
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 MAX_ENTRIES = 1 << 28
 """The number of entries of all matrices together: one GiB in float32."""
@@ -39,7 +38,7 @@ def step_weights(vocab_size: int, steps: int, widths: str = "variance") -> Float
     step has this variance, and the width is found by bisection. widths="formula" is as published.
     """
     if widths not in WIDTHS:
-        raise UserError(f"There are no widths '{widths}'.{nearest(widths, WIDTHS)}")
+        raise UserError(f"There are no widths '{widths}'.{suggest(widths, WIDTHS)}")
     difference = torch.arange(-(vocab_size - 1), vocab_size).double()
     betas = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * 1000 / steps
     if widths == "formula":

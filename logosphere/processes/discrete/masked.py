@@ -23,13 +23,12 @@ from torch import Tensor, nn
 
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample, Process
 from logosphere.processes.capabilities import DiscreteTransitions, LearnedForward
 from logosphere.processes.discrete.parameterization import cross_entropy
 from logosphere.processes.time_sampler import LOW_VARIANCE, TrainingTimes
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times
 
 
 def _token_codec(vocab_size: int) -> TokenCodec:
@@ -78,7 +77,7 @@ class SingleStep(Process):
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         drawn = (s == 0) & (z == self.mask)
         z = z.clone()
-        z[drawn] = categorical(out[drawn], noise.at(drawn).uniform(int(drawn.sum())))
+        z[drawn] = categorical(out[drawn], noise.for_positions(drawn).uniform(int(drawn.sum())))
         return z
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from logosphere.errors import UserError
 from logosphere.processes.base import MAX_LOGIT
-from logosphere.schedules import Polynomial, Schedule
-from logosphere.shapes import Float, Int64
+from logosphere.schedules.signal import Polynomial, Schedule
+from logosphere.types import Float, Int64
 
 Number = Float[Tensor, "..."]
 States = Int64[Tensor, "..."]
@@ -235,8 +235,8 @@ class HybridSchedule(Schedule):
         return self.base.start
 
     @property
-    def warp(self) -> float:
-        return self.base.warp * (2 if self.strength else 1)  # the noise begins like the root of that of the base
+    def time_power(self) -> float:
+        return self.base.time_power * (2 if self.strength else 1)  # the noise begins like the root of that of the base
 
     def noise(self, t: Number) -> Number:
         tau = self.base.noise(t)

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.processes.discrete.mixing import MixingDistribution
-from logosphere.shapes import Float
-from logosphere.types import Logits, State
+from logosphere.types import Float, Logits, State
 
 Times = Float[Tensor, "..."]
 MAX_LOG_ODDS = 60.0

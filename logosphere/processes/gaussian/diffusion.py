@@ -19,15 +19,14 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise
 from logosphere.processes.base import ForwardSample, Process, StatePath
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.gaussian.parameterization import Parameterization
 from logosphere.processes.gaussian.updates import Spacing, Update, ancestral, spaced_times
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.shapes import Float, Int64
-from logosphere.types import Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Float, Int64, Positions, State, Times
 
 T_DECODE = 1e-3
 """The time at which the path ends and tokens are decoded. It is a label: schedules run over the times from it to 1."""

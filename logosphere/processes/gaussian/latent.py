@@ -21,15 +21,14 @@ from torch import Tensor
 
 from logosphere.codecs.autoencoder import Autoencoder
 from logosphere.errors import UserError
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise
 from logosphere.processes.base import Encoded
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
 from logosphere.processes.gaussian.parameterization import Parameterization
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.shapes import Float
-from logosphere.types import Batch, Kind, Logits, Positions, State, Tokens
+from logosphere.rng import Noise
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Tokens
 
 Weighting = Literal["uniform", "p2"]
 """The squared error of the network's output with equal weight at all times, or α² |u - x̂|²: the error of the noise with
@@ -118,7 +117,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
         """
         tokens, free = batch.tokens, batch.free
         if self.training_autoencoder:
-            u, nats, extra = self.codec.lesson(batch, noise, lambda u: self._corrupt_for_decoder(u, noise))
+            u, nats, extra = self.codec.autoencoder_loss(batch, noise, lambda u: self._corrupt_for_decoder(u, noise))
             nats = (nats * free).sum(1)
             self.pending += torch.stack([nats.detach().sum(), free.sum()])
             return Encoded(self._scale_gradient(u), nats, nats + extra)
@@ -150,7 +149,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
 
     def estimate(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """x̂ as the decoder reads it, for self-conditioning."""
-        return self.codec.seen(self.predict_x0(out, z, t))
+        return self.codec.normalise(self.predict_x0(out, z, t))
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Logits:
         """0: a single latent has no information about a single token."""

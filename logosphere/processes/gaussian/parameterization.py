@@ -14,8 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from logosphere.shapes import Float
-from logosphere.types import State
+from logosphere.types import Float, State
 
 Level = Float[Tensor, "... 1"]
 

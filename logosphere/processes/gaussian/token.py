@@ -24,16 +24,15 @@ from torch import Tensor, nn
 
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import MAX_LOGIT, Encoded
 from logosphere.processes.capabilities import LearnedCodec, TrainingPhases
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
 from logosphere.processes.gaussian.parameterization import CleanState, Parameterization
 from logosphere.processes.gaussian.updates import Spacing
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.shapes import Bool, Float, Int64
-from logosphere.types import Batch, Kind, Logits, State, Times
+from logosphere.rng import Noise, categorical
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Batch, Bool, Float, Int64, Kind, Logits, State, Times
 
 Loss = Literal["bound", "cross-entropy", "error"]
 
@@ -301,7 +300,7 @@ class GaussianTokenDiffusion(GaussianDiffusion, LearnedCodec, TrainingPhases):
             nll = F.cross_entropy(logits.flatten(0, 1), batch.tokens.flatten(), reduction="none").view_as(t)
             terms = terms + self.rounding_loss_weight * (nll * free).sum(1)
         relative = nats / (batch.free.sum(1).clamp_min(1) * math.log(self.codec.vocab_size))
-        return terms + self.schedule.calm(self.schedule_time(t.amax(1)), relative)
+        return terms + self.schedule.variance_loss(self.schedule_time(t.amax(1)), relative)
 
     # ---- decoding -------------------------------------------------------------------------------------------------
 

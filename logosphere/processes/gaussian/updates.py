@@ -15,11 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logosphere.logsnr.schedules import LogSNR
-from logosphere.noise import Noise
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf
-from logosphere.shapes import Float
-from logosphere.types import State
+from logosphere.rng import Noise
+from logosphere.schedules.logsnr import LogSNR
+from logosphere.types import Float, State
 
 Level = Float[Tensor, "... 1"]
 Update = Callable[[State, State, Level, Level, Noise], State]

@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.noise import Noise, categorical, normal_rows
 from logosphere.processes.simplex.process import ConditionalPath, Fraction
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise, categorical, normal_rows
+from logosphere.types import Float, Kind, Logits, State
 
 MIN_BELIEF = 1e-37
 """Lower limit of beliefs in logarithms, near the smallest float32."""

@@ -27,10 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise
 from logosphere.processes.simplex.process import ConditionalPath, DensityPath, EulerPath, Fraction
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise
+from logosphere.types import Float, Kind, Logits, State
 
 LOG_Y_MIN, Y_STEPS, ALPHA_STEPS = -20.0, 512, 128
 """The table of C covers log y from -20 to 0 and α from 1 to the last, in so many steps."""

@@ -44,7 +44,6 @@ from torch import Tensor
 
 from logosphere.codecs.base import Codec
 from logosphere.geometry import simplex, sphere
-from logosphere.noise import Noise
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.simplex.process import (
     ConditionalPath,
@@ -56,8 +55,8 @@ from logosphere.processes.simplex.process import (
     information_gain,
     with_clean_states,
 )
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Float, Kind, Logits, Positions, State, Times
 
 END = 0.5
 """r at the end of a path, from which on the token is certain."""

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
 from logosphere.geometry.simplex import linear_assignment
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.time_sampler import TimeSampler
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical, running_sum
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "bound", "diffusion", "squared-error"]
 """`diffusion` is the bound without its reconstruction term."""

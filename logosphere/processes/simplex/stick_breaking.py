@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Drawn, Noise, running_sum
 from logosphere.processes.simplex.process import ConditionalPath, EulerPath, Fraction
 from logosphere.processes.simplex.wright_fisher import (
     chi_square,
@@ -38,8 +37,8 @@ from logosphere.processes.simplex.wright_fisher import (
     log_normalisers,
     time_slope,
 )
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import GeneratorNoise, Noise, running_sum
+from logosphere.types import Float, Int64, Kind, Logits, State
 
 NODES, FINE_NODES = 256, 800
 """Steps of the table of d_m; and of the times from which its own are interpolated."""
@@ -209,7 +208,7 @@ class StickScores(ConditionalPath, EulerPath):
     def _estimate_scale(self) -> Float[Tensor, " n"]:
         """√(w / mean of w over τ) at equal steps of s."""
         draws, nodes = max(32, SCALE_DRAWS // self.num_classes), torch.linspace(0, 1, SCALE_NODES + 1)
-        noise = Drawn(torch.Generator().manual_seed(0), draws)
+        noise = GeneratorNoise(torch.Generator().manual_seed(0), draws)
         u = F.one_hot(torch.arange(draws) % self.num_classes, self.num_classes)[:, None].float()
         means = []
         for s in nodes:

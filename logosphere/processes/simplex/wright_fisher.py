@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from logosphere.geometry import simplex
-from logosphere.noise import Noise, running_sum
 from logosphere.processes.simplex.process import ConditionalPath, Fraction
-from logosphere.shapes import Float
-from logosphere.types import Kind, Logits, State
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Kind, Logits, State
 
 NODES = 1024
 """Steps of the table of d_m; between them it is linear."""

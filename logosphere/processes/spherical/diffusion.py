@@ -30,14 +30,13 @@ from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge, tangent_moments, tangent_normal_log_p
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes import capabilities
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
 from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, noise_left, rdlm_time
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise, categorical, running_sum
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
 PathName = Literal["joint", "any-order"]

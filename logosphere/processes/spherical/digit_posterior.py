@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.digits import DigitCodec
-from logosphere.noise import Noise, running_sum
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, State
+from logosphere.rng import Noise, running_sum
+from logosphere.types import Float, Int64, Logits, State
 
 LOG_ZERO = -1e30
 """The logarithm of 0. It is finite, so that inf - inf cannot occur."""
@@ -99,4 +98,4 @@ class DigitSphericalDiffusion(SphericalDiffusion):
 
     def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         first = torch.arange(len(out), device=out.device) % self.codec.digits == 0
-        return self.valid.draw(self._by_token(out), noise.at(first)).flatten()
+        return self.valid.draw(self._by_token(out), noise.for_positions(first)).flatten()

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from logosphere.codecs.vertices import VertexCodec
 from logosphere.geometry.bridges import chi_square_quantiles
-from logosphere.noise import Noise, normal_rows
 from logosphere.processes.base import MAX_LOGIT
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times, Tokens
+from logosphere.rng import Noise, normal_rows
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times, Tokens
 
 ROWS = 64
 """Positions whose coordinates are in memory at the same time."""

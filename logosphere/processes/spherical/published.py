@@ -19,14 +19,13 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.spherical.diffusion import Loss, SphericalDiffusion, Start
 from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
 from logosphere.processes.spherical.times import RDLM_FLOOR, noise_left, noise_rate
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.shapes import Float, Int64
-from logosphere.types import Kind, Logits, Positions, State, Times
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 EARLIEST, LAST_DRAWN = 1e-4, 1e-6
 """The least t = 1 - τ in values, and in training with a window."""

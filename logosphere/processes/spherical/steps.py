@@ -16,8 +16,8 @@ from torch import Tensor
 
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge
-from logosphere.noise import Noise
-from logosphere.shapes import Float, Int64
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64
 
 SphericalStep = Callable[[Bridge, Tensor, Tensor, Tensor, Tensor, Tensor, Noise], Tensor]
 """(bridge, p [N, K], tokens drawn from it [N], X [N, d], s [N], s' [N], noise) -> X' [N, d]"""

@@ -17,9 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logosphere.noise import Noise
-from logosphere.shapes import Float, Int64
-from logosphere.types import Positions
+from logosphere.rng import Noise
+from logosphere.types import Float, Int64, Positions
 
 FIRST_RATE, LAST_RATE = 1e-3, 0.2
 """β₀ and β₁."""

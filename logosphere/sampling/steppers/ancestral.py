@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, masked, require_transitions
 from logosphere.types import State, Times
 
@@ -30,12 +30,12 @@ class Ancestral(Stepper):
             return z
         out, moved = ask(z, t, where), z.clone()
         if not self.tilts:
-            moved[where] = process.step(out, z[where], t[where], s[where], noise.at(where))
+            moved[where] = process.step(out, z[where], t[where], s[where], noise.for_positions(where))
             return moved
         law = require_transitions(process).log_transition(out, z[where], t[where], s[where])
         for tilt in self.tilts:
             law = tilt(process, ask, law, z, t, s, where)
-        moved[where] = categorical(law, noise.at(where).uniform(len(law)))
+        moved[where] = categorical(law, noise.for_positions(where).uniform(len(law)))
         return moved
 
 
@@ -62,7 +62,7 @@ class FirstHitting(Stepper):
         scores = torch.where(where, noise.uniform(*where.shape), -1.0)
         chosen = torch.zeros_like(where).scatter(1, scores.argmax(1, keepdim=True), True) & where
         z = z.clone()
-        z[chosen] = categorical(out[chosen[where]], noise.at(chosen).uniform(int(chosen.sum())))
+        z[chosen] = categorical(out[chosen[where]], noise.for_positions(chosen).uniform(int(chosen.sum())))
         return z
 
 

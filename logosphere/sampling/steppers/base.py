@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.capabilities import DiscreteTransitions, PositionTimes
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.schedules import Schedule
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, Predict, State, Times
+from logosphere.rng import Noise
+from logosphere.schedules.signal import Schedule
+from logosphere.types import Float, Int64, Logits, Positions, Predict, State, Times
 
 
 @runtime_checkable

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper, best, field, log_probability, moving
 from logosphere.types import State, Times
 
@@ -29,7 +29,7 @@ class SelfCorrecting(Stepper):
         if not active.any():
             return z
         out = path.add_evidence(path.context_probs(ask(z, t, active), z[active], t[active]).log(), z[active], t[active])
-        drawn = categorical(out / self.temperature, noise.at(active).uniform(len(out)))
+        drawn = categorical(out / self.temperature, noise.for_positions(active).uniform(len(out)))
         written = z.masked_scatter(active, drawn)
         surety = torch.where(written != z, field(active, log_probability(out, drawn), -torch.inf), -torch.inf)
         changed = best(surety, torch.ones_like(z[:, :1])) & (written != z)

@@ -7,15 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.simplex.bfn import BFNPath
 from logosphere.processes.simplex.process import DeterministicPath, EulerPath, SimplexProcess
+from logosphere.rng import Noise
 from logosphere.sampling.steppers.ancestral import ancestral
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.sampling.steppers.windows import GreedyEnd
-from logosphere.shapes import Float
-from logosphere.types import State, Times
+from logosphere.types import Float, State, Times
 
 
 def transported(process: Process) -> tuple[SimplexProcess, DeterministicPath]:
@@ -46,7 +45,7 @@ class Downstream(Stepper):
             return z
         out, ahead = ask(z, t, where), z.clone()
         # Where s = 0 this reads the token off.
-        ahead[where] = flow.step(out, z[where], t[where], s[where], noise.at(where))
+        ahead[where] = flow.step(out, z[where], t[where], s[where], noise.for_positions(where))
         again = where & (s > 0)
         if not again.any():
             return ahead
@@ -87,7 +86,7 @@ class Euler(Stepper):
             return z
         out, here, now, then = ask(z, t, where), z[where], flow.fraction(t[where]), flow.fraction(s[where])
         corner = F.one_hot(path.final_token(out, here, now), z.shape[-1]).to(z.dtype)
-        ahead = path.euler(out, here, now, then, noise.at(where))
+        ahead = path.euler(out, here, now, then, noise.for_positions(where))
         moved = z.clone()
         moved[where] = torch.where((s[where] == 0)[:, None], corner, ahead)
         return moved

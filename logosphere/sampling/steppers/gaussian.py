@@ -16,11 +16,11 @@ from torch import Tensor
 
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
 from logosphere.processes.gaussian.parameterization import MIN_LEVEL
 from logosphere.processes.gaussian.updates import Update, ancestral, ddim
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.types import State, Times
 
@@ -107,7 +107,7 @@ class Directed(Stepper):
         if self.ahead:
             then = torch.where(then > 0, (then - self.ahead).clamp_min(T_DECODE), then)
         moved = z.clone()
-        packed = noise.at(where)
+        packed = noise.for_positions(where)
         aim = self.aim(path, out, z[where], now, packed)
         moved[where] = path.apply_step(self.move, aim, out, z[where], now, then, packed, greedy=self.greedy)
         return moved
@@ -126,14 +126,14 @@ class Heun(Stepper):
             return z
         out, moved = ask(z, t, where), z.clone()
         clean = path.predict_x0(out, z[where], t[where])
-        moved[where] = path.apply_step(ddim, clean, out, z[where], t[where], s[where], noise.at(where))
+        moved[where] = path.apply_step(ddim, clean, out, z[where], t[where], s[where], noise.for_positions(where))
         again = where & (s > 0)
         if not again.any():
             return moved
         seen = ask(moved, s, again)
         after = path.predict_x0(seen, moved[again], s[again])
         mean = (clean[again[where]] + after) / 2
-        moved[again] = path.apply_step(ddim, mean, seen, z[again], t[again], s[again], noise.at(again))
+        moved[again] = path.apply_step(ddim, mean, seen, z[again], t[again], s[again], noise.for_positions(again))
         return moved
 
 
@@ -164,7 +164,7 @@ class Multistep(Stepper):
         share = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
         aim = clean + share * (clean - self.last[where])
         moved, last, lengths = z.clone(), self.last.clone(), self.length.clone()
-        moved[where] = path.apply_step(ddim, aim, out, z[where], now, then, noise.at(where))
+        moved[where] = path.apply_step(ddim, aim, out, z[where], now, then, noise.for_positions(where))
         last[where], lengths[where] = clean, length
         self.last, self.length = last, lengths
         return moved

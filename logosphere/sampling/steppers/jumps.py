@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
-from logosphere.shapes import Float
-from logosphere.types import Logits, State, Times
+from logosphere.types import Float, Logits, State, Times
 
 
 def jumping(process: Process) -> DiscreteDiffusion:
@@ -51,7 +50,7 @@ def leap(z: State, rates: Float[Tensor, "N K"], duration: Float[Tensor, " N"], n
     """At most one jump."""
     jumps = noise.uniform(len(z)) < -torch.expm1(-(rates.sum(1) * duration).double())
     z = z.clone()
-    z[jumps] = categorical(rates[jumps].log(), noise.at(jumps).uniform(int(jumps.sum())))
+    z[jumps] = categorical(rates[jumps].log(), noise.for_positions(jumps).uniform(int(jumps.sum())))
     return z
 
 
@@ -83,8 +82,10 @@ class Leaping(Stepper):
             first = t[where] == 1  # no rate is finite at t = 1 either, where uniform states know nothing
             exact = (ends[where]) | first
             rates = backward_rates(path, out, before[where], torch.where(first, 0.5, t[where]))
-            leapt = leap(before[where], rates, (t - s)[where], noise.at(where))
-            z[where] = torch.where(exact, path.step(out, before[where], t[where], s[where], noise.at(where)), leapt)
+            leapt = leap(before[where], rates, (t - s)[where], noise.for_positions(where))
+            z[where] = torch.where(
+                exact, path.step(out, before[where], t[where], s[where], noise.for_positions(where)), leapt
+            )
         for _ in range(self.corrections):
             z = self._corrected(path, ask, z, t, s, falls & ~ends, noise)
         return z
@@ -100,5 +101,5 @@ class Leaping(Stepper):
         if where.any():
             rates[where] = rates[where] + backward_rates(path, ask(z, s, where), z[where], s[where])
         moved = z.clone()
-        moved[among] = leap(z[among], rates[among], (self.duration * (t - s))[among], noise.at(among))
+        moved[among] = leap(z[among], rates[among], (self.duration * (t - s))[among], noise.for_positions(among))
         return moved

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.latent import LatentDiffusion
+from logosphere.rng import Noise
 from logosphere.sampling.steppers.base import Ask, Stepper
-from logosphere.shapes import Float
-from logosphere.types import State, Times
+from logosphere.types import Float, State, Times
 
 
 def latent_path(process: Process) -> LatentDiffusion:
@@ -30,7 +29,7 @@ def latent_path(process: Process) -> LatentDiffusion:
 
 def own_time(path: LatentDiffusion, t: float) -> float:
     """The time of the path's schedule at which the whole schedule has the time t, or the nearest on the path."""
-    return float(path.schedule.part_time(torch.tensor(t, dtype=torch.float64)).clamp(0, 1))
+    return float(path.schedule.restricted_time(torch.tensor(t, dtype=torch.float64)).clamp(0, 1))
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class EvenTimes:
     end: float = 0.0
 
     def __call__(self, steps: int) -> Float[Tensor, " n"]:
-        own = self.path.schedule.part_time(torch.linspace(1, self.end, steps + 1, dtype=torch.float64)).clamp(0, 1)
+        whole = torch.linspace(1, self.end, steps + 1, dtype=torch.float64)
+        own = self.path.schedule.restricted_time(whole).clamp(0, 1)
         times = (T_DECODE + (1 - T_DECODE) * own).float()
         times[0], times[-1] = 1.0, 0.0
         return times
@@ -76,7 +76,7 @@ class EulerMaruyama(Stepper):
         alpha, sigma = path.alpha_sigma(t[where])
         score = (alpha * path.predict_x0(out, seen, t[where]) - seen) / sigma.square()
         mean = seen + spent.float() * (seen / 2 + score)
-        drawn = spent.sqrt().float() * noise.at(where).normal(*seen.shape)
+        drawn = spent.sqrt().float() * noise.for_positions(where).normal(*seen.shape)
         moved = z.clone()
         moved[where] = torch.where(last[:, None], mean, mean + drawn)
         return moved

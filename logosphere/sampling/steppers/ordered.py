@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical, running_sum
 from logosphere.processes.base import Process
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.rng import Noise, categorical, running_sum
 from logosphere.sampling.steppers.base import (
     Ask,
     Level,
@@ -29,8 +29,7 @@ from logosphere.sampling.steppers.base import (
     perturbed,
     still_hidden,
 )
-from logosphere.shapes import Float, Int64
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Float, Int64, Logits, Positions, State, Times
 
 Order = Callable[[Logits, Int64[Tensor, " N"]], Float[Tensor, " N"]]
 """(prediction, tokens drawn) -> score; the highest are committed first."""
@@ -140,7 +139,7 @@ class Ordered(Stepper):
         if not where.any():
             return z
         out = ask(z, where.float() if isinstance(process, SphericalDiffusion) else t, where)
-        drawn = out.argmax(-1) if self.greedy else categorical(out, noise.at(where).uniform(len(out)))
+        drawn = out.argmax(-1) if self.greedy else categorical(out, noise.for_positions(where).uniform(len(out)))
         scores = perturbed(field(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         hidden = where.sum(1, keepdim=True)
         due = (hidden - still_hidden(_hiding(process), s, falls)).clamp_min(0)

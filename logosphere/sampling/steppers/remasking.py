@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper, log_probability, masked, moving
-from logosphere.shapes import Float
-from logosphere.types import State, Times
+from logosphere.types import Float, State, Times
 
 Level = Float[Tensor, "..."]
 Sigma = Callable[[Level, Level, Level], Level]
@@ -115,7 +114,7 @@ class Remasking(Stepper):
         if where.any():
             lifted = where & (u < lift)
             out = ask(z, t, where)[lifted[where]]
-            drawn = categorical(out, noise.at(lifted).uniform(len(out)))
+            drawn = categorical(out, noise.for_positions(lifted).uniform(len(out)))
             moved[lifted] = drawn
             self.surety = surety.masked_scatter(lifted, log_probability(out, drawn).double())
         return moved

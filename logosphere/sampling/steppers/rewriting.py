@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import (
     Ask,
     Stepper,
@@ -27,8 +27,7 @@ from logosphere.sampling.steppers.base import (
     perturbed,
     still_hidden,
 )
-from logosphere.shapes import Float
-from logosphere.types import State, Times, Tokens
+from logosphere.types import Float, State, Times, Tokens
 
 Critic = Callable[[Tokens], Float[Tensor, "B L"]]
 """Tokens -> logits of being wrong."""
@@ -64,7 +63,7 @@ class Rewriting(Stepper):
             out = ask(z, t, where)
             if self.review:  # what a token says of itself is no judgement of it
                 out = out - process.add_evidence(torch.zeros_like(out), z[where], t[where])
-            drawn = categorical(out, noise.at(where).uniform(len(out)))
+            drawn = categorical(out, noise.for_positions(where).uniform(len(out)))
             z = torch.where(z == mask, z.masked_scatter(where, drawn), z)
             surety = surety.masked_scatter(where, log_probability(out, z[where]).double())
         self.surety = surety

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.noise import Noise, categorical
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Ask, Stepper
 from logosphere.sampling.steppers.jumps import jumping
-from logosphere.shapes import Float
-from logosphere.types import Logits, State, Times
+from logosphere.types import Float, Logits, State, Times
 
 Mass = Float[Tensor, "N K"]
 
@@ -78,8 +77,8 @@ class Scored(Stepper):
             mass = torch.where(early[:, None] > 0, euler_step(path, score, here, late, early), mass)
         if path.mask is not None:
             mass[early == 0, path.mask] = 0.0
-        drawn = categorical(mass.log(), noise.at(where).uniform(len(mass)))
+        drawn = categorical(mass.log(), noise.for_positions(where).uniform(len(mass)))
         if bool(blind.any()):
-            plain = path.step(out, here, t[where], s[where], noise.at(where))
+            plain = path.step(out, here, t[where], s[where], noise.for_positions(where))
             drawn = torch.where(blind, plain, drawn)
         return z.masked_scatter(where, drawn)

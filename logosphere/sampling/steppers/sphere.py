@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SphericalStep, geodesic
 from logosphere.processes.spherical.times import noise_left, noise_rate
+from logosphere.rng import Noise
 from logosphere.sampling.steppers.base import Ask, Stepper
-from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Float, Logits, Positions, State, Times
 
 ENDING = 1e-5
 """RDLM's sampler stops so much before the end of its time."""
@@ -42,7 +41,9 @@ class Moved(Stepper):
         if not where.any():
             return z
         moved = z.clone()
-        moved[where] = path.apply_step(self.move, ask(z, t, where), z[where], t[where], s[where], noise.at(where))
+        moved[where] = path.apply_step(
+            self.move, ask(z, t, where), z[where], t[where], s[where], noise.for_positions(where)
+        )
         return moved
 
 
@@ -72,7 +73,7 @@ class PublishedWalk(Stepper):
         if not where.any():
             return z
         out, x, moved = ask(z, t, where), z[where], z.clone()
-        walked = self.walked(path, out, x, t[where], s[where], noise.at(where))
+        walked = self.walked(path, out, x, t[where], s[where], noise.for_positions(where))
         token = walked[..., : path.num_classes].argmax(-1)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
         moved[where] = torch.where((s[where] == 0)[..., None], vertex, walked)

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.noise import Noise
 from logosphere.processes.base import Process
+from logosphere.rng import Noise
 from logosphere.sampling.steppers.ancestral import ancestral
 from logosphere.sampling.steppers.base import Ask, Stepper, Tilt, moving
-from logosphere.shapes import Float
-from logosphere.types import Logits, Positions, Predict, State, Times
+from logosphere.types import Float, Logits, Positions, Predict, State, Times
 
 ROUNDING = 1e-6
 """Times are float32."""

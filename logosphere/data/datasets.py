@@ -1,27 +1,34 @@
-"""Datasets by name or from files, as a corpus of three splits."""
+"""Datasets of separate examples, by name or from files of the user, as a corpus of three splits."""
 
 import csv
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from logosphere.data.corpus import Corpus
-from logosphere.data.datasets.examples import Examples
-from logosphere.data.datasets.images import load_cifar10, load_digits, load_mnist_binary
-from logosphere.data.datasets.named import PITCHES, RECORD_DATASETS, Records, load_chorales, load_sudoku
-from logosphere.data.datasets.promoters import BASES, load_signal_promoters
-from logosphere.data.datasets.records import FORMATS, Record
-from logosphere.data.datasets.synthetic_promoters import load_synthetic_promoters
-from logosphere.data.sources import ReportProgress
+from logosphere.data.corpus import Corpus, Examples
+from logosphere.data.promoters import BASES, load_signal_promoters, load_synthetic_promoters
+from logosphere.data.published import (
+    PITCHES,
+    RECORD_DATASETS,
+    Record,
+    Records,
+    load_chorales,
+    load_cifar10,
+    load_digits,
+    load_mnist_binary,
+    load_sudoku,
+    parse_csv,
+)
+from logosphere.data.sources import ReportProgress, replace_lone_surrogates
 from logosphere.data.tokenizer_registry import TokenizerChoice, choose_tokenizer, load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, Tokenizer, WithEOS, merge_alphabet
 from logosphere.errors import UserError
 
 Loaded = TypeVar("Loaded")
-
 INTEGER_DATASETS: dict[str, tuple[int, Callable[[Path, ReportProgress], dict[str, Examples]]]] = {
     "cifar10": (256, load_cifar10),
     "digits": (17, load_digits),
@@ -30,7 +37,6 @@ INTEGER_DATASETS: dict[str, tuple[int, Callable[[Path, ReportProgress], dict[str
     "chorales": (PITCHES, load_chorales),
 }
 """Datasets of integers: the size of their vocabulary, and the function that loads them."""
-
 SYNTHETIC, PROMOTERS = "synthetic-promoters", "promoters"
 
 
@@ -122,12 +128,12 @@ def _make_tokenizer(choice: TokenizerChoice, texts: list[str], cache: Path) -> T
         return load_tokenizer(path)
 
 
-def _encode_split(rows: list[Record], tokenizer: Tokenizer, labels: list[str], place: str) -> Examples:
+def _encode_split(rows: list[Record], tokenizer: Tokenizer, labels: list[str], location: str) -> Examples:
     label_ids = sources = None
     if labels:
         number = {label: i for i, label in enumerate(labels)}
         if unknown := {row.label for row in rows} - number.keys():
-            raise UserError(f"{place} has the label '{min(map(str, unknown))}', which is not in the training split.")
+            raise UserError(f"{location} has the label '{min(map(str, unknown))}', which is not in the training split.")
         label_ids = np.array([number[str(row.label)] for row in rows], dtype=np.int64)
     if rows[0].source is not None:
         sources = [tokenizer.encode(row.source or "") for row in rows]
@@ -175,3 +181,63 @@ def _hash_splits(splits: dict[str, Examples]) -> str:
         if (signals := splits[split].signals) is not None:
             digest.update(signals.tobytes())
     return digest.hexdigest()
+
+
+def read_lines(path: Path) -> list[Record]:
+    """One text per line; blank lines are dropped."""
+    return [Record(line.strip()) for line in _read_text(path).split("\n") if line.strip()]
+
+
+def read_labelled(path: Path) -> list[Record]:
+    """Texts in the field `text` with a `label` each, from .jsonl, .csv or .tsv."""
+    return [Record(row("text"), label=row("label")) for row in _read_rows(path)]
+
+
+def read_pairs(path: Path) -> list[Record]:
+    """Texts in the field `target` (or `text`) with a `source` each, from .jsonl, .csv or .tsv."""
+    return [Record(row("target", "text"), source=row("source")) for row in _read_rows(path)]
+
+
+FORMATS: dict[str, Callable[[Path], list[Record]]] = {
+    "lines": read_lines,
+    "labelled": read_labelled,
+    "pairs": read_pairs,
+}
+"""lines:FILE, labelled:FILE, pairs:FILE"""
+GetField = Callable[..., str]
+"""From the names that a field may have to its text."""
+
+
+def _read_rows(path: Path) -> Iterable[GetField]:
+    """The rows of a table."""
+    try:
+        match path.suffix.lower():
+            case ".jsonl":
+                rows: list[Any] = [json.loads(line) for line in _read_text(path).split("\n") if line.strip()]
+            case ".csv" | ".tsv" as suffix:
+                rows = parse_csv(_read_text(path), "\t" if suffix == ".tsv" else ",")
+            case _:
+                raise UserError(f"{path} must be a .jsonl, .csv or .tsv file with a name for each field.")
+    except (csv.Error, ValueError, RecursionError) as problem:
+        raise UserError(f"{path} cannot be read as a table ({problem}); correct it.") from None
+    for number, row in enumerate(rows, start=1):
+        yield _field_getter(row, f"Row {number} of {path}")
+
+
+def _field_getter(row: Any, location: str) -> GetField:
+    def read(*names: str) -> str:
+        for name in names:
+            if isinstance(row, dict) and isinstance(row.get(name), str | int):
+                return replace_lone_surrogates(str(row[name]))
+        raise UserError(f"{location} has no field '{names[0]}'; every row needs one.")
+
+    return read
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({problem}).") from None

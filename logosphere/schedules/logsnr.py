@@ -13,10 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.errors import UserError, nearest
-from logosphere.shapes import Float
+from logosphere.errors import UserError, suggest
+from logosphere.types import Float
 
 Number = Float[Tensor, "..."]
+
+LARGEST_BETA = 0.999
+"""β is clipped here, so that no step loses all signal (Nichol and Dhariwal 2021)."""
 
 
 class LogSNR(nn.Module, ABC):
@@ -34,12 +37,12 @@ class LogSNR(nn.Module, ABC):
     def time(self, logsnr: Number) -> Number:
         """The inverse: the time at which λ_t has this value."""
 
-    def part_time(self, t: Number) -> Number:
-        """The own time at which the schedule that this one is a part of has the time t; t itself for a whole one."""
+    def restricted_time(self, t: Number) -> Number:
+        """The time of this schedule at time t of the schedule that it restricts; t if it restricts none."""
         return t
 
-    def calm(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """A loss by which the shape of a learned schedule makes the bound's estimate less noisy; 0 if it is fixed."""
+    def variance_loss(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """A loss that trains the shape of a learned schedule to reduce the variance of the bound; 0 if it is fixed."""
         return torch.zeros_like(nats)
 
 
@@ -93,15 +96,15 @@ class LinearBeta(LogSNR):
             raise UserError("A linear-beta schedule needs rates 0 ≤ first < last and an offset that is not negative.")
         self.first, self.last, self.offset = first, last, offset
 
-    def _spent(self, t: Number) -> Number:
+    def _integrated_beta(self, t: Number) -> Number:
         t = t.double()
         return self.offset + self.first * t + 0.5 * (self.last - self.first) * t.square()
 
     def logsnr(self, t: Number) -> Number:
-        return -torch.expm1(self._spent(t)).log()
+        return -torch.expm1(self._integrated_beta(t)).log()
 
     def slope(self, t: Number) -> Number:
-        return (self.first + (self.last - self.first) * t.double()) / -torch.expm1(-self._spent(t))
+        return (self.first + (self.last - self.first) * t.double()) / -torch.expm1(-self._integrated_beta(t))
 
     def time(self, logsnr: Number) -> Number:
         spent = (F.softplus(-logsnr.double()) - self.offset).clamp_min(0)
@@ -130,14 +133,14 @@ class Sigmoid(LogSNR):
         return signal.log() - noise.log()
 
     def slope(self, t: Number) -> Number:
-        """2b (coth 2bt + coth 2b(1 - t)), with b to_half as above."""
+        """2b (coth 2bt + coth 2b(1 - t)), with b halved as above."""
         b, t = self.bend, t.double()
         return b * (1 / torch.tanh(b * t) + 1 / torch.tanh(b * (1 - t)))
 
     def time(self, logsnr: Number) -> Number:
         b = self.bend / 2
-        place = math.tanh(b) * (1 - 2 * torch.sigmoid(logsnr.double()))
-        return 0.5 + torch.atanh(place) / (2 * b)
+        level = math.tanh(b) * (1 - 2 * torch.sigmoid(logsnr.double()))
+        return 0.5 + torch.atanh(level) / (2 * b)
 
 
 class Linear(LogSNR):
@@ -175,8 +178,8 @@ class Shifted(LogSNR):
         return self.inner.time(logsnr - self.shift)
 
 
-class Between(LogSNR):
-    """The part of a schedule between two values of λ, in its own pace: ends become finite that were not."""
+class Restricted(LogSNR):
+    """The part of a schedule between two values of λ, rescaled to [0, 1]; infinite ends become finite."""
 
     def __init__(self, inner: LogSNR, highest: float | None = None, lowest: float | None = None):
         super().__init__()
@@ -188,23 +191,58 @@ class Between(LogSNR):
                 f"to {low:.3g}."
             )
         self.inner = inner
-        self.begins = float(inner.time(torch.tensor(high, dtype=torch.float64)))
-        self.ends = 1.0 if lowest is None else float(inner.time(torch.tensor(low, dtype=torch.float64)))
+        self.first = float(inner.time(torch.tensor(high, dtype=torch.float64)))
+        self.last = 1.0 if lowest is None else float(inner.time(torch.tensor(low, dtype=torch.float64)))
 
-    def _own(self, t: Number) -> Number:
-        return self.begins + (self.ends - self.begins) * t.double()
+    def _inner_time(self, t: Number) -> Number:
+        return self.first + (self.last - self.first) * t.double()
 
     def logsnr(self, t: Number) -> Number:
-        return self.inner.logsnr(self._own(t))
+        return self.inner.logsnr(self._inner_time(t))
 
     def slope(self, t: Number) -> Number:
-        return (self.ends - self.begins) * self.inner.slope(self._own(t))
+        return (self.last - self.first) * self.inner.slope(self._inner_time(t))
 
     def time(self, logsnr: Number) -> Number:
-        return (self.inner.time(logsnr) - self.begins) / (self.ends - self.begins)
+        return (self.inner.time(logsnr) - self.first) / (self.last - self.first)
 
-    def part_time(self, t: Number) -> Number:
-        return (self.inner.part_time(t) - self.begins) / (self.ends - self.begins)
+    def restricted_time(self, t: Number) -> Number:
+        return (self.inner.restricted_time(t) - self.first) / (self.last - self.first)
+
+
+class Stepwise(LogSNR):
+    """λ_k = log ᾱ_k/(1 - ᾱ_k), ᾱ_k = Π_{j ≤ k} (1 - β_j), at the times k/(T - 1), k = 0 … T - 1; linear in between.
+
+    Time 0 is after the first step and time 1 after the last.
+    """
+
+    table: Tensor
+
+    def __init__(self, betas: Float[Tensor, " T"]):
+        super().__init__()
+        kept = torch.log1p(-betas.double()).cumsum(0)
+        self.register_buffer("table", kept - torch.log(-torch.expm1(kept)), persistent=False)
+        self.steps = len(betas)
+
+    def _bracket(self, t: Number) -> tuple[Tensor, Number]:
+        """The step before a time, and the fraction of the interval before the time."""
+        position = t.double().clamp(0, 1) * (self.steps - 1)
+        before = position.long().clamp_max(self.steps - 2)
+        return before, position - before
+
+    def logsnr(self, t: Number) -> Number:
+        before, fraction = self._bracket(t)
+        return torch.lerp(self.table[before], self.table[before + 1], fraction)
+
+    def slope(self, t: Number) -> Number:
+        before, _ = self._bracket(t)
+        return (self.table[before] - self.table[before + 1]) * (self.steps - 1)
+
+    def time(self, logsnr: Number) -> Number:
+        rising, target = -self.table, -logsnr.double().contiguous()
+        after = torch.searchsorted(rising, target).clamp(1, self.steps - 1)
+        fraction = (target - rising[after - 1]) / (rising[after] - rising[after - 1])
+        return ((after - 1 + fraction) / (self.steps - 1)).clamp(0, 1)
 
 
 SCHEDULES: dict[str, LogSNR] = {
@@ -215,19 +253,27 @@ SCHEDULES: dict[str, LogSNR] = {
 }
 
 
-def schedule(name: str, *, shift: float = 0.0, highest: float | None = None, lowest: float | None = None) -> LogSNR:
-    """A schedule by its name, for recipes; `linear` (in λ) needs both ends."""
+def find_logsnr(name: str, *, shift: float = 0.0, highest: float | None = None, lowest: float | None = None) -> LogSNR:
+    """The schedule of a name; `linear` (in λ) needs both ends."""
     if name == "linear":
         if highest is None or lowest is None:
             raise UserError("The linear schedule needs the highest and the lowest log-SNR.")
         return Linear(highest + shift, lowest + shift)
     if name not in SCHEDULES:
-        raise UserError(f"There is no log-SNR schedule '{name}'.{nearest(name, [*SCHEDULES, 'linear'])}")
+        raise UserError(f"There is no log-SNR schedule '{name}'.{suggest(name, [*SCHEDULES, 'linear'])}")
     found = SCHEDULES[name] if shift == 0 else Shifted(SCHEDULES[name], shift)
-    return found if highest is None and lowest is None else Between(found, highest, lowest)
+    return found if highest is None and lowest is None else Restricted(found, highest, lowest)
+
+
+def sqrt_steps(steps: int) -> Stepwise:
+    """β_k = min(1 - f((k + 1)/T)/f(k/T), 0.999), f(t) = 1 - √(t + 10⁻⁴) (Li et al. 2022, Diffusion-LM; T = 2000)."""
+    if steps < 2:
+        raise UserError(f"A schedule needs at least 2 steps, not {steps}.")
+    remaining = 1 - (torch.arange(steps + 1, dtype=torch.float64) / steps + Sqrt.OFFSET).sqrt()
+    return Stepwise((1 - remaining[1:] / remaining[:-1]).clamp_max(LARGEST_BETA))
 
 
 def check_ends(highest: float, lowest: float) -> None:
-    """Learned and linear schedules need finite ends."""
+    """Raise UserError unless the log-SNR falls between finite ends, as learned and linear schedules need."""
     if not (math.isfinite(highest) and math.isfinite(lowest) and highest > lowest):
         raise UserError(f"The log-SNR must fall between two finite ends, not from {highest} to {lowest}.")

@@ -9,11 +9,11 @@ from statistical_checks import MIN_P_VALUE, chi_square_p_value, mean_and_error
 from torch import Tensor
 from toy_languages import generator
 
-from logosphere.noise import Drawn, Keyed, Noise, _unit, categorical
+from logosphere.rng import CounterNoise, GeneratorNoise, Noise, _unit, categorical
 
 
-def keyed(ids: Tensor, seed: int = 1, step: int = 2, total: int | None = None) -> Keyed:
-    return Keyed(seed, step, ids, ids, len(ids) if total is None else total)
+def keyed(ids: Tensor, seed: int = 1, step: int = 2, total: int | None = None) -> CounterNoise:
+    return CounterNoise(seed, step, ids, ids, len(ids) if total is None else total)
 
 
 IDS = torch.arange(16)
@@ -23,12 +23,14 @@ CUTS = {"halves": [IDS[:8], IDS[8:]], "singles": list(IDS[:, None]), "reversed":
 @pytest.mark.parametrize("parts", CUTS.values(), ids=CUTS)
 def test_numbers_belong_to_samples_and_not_to_batches(parts: list[Tensor]) -> None:
     whole = keyed(IDS)
-    wanted = whole.uniform(16, 5), whole.uniform(16, 3, 2), whole.normal(16, 4), whole.quantiles(3, 2)
+    wanted = whole.uniform(16, 5), whole.uniform(16, 3, 2), whole.normal(16, 4), whole.low_discrepancy_times(3, 2)
     for ids in parts:
         part = keyed(ids, total=16)
         n = len(ids)
         for numbers, all_numbers in zip(
-            (part.uniform(n, 5), part.uniform(n, 3, 2), part.normal(n, 4), part.quantiles(3, 2)), wanted, strict=True
+            (part.uniform(n, 5), part.uniform(n, 3, 2), part.normal(n, 4), part.low_discrepancy_times(3, 2)),
+            wanted,
+            strict=True,
         ):
             assert torch.equal(numbers, all_numbers[ids])
 
@@ -42,12 +44,12 @@ def test_every_seed_step_sample_and_request_has_its_own_numbers() -> None:
 
 
 def test_the_seed_of_a_generator_decides_everything() -> None:
-    first, again, other = (Drawn(generator(seed), 4) for seed in (1, 1, 2))
+    first, again, other = (GeneratorNoise(generator(seed), 4) for seed in (1, 1, 2))
     numbers = first.uniform(4, 9)
     assert torch.equal(numbers, again.uniform(4, 9)) and not torch.equal(numbers, other.uniform(4, 9))
 
 
-SOURCES = {"keyed": lambda n: keyed(torch.arange(n)), "drawn": lambda n: Drawn(generator(3), n)}
+SOURCES = {"keyed": lambda n: keyed(torch.arange(n)), "drawn": lambda n: GeneratorNoise(generator(3), n)}
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
@@ -101,7 +103,7 @@ def test_normal_numbers_are_normal() -> None:
 @pytest.mark.parametrize("draws", [1, 3])
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_quantiles_of_a_clock_fill_every_stratum_once(source, draws: int) -> None:
-    for clock in source(8).quantiles(draws, 5).unbind(2):
+    for clock in source(8).low_discrepancy_times(draws, 5).unbind(2):
         shifted = (clock - clock.min()).flatten() * 8 * draws
         assert torch.equal(shifted.round().sort().values, torch.arange(8 * draws).double())
         assert torch.allclose(shifted, shifted.round(), atol=1e-9)
@@ -109,25 +111,25 @@ def test_quantiles_of_a_clock_fill_every_stratum_once(source, draws: int) -> Non
 
 
 def test_the_draws_of_each_sequence_are_spread_evenly() -> None:
-    for row in keyed(torch.arange(8)).quantiles(4, 1)[..., 0]:
+    for row in keyed(torch.arange(8)).low_discrepancy_times(4, 1)[..., 0]:
         around = torch.cat([row.sort().values, row.min()[None] + 1])  # a clock has no ends
         assert around.diff().tolist() == pytest.approx([0.25] * 4)
 
 
 def test_a_quantile_is_uniform_and_clocks_are_independent() -> None:
-    w = torch.cat([keyed(torch.arange(2), step=step).quantiles(1, 2) for step in range(2000)])[::2, 0]
+    w = torch.cat([keyed(torch.arange(2), step=step).low_discrepancy_times(1, 2) for step in range(2000)])[::2, 0]
     assert stats.kstest(w[:, 0].numpy(), "uniform").pvalue > MIN_P_VALUE
     assert abs(float(torch.corrcoef(w.T)[0, 1])) < 3.5 / math.sqrt(len(w))
 
 
 def test_categorical_has_exact_frequencies() -> None:
     log_p = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025]).log()
-    drawn = categorical(log_p.expand(50_000, -1), Drawn(generator(5), 1).uniform(50_000))
+    drawn = categorical(log_p.expand(50_000, -1), GeneratorNoise(generator(5), 1).uniform(50_000))
     assert chi_square_p_value(drawn.bincount(minlength=5), log_p.exp()) > MIN_P_VALUE
 
 
 def test_categorical_needs_no_normalisation() -> None:
-    log_p, u = torch.randn(300, 7, generator=generator(1)), Drawn(generator(2), 1).uniform(300)
+    log_p, u = torch.randn(300, 7, generator=generator(1)), GeneratorNoise(generator(2), 1).uniform(300)
     assert torch.equal(categorical(log_p, u), categorical(log_p + 40, u))
 
 
@@ -153,7 +155,7 @@ def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
     log_p = -torch.arange(1, 8193).double().log()
     log_p = log_p.log_softmax(0)
     tail = torch.arange(8192) >= 2000
-    u = Drawn(generator(6), 1).uniform(6000)
+    u = GeneratorNoise(generator(6), 1).uniform(6000)
     with_rest = torch.cat([log_p + math.log(1e-3), torch.tensor([math.log1p(-1e-3)]).double()]).float()
     drawn = torch.cat([categorical(with_rest.expand(1000, -1), part * 1e-3) for part in u.split(1000)])
     assert drawn.max() < 8192
@@ -166,4 +168,4 @@ def test_every_source_offers_the_same_interface() -> None:
     for source in SOURCES.values():
         noise: Noise = source(3)
         assert noise.uniform(3, 2).shape == noise.normal(3, 2).shape == (3, 2)
-        assert noise.quantiles(2, 4).shape == (3, 2, 4)
+        assert noise.low_discrepancy_times(2, 4).shape == (3, 2, 4)

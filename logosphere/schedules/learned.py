@@ -1,7 +1,7 @@
 """Schedules that learn their shape and their ends (Gulrajani and Hashimoto 2023; Kingma et al. 2021, VDM, section 5).
 
-The bound depends on the ends of a schedule and not on its shape; the shape decides how noisy its estimate is. So the
-ends follow the gradient of the bound, and the shape that of E[nats²].
+The bound depends on the ends of a schedule and not on its shape; the shape determines the variance of its estimate. So
+the ends follow the gradient of the bound, and the shape that of E[nats²].
 """
 
 from abc import abstractmethod
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.logsnr.schedules import LogSNR, Number, check_ends
-from logosphere.shapes import Float
+from logosphere.schedules.logsnr import LogSNR, Number, check_ends
+from logosphere.types import Float
 
 UNITS = 32
 PUBLISHED_UNITS, OUTPUT_SCALE = 1024, 0.01
@@ -32,16 +32,16 @@ class Monotone(LogSNR):
 
     def shape(self, t: Number) -> tuple[Number, Number, Number]:
         """m, m' and m''; a batch has few different times, and each is computed once."""
-        few, place = t.detach().double().unique(return_inverse=True)
-        value, first, second = self._raw(few)
+        unique, index = t.detach().double().unique(return_inverse=True)
+        value, first, second = self._raw(unique)
         (start, end), _, _ = self._raw(torch.tensor([0.0, 1.0], dtype=torch.float64, device=t.device))
         length = end - start
-        return ((value - start) / length)[place], (first / length)[place], (second / length)[place]
+        return ((value - start) / length)[index], (first / length)[index], (second / length)[index]
 
     def logsnr(self, t: Number) -> Number:
-        share = self.shape(t)[0].detach()
+        fraction = self.shape(t)[0].detach()
         highest, lowest = self.ends.double()
-        return highest + (lowest - highest) * share
+        return highest + (lowest - highest) * fraction
 
     def slope(self, t: Number) -> Number:
         return (self.ends[0] - self.ends[1]) * self.shape(t)[1].detach()
@@ -49,15 +49,15 @@ class Monotone(LogSNR):
     def time(self, logsnr: Number) -> Number:
         """By bisection: m rises."""
         with torch.no_grad():
-            share = (self.ends[0] - logsnr.double()) / (self.ends[0] - self.ends[1])
-            low, high = torch.zeros_like(share), torch.ones_like(share)
+            fraction = (self.ends[0] - logsnr.double()) / (self.ends[0] - self.ends[1])
+            low, high = torch.zeros_like(fraction), torch.ones_like(fraction)
             for _ in range(52):
                 middle = (low + high) / 2
-                above = self.shape(middle)[0] > share
+                above = self.shape(middle)[0] > fraction
                 low, high = torch.where(above, low, middle), torch.where(above, middle, high)
             return (low + high) / 2
 
-    def calm(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def variance_loss(self, t: Float[Tensor, " B"], nats: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """A loss whose gradient is that of E[nats²], times spread evenly (Plaid's, integrated by parts).
 
         With f(λ) the nats per unit of λ, E[nats²] = ∫ f² |λ'|² dt = ∫ f² |λ'| dλ. At a fixed λ the variation of |λ'| is
@@ -69,8 +69,8 @@ class Monotone(LogSNR):
         return nats.detach().square() * (first.log() - (second / first.square()).detach() * value)
 
 
-class Learned(Monotone):
-    """m(t) ∝ t + Σ_j s_j tanh k_j (t - c_j) with s_j, k_j > 0: begins almost straight."""
+class LearnedTanh(Monotone):
+    """m(t) ∝ t + Σ_j s_j tanh k_j (t - c_j) with s_j, k_j > 0; almost linear at initialisation."""
 
     def __init__(self, highest: float, lowest: float):
         super().__init__(highest, lowest)

@@ -1,8 +1,8 @@
-"""How much of the signal is left at time t: monotone maps with derivative and inverse.
+"""Schedules of discrete processes: the signal level a_t, a monotone function of time with derivative and inverse.
 
-Every schedule has signal(0) = 1 exactly, so that clean means clean. Most are continuous there and end at signal(1) = 0.
-Noise that others begin with (`start`) is counted as a reconstruction term, signal that they leave at t = 1 as a prior
-term, so that bounds stay bounds.
+Every schedule has a_0 = 1 exactly. Most are continuous there and end at a_1 = 0. The noise that others start with
+(`start`) is counted by a reconstruction term, and the signal that they leave at t = 1 by a prior term, so that bounds
+stay bounds.
 """
 
 import math
@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from logosphere.errors import UserError, nearest
-from logosphere.shapes import Float
+from logosphere.errors import UserError, suggest
+from logosphere.types import Float
 
 Number = Float[Tensor, "..."]
 
@@ -30,15 +30,15 @@ class Schedule(ABC):
 
     @property
     @abstractmethod
-    def warp(self) -> float:
-        """Times drawn as w^warp with w uniform have noise levels that fall like w² or faster near 0.
+    def time_power(self) -> float:
+        """Times drawn as w^time_power with w uniform have noise levels that fall like w² or faster near 0.
 
-        Bounds in continuous time grow like 1/noise there, and this is what keeps their variance finite.
+        The integrand of a bound in continuous time grows like 1/noise there, and this keeps its variance finite.
         """
 
-    def drawn(self, w: Number) -> tuple[Number, Number]:
+    def times_at(self, w: Number) -> tuple[Number, Number]:
         """Times for quantiles w, and dt/dw."""
-        return w**self.warp, self.warp * w ** (self.warp - 1)
+        return w**self.time_power, self.time_power * w ** (self.time_power - 1)
 
     def signal(self, t: Number) -> Number:
         """a_t."""
@@ -68,7 +68,7 @@ class Polynomial(Schedule):
             raise UserError(f"The power of a polynomial schedule must be positive, not {self.power}.")
 
     @property
-    def warp(self) -> float:
+    def time_power(self) -> float:
         return max(1.0, 2 / self.power)
 
     def noise(self, t: Number) -> Number:
@@ -86,7 +86,7 @@ class Cosine(Schedule):
     """a_t = cos(π t / 2) (D3PM, appendix A.3, with its offset taken to 0)."""
 
     @property
-    def warp(self) -> float:
+    def time_power(self) -> float:
         return 1.0
 
     def signal(self, t: Number) -> Number:
@@ -108,7 +108,7 @@ class SineNoise(Schedule):
     """a_t = 1 - cos(π (1 - t)/2), that is noise sin(π t/2): the schedule that MD4 calls cosine (Shi et al. 2024)."""
 
     @property
-    def warp(self) -> float:
+    def time_power(self) -> float:
         return 2.0
 
     def signal(self, t: Number) -> Number:
@@ -141,8 +141,8 @@ class Squeezed(Schedule):
         return self.eps
 
     @property
-    def warp(self) -> float:
-        return self.inner.warp
+    def time_power(self) -> float:
+        return self.inner.time_power
 
     def noise(self, t: Number) -> Number:
         return torch.where(t > 0, self.eps + (1 - 2 * self.eps) * self.inner.noise(t), 0.0)
@@ -155,43 +155,43 @@ class Squeezed(Schedule):
 
 
 @dataclass(frozen=True)
-class Cut(Schedule):
-    """A schedule that stops short of pure noise, at a_1 = `left`; with the linear one this is the log-linear schedule.
+class Truncated(Schedule):
+    """A schedule that ends at a_1 = `final` rather than 0; with the linear one this is the log-linear schedule.
 
-    σ = -log(1 - (1 - ε) t) in SEDD and MDLM, with ε = 1e-3. What is left at the end costs a prior term, which counts.
+    σ = -log(1 - (1 - ε) t) in SEDD and MDLM, with ε = 1e-3. The signal at the end is counted by a prior term.
     """
 
     inner: Schedule
-    left: float
+    final: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.left < 1:
-            raise UserError(f"The signal left at the end must be at least 0 and below 1, not {self.left}.")
+        if not 0 <= self.final < 1:
+            raise UserError(f"The final signal must be at least 0 and below 1, not {self.final}.")
 
     @property
-    def warp(self) -> float:
-        return self.inner.warp
+    def time_power(self) -> float:
+        return self.inner.time_power
 
     def noise(self, t: Number) -> Number:
-        return (1 - self.left) * self.inner.noise(t)
+        return (1 - self.final) * self.inner.noise(t)
 
     def slope(self, t: Number) -> Number:
-        return (1 - self.left) * self.inner.slope(t)
+        return (1 - self.final) * self.inner.slope(t)
 
     def time(self, noise: Number) -> Number:
-        return self.inner.time(noise / (1 - self.left))
+        return self.inner.time(noise / (1 - self.final))
 
 
 RAMP = 0.01
-"""The share of time in which a geometric schedule rises from no noise at all to its smallest."""
+"""The fraction of time in which a geometric schedule rises from no noise to its lowest level."""
 
 
 @dataclass(frozen=True)
 class Geometric(Schedule):
     """a_t = exp(-σ_t) with σ from `low` to `high` in equal ratios (Lou et al. 2024, SEDD).
 
-    The paper begins at a_0 = exp(-low) < 1, which is ramp=0. By default a short ramp leads there from 1, so that the
-    first tokens lost are paid for step by step; the signal exp(-high) left at the end costs a prior term.
+    The paper starts at a_0 = exp(-low) < 1, which is ramp=0. By default a short ramp leads there from 1, so that the
+    first tokens lost are counted by the integral; the signal exp(-high) at the end is counted by a prior term.
     """
 
     low: float = 1e-4
@@ -200,7 +200,7 @@ class Geometric(Schedule):
 
     def __post_init__(self) -> None:
         if not 0 < self.low < self.high:
-            raise UserError(f"A geometric schedule must rise: 0 < low < high, not {self.low} and {self.high}.")
+            raise UserError(f"A geometric schedule needs 0 < low < high, not {self.low} and {self.high}.")
         if not 0 <= self.ramp < 1:
             raise UserError(f"The ramp of a geometric schedule is a fraction of the time below 1, not {self.ramp}.")
 
@@ -209,11 +209,11 @@ class Geometric(Schedule):
         return 0.0 if self.ramp else -math.expm1(-self.low)
 
     @property
-    def warp(self) -> float:
+    def time_power(self) -> float:
         return 2.0
 
-    def drawn(self, w: Number) -> tuple[Number, Number]:
-        """Such that the noise is w² of its last: in this schedule most of time is nearly clean, and tells nothing."""
+    def times_at(self, w: Number) -> tuple[Number, Number]:
+        """Times at which the noise is w² of its final value: for most of the time this schedule has almost no noise."""
         span = -math.expm1(-self.high) - self.start
         t = self.time(self.start + span * w**2)
         return t, span * 2 * w / self.slope(t)
@@ -254,38 +254,38 @@ class Tabulated(Schedule):
             raise UserError("A table of signal levels must begin at 1 and fall monotonically, never below 0.")
 
     @property
-    def warp(self) -> float:
+    def time_power(self) -> float:
         return 2.0
 
     def _table(self, like: Number) -> Float[Tensor, " n"]:
         return 1 - torch.tensor(self.levels, dtype=torch.float64, device=like.device)
 
-    def _between(self, t: Number) -> tuple[Number, Number, Number]:
-        """Noise at the two ends of the interval in which t lies, and the share of it that has passed."""
+    def _bracket(self, t: Number) -> tuple[Number, Number, Number]:
+        """Noise at both ends of the interval that holds t, and the fraction of the interval before t."""
         table, steps = self._table(t), len(self.levels) - 1
         left = (t.double() * steps).floor().long().clamp(0, steps - 1)
         return table[left], table[left + 1], t.double() * steps - left
 
     def noise(self, t: Number) -> Number:
-        left, right, share = self._between(t)
-        return torch.lerp(left, right, share).to(t.dtype)
+        left, right, fraction = self._bracket(t)
+        return torch.lerp(left, right, fraction).to(t.dtype)
 
     def signal(self, t: Number) -> Number:
         return (1 - self.noise(t.double())).to(t.dtype)
 
     def slope(self, t: Number) -> Number:
-        left, right, _ = self._between(t)
+        left, right, _ = self._bracket(t)
         return ((right - left) * (len(self.levels) - 1)).to(t.dtype)
 
     def time(self, noise: Number) -> Number:
         table, steps = self._table(noise), len(self.levels) - 1
         right = torch.searchsorted(table, noise.double().contiguous()).clamp(1, steps)
-        share = (noise - table[right - 1]) / (table[right] - table[right - 1]).clamp_min(1e-300)
-        return ((right - 1 + share.clamp(0, 1)) / steps).to(noise.dtype)
+        fraction = (noise - table[right - 1]) / (table[right] - table[right - 1]).clamp_min(1e-300)
+        return ((right - 1 + fraction.clamp(0, 1)) / steps).to(noise.dtype)
 
 
-def of_betas(betas: Sequence[float]) -> Tabulated:
-    """The schedule of a chain of T = len(betas) steps in which a token is lost with probability β (D3PM)."""
+def from_betas(betas: Sequence[float]) -> Tabulated:
+    """The schedule of a chain of T = len(betas) steps that replace a token with probability β (D3PM)."""
     if not betas or not all(0 <= beta <= 1 for beta in betas):
         raise UserError("Every β of a schedule must lie between 0 and 1, otherwise its signal is not monotone.")
     levels = [1.0]
@@ -297,7 +297,7 @@ def of_betas(betas: Sequence[float]) -> Tabulated:
 def cosine_betas(steps: int, largest: float = 0.999) -> list[float]:
     """β_t of cos((t/T + s)/(1 + s) · π/2), s = 0.008, at most `largest`.
 
-    D3PM cuts β at 0.999. Multinomial Diffusion keeps at least 0.001 of the squared cosine in a step and then takes the
+    D3PM clips β at 0.999. Multinomial Diffusion keeps at least 0.001 of the squared cosine in a step and then takes the
     root, so that its last β is 1 - √0.001 = 0.968.
     """
 
@@ -307,26 +307,26 @@ def cosine_betas(steps: int, largest: float = 0.999) -> list[float]:
     return [min(largest, 1 - level(step) / level(step - 1)) for step in range(1, steps + 1)]
 
 
-def information(p: Sequence[float], points: int = 1000) -> Tabulated:
-    """Signal levels at which uniform noise has left 1 - t of the information on the token (D3PM, appendix A.4).
+def mutual_information(p: Sequence[float], points: int = 1000) -> Tabulated:
+    """Signal levels at which uniform noise leaves 1 - t of the information on the token (D3PM, appendix A.4).
 
     I(z_t; x) = H(z_t) - Σ_x p(x) H(z_t | x) for tokens of frequencies p; found by bisection at `points` times. With
     masks I = a_t H(x), so that the same rule is the linear schedule.
     """
     if len(p) < 2 or min(p) < 0 or not 0.999 < sum(p) < 1.001 or max(p) >= 1:
         raise UserError("The frequencies of a mutual-information schedule must be probabilities of several tokens.")
-    law = torch.tensor(p, dtype=torch.float64)
+    probabilities = torch.tensor(p, dtype=torch.float64)
 
-    def told(a: Tensor) -> Tensor:
+    def information(a: Tensor) -> Tensor:
         u = (1 - a) / len(p)
-        marginal = torch.special.entr(a[:, None] * law + u[:, None]).sum(1)
+        marginal = torch.special.entr(a[:, None] * probabilities + u[:, None]).sum(1)
         return marginal - torch.special.entr(a + u) - (len(p) - 1) * torch.special.entr(u)
 
-    wanted = torch.linspace(1, 0, points + 1).double()[1:-1] * torch.special.entr(law).sum()
-    low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+    target = torch.linspace(1, 0, points + 1).double()[1:-1] * torch.special.entr(probabilities).sum()
+    low, high = torch.zeros_like(target), torch.ones_like(target)
     for _ in range(60):
         middle = (low + high) / 2
-        enough = told(middle) > wanted
+        enough = information(middle) > target
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return Tabulated((1.0, *((low + high) / 2).tolist(), 0.0))
 
@@ -336,16 +336,16 @@ SCHEDULES: dict[str, Schedule] = {
     "quadratic": Polynomial(2.0),
     "cosine": Cosine(),
     "md4-cosine": SineNoise(),
-    "log-linear": Cut(Polynomial(1.0), 1e-3),
+    "log-linear": Truncated(Polynomial(1.0), 1e-3),
     "geometric": Geometric(),
 }
 NAMES = [*SCHEDULES, "polynomial:2", "log-linear:0.001", "geometric:0.0001,20", "geometric:0.0001,20,0"]
 
 
-def schedule(name: str | Sequence[float]) -> Schedule:
-    """A schedule by its name, with its numbers after a colon; a list of numbers holds the β of the steps of a chain."""
+def find_schedule(name: str | Sequence[float]) -> Schedule:
+    """The schedule of a name, with parameters after a colon; a list of numbers holds the β of the steps of a chain."""
     if not isinstance(name, str):
-        return of_betas(name)
+        return from_betas(name)
     if name in SCHEDULES:
         return SCHEDULES[name]
     family, _, numbers = name.partition(":")
@@ -356,7 +356,7 @@ def schedule(name: str | Sequence[float]) -> Schedule:
     if family == "polynomial" and len(values) == 1:
         return Polynomial(values[0])
     if family == "log-linear" and len(values) == 1:
-        return Cut(Polynomial(1.0), values[0])
+        return Truncated(Polynomial(1.0), values[0])
     if family == "geometric" and len(values) in (2, 3):
         return Geometric(*values)
-    raise UserError(f"There is no schedule '{name}'.{nearest(name, NAMES)}")
+    raise UserError(f"There is no schedule '{name}'.{suggest(name, NAMES)}")

@@ -1,1 +1,0 @@
-"""Encoders: pretrained language models whose hidden states are what a latent system diffuses or compresses."""

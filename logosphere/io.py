@@ -1,0 +1,192 @@
+"""Files: atomic writes, JSON, the cache folder, and the weights and recipe of a model.
+
+Importing this module does not import torch, so that commands that only print need not wait for it.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from logosphere.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+RECIPE, WEIGHTS, EMA_WEIGHTS = "recipe.json", "model.safetensors", "ema.safetensors"
+REMASKER = "remasker.safetensors"
+"""The remasker is trained after the model and has a file of its own."""
+MAX_UNMAPPED = 2**28
+"""Files of tensors up to this size in bytes are read into memory; larger ones are mapped."""
+FORMAT = "logosphere-model"
+VERSION = 2
+RENAMED_TENSORS = (
+    (r"(.*\.)?clock\.(measured|seen)$", r"\1time_sampler.\2"),
+    (r"process\.path\.clock\.", "process.time_sampler."),  # the Gaussian path of latent diffusion
+    (r"process\.path\.", "process."),
+    (r"process\.price$", "process.recon_ema"),
+    (r"process\.done$", "process.progress"),
+    (r"denoiser\.(inner\.)?stem\.weight$", "process.codec.weight"),  # the projection of rdlm with projected=True
+)
+"""Tensors that had other names in earlier versions: a pattern of the old name, and the new one."""
+
+
+def cache_folder() -> Path:
+    """The folder of files that can be made again: $LOGOSPHERE_CACHE, or .cache/logosphere in the home folder."""
+    return Path(os.environ.get("LOGOSPHERE_CACHE") or "~/.cache/logosphere").expanduser()
+
+
+# ---- atomic files ---------------------------------------------------------------------------------------------------
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to `path`; a concurrent reader, or one after a crash, sees the old file or the new one.
+
+    After this returns, a power cut leaves the new file: its folder, which records the renaming, is synced too.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically."""
+    write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def json_safe(content: object) -> object:
+    """The content with null in place of numbers that are not finite, which JSON cannot hold."""
+    match content:
+        case float():
+            return content if math.isfinite(content) else None
+        case dict():
+            return {key: json_safe(value) for key, value in content.items()}
+        case list() | tuple():
+            return [json_safe(value) for value in content]
+        case _:
+            return content
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the renamings inside a folder, would survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached(path: Path, key: object, make: Callable[[], Any]) -> Any:
+    """The result of `make`, which must be plain data; read from the file if that was written for the same key."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    try:
+        content = json.loads(path.read_bytes())
+        if content["key"] == name:
+            return content["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not made yet, or for another key: it is made now
+    result = make()
+    write_json(path, {"key": name, "result": result})
+    return result
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> None:
+    """Write a safetensors file atomically."""
+    from safetensors.torch import save
+
+    write_atomic(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """The tensors of a safetensors file.
+
+    Small files are read into memory, because mapping a file leaks 64 bytes a tensor (safetensors 0.8).
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load, load_file
+
+    try:
+        return load(path.read_bytes()) if path.stat().st_size <= MAX_UNMAPPED else load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is its folder complete?") from None
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as problem:
+        raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
+
+
+def current_name(name: str, expected: Collection[str]) -> str:
+    """The name of this version for a tensor of a file, where `expected` are the names of the model."""
+    if name not in expected:
+        for old, new in RENAMED_TENSORS:
+            if (renamed := re.sub(rf"^{old}", new, name)) in expected:
+                return renamed
+    return name
+
+
+def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path) -> None:
+    """Load tensors into a module; their names and shapes must be those of the module, and all values finite."""
+    expected = module.state_dict()
+    tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
+    if foreign := sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{path} does not belong to this model: it has {foreign[0]}, which the model has not.")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            shapes = f"{tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
+            raise UserError(f"{path} does not belong to this model: {name} has the shape {shapes}.")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
+    module.load_state_dict(tensors)
+
+
+def write_recipe(path: Path, content: dict[str, Any]) -> None:
+    """Write a recipe.json with its format and version."""
+    write_json(path, {"format": FORMAT, "version": VERSION, **content})
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The content of a recipe.json; raises UserError for other files and for newer versions."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"There is no model in {path.parent}: {path.name} is missing.") from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path} was not written by Logosphere.")
+    version = content.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
+    return _upgrade_v1(content) if version < 2 else content
+
+
+def _upgrade_v1(content: dict[str, Any]) -> dict[str, Any]:
+    """A recipe of version 1, whose networks had no local mixing, with that setting made explicit."""
+    for part, options in (("model", "options"), ("recipe", "network")):
+        found = content.get(part)
+        if isinstance(found, dict) and isinstance(found.get(options), dict):
+            found[options].setdefault("neighbours", 0)
+    return content

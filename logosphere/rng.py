@@ -1,0 +1,200 @@
+"""Sources of random numbers.
+
+Processes draw uniform and normal numbers and stratified quantiles of time from a `Noise`. There are two sources.
+`GeneratorNoise` reads a torch.Generator. `CounterNoise` computes every number from (seed, step, sample, request,
+position) with a hash, so that training, evaluation and sampling see the same noise on one process or many, on every
+device, before and after a resume.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from logosphere.types import Bool, Float, Int64
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(number: int) -> int:
+    """The 64-bit pattern of an unsigned number, as torch's int64 holds it."""
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _mix64(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words that passes BigCrush.
+
+    torch shifts int64 arithmetically, hence the masks that make the shifts logical.
+    """
+    bits = _xor_shift(bits, 30).mul_(_signed(0xBF58476D1CE4E5B9))
+    bits = _xor_shift(bits, 27).mul_(_signed(0x94D049BB133111EB))
+    return _xor_shift(bits, 31)
+
+
+def _xor_shift(bits: Int64[Tensor, "..."], places: int) -> Int64[Tensor, "..."]:
+    """bits ^ (bits >>> places), in one new tensor, because memory traffic dominates large draws."""
+    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1).bitwise_xor_(bits)
+
+
+def hash64(words: Int64[Tensor, "..."], key: int) -> Int64[Tensor, "..."]:
+    """A keyed hash of 64-bit words."""
+    return _mix64(_mix64(words + _signed(key * GOLDEN + 5)) + _signed(key))
+
+
+class Noise(ABC):
+    """A source of random numbers; the first axis of every shape is the batch."""
+
+    device: torch.device
+
+    @abstractmethod
+    def uniform(self, *shape: int) -> Float[Tensor, "..."]:
+        """Independent numbers in the open interval (0, 1), float64."""
+
+    @abstractmethod
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Float[Tensor, "B draws blocks"]:
+        """Numbers uniform on (0, 1); those of one block are stratified over the draws and the whole batch."""
+
+    def for_positions(self, where: Bool[Tensor, "..."]) -> "Noise":
+        """Noise for these positions only: they are packed, and index the first axis of every shape."""
+        return self
+
+    def select(self, kept: Bool[Tensor, " B"]) -> "Noise":
+        """Noise for these sequences of the batch only."""
+        return self
+
+    def for_step(self, step: int) -> "Noise":
+        """The noise of a sampling step, independent of the requests in earlier steps."""
+        return self
+
+    def normal(self, *shape: int) -> Float[Tensor, "..."]:
+        """Independent standard normal numbers, float32."""
+        u = self.uniform(*shape)
+        return torch.special.ndtri(u, out=u).float()
+
+    def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
+        """Keys for `normal_rows`."""
+        return (self.uniform(*shape) * 2.0**52).long()
+
+
+def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
+    """`count` standard normal numbers for each key, reproducible: for rows too long to be drawn with all others."""
+    counter = torch.arange(1, count + 1, device=keys.device)
+    u = _unit(_mix64(_mix64(keys)[:, None] + counter * _signed(GOLDEN)))
+    return torch.special.ndtri(u, out=u).float()
+
+
+def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
+    """A generator as it is, or a new one on the device for a seed."""
+    return torch.Generator(device).manual_seed(rng) if isinstance(rng, int) else rng
+
+
+class GeneratorNoise(Noise):
+    """Noise from a torch.Generator, for a batch of `batch` sequences."""
+
+    def __init__(self, rng: torch.Generator, batch: int):
+        self.rng, self.batch, self.device = rng, batch, rng.device
+
+    def uniform(self, *shape: int) -> Tensor:
+        numbers = torch.rand(shape, generator=self.rng, dtype=torch.float64, device=self.device)
+        return numbers.clamp_min(2.0**-54)  # torch.rand may return 0, whose logarithm is not finite
+
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        index = torch.arange(self.batch, device=self.device)
+        return _lattice(index, self.batch, draws, self.uniform(blocks))
+
+
+class CounterNoise(Noise):
+    """Noise as a function of (seed, step, sample): the n-th request of a step always gets the same numbers."""
+
+    def __init__(self, seed: int, step: int, ids: Int64[Tensor, " B"], global_index: Int64[Tensor, " B"], total: int):
+        self.seed, self.ids, self.global_index, self.total, self.device = seed, ids, global_index, total, ids.device
+        whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
+        self.shared = _mix64(_mix64(whole) + _signed(step * GOLDEN + 2))
+        self.keys = _mix64(_mix64(self.shared + 3) ^ _mix64(ids * _signed(GOLDEN) + 4))
+        self.requests = 0
+        self.packed = torch.zeros_like(ids)
+        """The number of requests for packed positions of each sequence; requests for whole batches are not counted."""
+
+    def for_positions(self, where: Tensor) -> Noise:
+        rows, positions = where.nonzero(as_tuple=True)
+        return _PackedNoise(self, rows, positions)
+
+    def select(self, kept: Tensor) -> Noise:
+        part = copy(self)
+        part.ids, part.global_index = self.ids[kept], self.global_index[kept]
+        part.keys, part.packed = self.keys[kept], self.packed[kept]
+        return part
+
+    def for_step(self, step: int) -> Noise:
+        return CounterNoise(self.seed, step, self.ids, self.global_index, self.total)
+
+    def _bits(self, keys: Tensor, shape: tuple[int, ...]) -> Tensor:
+        self.requests += 1
+        inner = math.prod(shape[1:])
+        counter = torch.arange(1, inner + 1, device=keys.device) + (self.requests << 40)
+        return _mix64(keys[:, None] + counter * _signed(GOLDEN)).view(shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return _unit(self._bits(self.keys, shape))
+
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
+        return _lattice(self.global_index, self.total, draws, shifts)
+
+
+class _PackedNoise(Noise):
+    """Counter noise of some positions: a function of the sequence, the position, and earlier requests."""
+
+    def __init__(self, whole: CounterNoise, rows: Int64[Tensor, " N"], positions: Int64[Tensor, " N"]):
+        self.whole, self.rows, self.positions, self.device = whole, rows, positions, whole.device
+
+    def for_positions(self, where: Tensor) -> Noise:
+        return _PackedNoise(self.whole, self.rows[where], self.positions[where])
+
+    def uniform(self, *shape: int) -> Tensor:
+        rows, whole = self.rows, self.whole
+        whole.packed = whole.packed + torch.zeros_like(whole.packed).index_fill(0, rows, 1)
+        position = _mix64((whole.packed[rows] << 40) + self.positions * _signed(GOLDEN) + 6)
+        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=rows.device)
+        return _unit(_mix64((whole.keys[rows] ^ position)[:, None] + counter * _signed(GOLDEN)).view(shape))
+
+    def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
+        return self.whole.low_discrepancy_times(draws, blocks)[self.rows]  # times belong to whole sequences
+
+
+def _unit(bits: Int64[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The upper 52 bits as a number in (0, 1); with 53 the largest would round to 1."""
+    return (bits >> 12).bitwise_and_((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
+
+
+def _lattice(
+    index: Tensor, total: int, draws: int, shifts: Float[Tensor, " blocks"]
+) -> Float[Tensor, "B draws blocks"]:
+    """w_bdj = frac((d·G + g_b) / (G·D) + shift_j): each w is uniform, and all are stratified."""
+    order = torch.arange(draws, device=index.device) * total + index[:, None]
+    return ((order / (total * draws))[..., None] + shifts) % 1.0
+
+
+def running_sum(values: Tensor, dim: int = -1) -> Tensor:
+    """Σ_{j <= i} values_j along a dimension, deterministic.
+
+    GPUs add in an arbitrary order, which torch refuses where deterministic algorithms are required; the sum is then
+    computed on the CPU.
+    """
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim).to(values.device)
+    return values.cumsum(dim)
+
+
+def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    """Draw from softmax(log_p) by inverting its distribution function at u.
+
+    Summed in float64: with the usual float32 Gumbel trick every category below 6e-8 would never be drawn.
+    """
+    cumulative = running_sum(log_p.double().softmax(-1))
+    threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
+    # 'right' skips categories of probability 0 even when u is at their edge.
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max(log_p.shape[-1] - 1)

@@ -1,0 +1,1 @@
+"""Noise schedules: signal levels of discrete processes, log-SNR of Gaussian ones, fixed or learned."""
