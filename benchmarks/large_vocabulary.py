@@ -22,7 +22,7 @@ import torch
 from harness import present
 
 import logosphere as ls
-from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.processes.capabilities import SeveralPaths
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
@@ -87,11 +87,12 @@ def learned(system: str, minutes: float) -> dict[str, float]:
 
 def _together(built: ls.Model, bound: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The bound when all positions move at once; that of mdlm has no such path."""
-    if not isinstance(built.process, SphericalDiffusion):
+    process = built.process
+    if not isinstance(process, SeveralPaths):
         return bound()
-    turns, built.process.turns = built.process.turns, None
+    built.process = process.with_path("joint")
     found = bound()
-    built.process.turns = turns
+    built.process = process
     return found
 
 

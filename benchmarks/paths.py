@@ -3,9 +3,10 @@
     python benchmarks/paths.py --sequences 400 runs/rdlm-heat runs/mdlm
 
 All positions together, staggered more and more, and in turn, which is where staggering ends: one position moves at a
-time between starts and vertices, and its bridge has a closed form (processes/spherical/any_order.py). Staggered, the network itself
-has to weigh the evidence of a position on its way; in turn Bayes' rule does. Every row is a bound, and all have the
-same weights. Runs of other systems are measured as they are. Rows are compared with the first sequence by sequence.
+time between starts and vertices, and its bridge has a closed form (processes/spherical/times.py). Staggered, the
+network itself has to weigh the evidence of a position on its way; in turn Bayes' rule does. Every row is a bound, and
+all have the same weights. Runs of other systems are measured as they are. Rows are compared with the first sequence by
+sequence.
 """
 
 import argparse
@@ -20,9 +21,8 @@ from torch import Tensor
 import logosphere as ls
 from logosphere.data.batches import windows
 from logosphere.evaluation.likelihood import concatenate, estimate_bounds
-from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.processes.spherical.rolling import RollingOffsets
+from logosphere.processes.spherical.times import AnyOrder, RollingOffsets
 from logosphere.runs.run import Run
 
 SPREADS = (0.5, 0.75, 0.9, 0.95)
@@ -30,14 +30,15 @@ SPREADS = (0.5, 0.75, 0.9, 0.95)
 
 def paths(process: SphericalDiffusion) -> Iterator[str]:
     """Set the process on one path after another."""
-    process.turns, process.stagger = None, None
+    process.path_name, process.rolling = "joint", None
     yield "together"
     for spread in SPREADS:
-        process.stagger = RollingOffsets(spread)
+        process.rolling = RollingOffsets(spread)
         yield f"stagger {spread}"
-    process.stagger = None
+    process.rolling = None
+    process.path_name = "any-order"
     for order in ("random", "left-to-right"):
-        process.turns = AnyOrder(order)
+        process.any_order = AnyOrder(order)
         yield f"in turn, {order}"
 
 

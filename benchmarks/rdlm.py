@@ -35,7 +35,6 @@ from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.wrappers import BeliefInput
 from logosphere.processes.capabilities import OnlineStatistics
-from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.recipes.spherical import default_noise
@@ -238,7 +237,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
         "published, to s*": repeated(lambda: their_draw(stop), case.log_p, theirs),
     }
     own = {"together": repeated(our_draw, case.log_p, ours)}
-    process.turns = AnyOrder()
+    case.model.process = process.with_path("any-order")
     own["in turn"] = repeated(our_draw, case.log_p, ours)
     pairs = [(name, other) for name in own for other in opponents]
     return opponents | own, {f"{name} / {other}": compared(own[name], opponents[other]) for name, other in pairs}

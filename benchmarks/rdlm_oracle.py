@@ -23,7 +23,7 @@ from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate_
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.capabilities import OnlineStatistics
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.recipes.spherical import default_noise
 from logosphere.sampling.steppers import SphericalStepper
 
@@ -144,7 +144,7 @@ def samples() -> tuple[str, dict[str, dict[str, float]]]:
     oracle, entropy = Oracle(model, language), language.entropy()
     rows = {}
     true = -language.log_prob(language.sample(100_000, generator(17)))
-    for name, move in MOVES.items():
+    for name, move in SPHERICAL_STEPS.items():
         for clock in ("uniform", "information"):
             for steps in (16, 64, 256):
                 rng = generator(steps)

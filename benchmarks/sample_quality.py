@@ -17,31 +17,30 @@ from harness import present
 from judging import judge, real_text, verdict
 
 import logosphere as ls
-from logosphere.processes.gaussian.diffusion import Gaussian
+from logosphere.processes.gaussian.diffusion import GaussianDiffusion
 from logosphere.processes.simplex.process import DeterministicPath, SimplexProcess
-from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.runs.run import Run
-from logosphere.sampling.steppers import SphericalStepper, ancestral
+from logosphere.sampling.steppers import SphericalStepper, base
 
 STEPS = (4, 8, 16, 32, 64, 128, 256)
 
 
 def samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
     """The ways to sample this model."""
-    if isinstance(model.process, Gaussian):
-        names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts is None else [])
+    if isinstance(model.process, GaussianDiffusion):
+        names = ["ancestral", "ddim", "dpm++"] + (["token-drawn"] if model.process.predicts_tokens else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if isinstance(model.process, SimplexProcess):
         path: object = model.process.path
         names = ["ancestral"] + (["heun"] if isinstance(path, DeterministicPath) and path.deterministic else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if not isinstance(model.process, SphericalDiffusion):
-        return {"ancestral": {"stepper": ancestral}}
-    model.process.turns = model.process.turns or AnyOrder()  # movers take all positions together all the same
-    ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": ancestral}}
-    return ways | {move: {"stepper": SphericalStepper(MOVES[move])} for move in MOVES}
+        return {"ancestral": {"stepper": base}}
+    model.process = model.process.with_path("any-order")  # the steps below move all positions jointly all the same
+    ways: dict[str, dict[str, Any]] = {"in turn": {"stepper": base}}
+    return ways | {move: {"stepper": SphericalStepper(SPHERICAL_STEPS[move])} for move in SPHERICAL_STEPS}
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,15 @@ MAX_UNMAPPED = 2**28
 """Files of tensors up to this size in bytes are read into memory; larger ones are mapped."""
 FORMAT = "logosphere-model"
 VERSION = 2
+RENAMED_TENSORS = (
+    (r"(.*\.)?clock\.(measured|seen)$", r"\1time_sampler.\2"),
+    (r"process\.path\.clock\.", "process.time_sampler."),  # the Gaussian path of latent diffusion
+    (r"process\.path\.", "process."),
+    (r"process\.price$", "process.recon_ema"),
+    (r"process\.done$", "process.progress"),
+    (r"denoiser\.(inner\.)?stem\.weight$", "process.codec.weight"),  # the projection of rdlm with projected=True
+)
+"""Tensors that had other names in earlier versions: a pattern of the old name, and the new one."""
 
 
 def cache_folder() -> Path:
@@ -126,9 +136,19 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
 
 
+def current_name(name: str, expected: Collection[str]) -> str:
+    """The name of this version for a tensor of a file, where `expected` are the names of the model."""
+    if name not in expected:
+        for old, new in RENAMED_TENSORS:
+            if (renamed := re.sub(rf"^{old}", new, name)) in expected:
+                return renamed
+    return name
+
+
 def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path) -> None:
     """Load tensors into a module; their names and shapes must be those of the module, and all values finite."""
     expected = module.state_dict()
+    tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} does not belong to this model: it lacks {missing[0]} and {len(missing) - 1} more.")
     if foreign := sorted(tensors.keys() - expected.keys()):

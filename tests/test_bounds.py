@@ -20,25 +20,27 @@ from logosphere.types import Batch
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
 
 
-LAWS: list[MixingDistribution] = [law(V, schedule) for schedule in SCHEDULES.values() for law in (Masking, Uniform)]
+LAWS: list[MixingDistribution] = [
+    mixing(V, schedule) for schedule in SCHEDULES.values() for mixing in (Masking, Uniform)
+]
 LAWS += [Hybrid(V, 0.2), Hybrid(V, 0.6, Cosine()), Hybrid(V, 0.0)]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{type(law).__name__}-{law.schedule}")
-def test_continuous_time_is_the_limit_of_many_steps(law: MixingDistribution) -> None:
+@pytest.mark.parametrize("mixing", LAWS, ids=lambda mixing: f"{type(mixing).__name__}-{mixing.schedule}")
+def test_continuous_time_is_the_limit_of_many_steps(mixing: MixingDistribution) -> None:
     """T · KL = rate + O(1/T) wherever z stands: at x, the mask, or another token; a steep schedule has more of it."""
-    limit = DiscreteDiffusion(law)
+    limit = DiscreteDiffusion(mixing)
     out, x, z, t = random_states(limit)
     apart = []
     for timesteps in (200, 20_000):
-        steps = DiscreteDiffusion(law, timesteps=timesteps)
+        steps = DiscreteDiffusion(mixing, timesteps=timesteps)
         middle = (t * timesteps).round() / timesteps
         wanted = limit.elbo_rate(out, x, z, middle)
         apart.append(float(((steps.elbo_rate(out, x, z, middle) - wanted).abs() / (wanted + 0.01)).max()))
     assert apart[1] < 3e-3
     assert apart[1] < 0.05 * apart[0] + 1e-9  # the linear masked step has no error to begin with
     seen = {"mask": bool((z == V).any()), "itself": bool((z == x).any()), "other": bool(((z != x) & (z < V)).any())}
-    assert seen == {"mask": law.hides, "itself": law.spreads, "other": law.spreads}
+    assert seen == {"mask": mixing.has_mask, "itself": mixing.has_uniform, "other": mixing.has_uniform}
 
 
 @curves
@@ -58,9 +60,7 @@ def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -
     out, x, z, t = random_states(process, low=0.15)
     t = (t * 10).ceil() / 10
     s = t - 0.1
-    each = torch.stack(
-        [process._log_transition(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1
-    ).exp()
+    each = torch.stack([process._log_step(row.expand(len(x), V), z, t, s) for row in torch.eye(V).double()], 1).exp()
     model = (out.softmax(-1)[..., None] * each).sum(1)
     true = each[torch.arange(len(x)), x]
     divergence = (true * (true.log() - model.log())).sum(-1)
@@ -74,7 +74,7 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
     out, x, z, t = random_states(process)
     a, slope = schedule.signal(t)[:, None], -schedule.slope(t)
     bar = V * a * F.one_hot(x, V) + 1 - a
-    model = V * a * process.context(out, z, t) + 1 - a
+    model = V * a * process.context_probs(out, z, t) + 1 - a
     at, model_at = bar.gather(1, z[:, None]), model.gather(1, z[:, None])
     inner = V / at - V / model_at - (bar / at * ((model_at * bar) / (model * at)).log()).sum(1, keepdim=True)
     published = slope / (V * a[:, 0]) * inner[:, 0]

@@ -12,9 +12,8 @@ from toy_models import EQUAL_BOUNDS, System, random_network
 import logosphere as ls
 from logosphere.data.languages import Language
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
+from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform, clipped_weight, dynamic_weight
 from logosphere.processes.discrete.parameterization import Score
-from logosphere.processes.discrete.weighting import clipped, dynamic
 from logosphere.rng import GeneratorNoise
 from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Schedule
 from logosphere.types import Batch
@@ -34,7 +33,7 @@ def test_some_systems_have_the_bound_of_others(system: System, other: System, la
 @curves
 def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
     """SEDD-absorb with scores made from x̂ is MDLM."""
-    plain, scored = (DiscreteDiffusion(Masking(V, schedule), head=head) for head in (None, Score()))
+    plain, scored = (DiscreteDiffusion(Masking(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-9, atol=1e-9)
@@ -43,25 +42,27 @@ def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Sche
 @curves
 def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
     """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
-    plain, scored = (DiscreteDiffusion(Uniform(V, schedule), head=head) for head in (None, Score()))
+    plain, scored = (DiscreteDiffusion(Uniform(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-7, atol=1e-9)
     seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
-    torch.testing.assert_close(scored.context(scores, z, t)[seen], plain.context(out, z, t)[seen], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        scored.context_probs(scores, z, t)[seen], plain.context_probs(out, z, t)[seen], rtol=1e-4, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("law", [Masking, Uniform])
-def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
-    """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for scores of no law at all."""
+@pytest.mark.parametrize("mixing", [Masking, Uniform])
+def test_score_entropy_of_any_scores_is_the_published_one(mixing: type) -> None:
+    """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for any scores."""
     schedule = Polynomial(1.5)
-    process = DiscreteDiffusion(law(V, schedule), head=Score())
+    process = DiscreteDiffusion(mixing(V, schedule), parameterization=Score())
     _, x, z, t = random_states(process)
     scores = torch.randn(len(x), V, generator=generator(3)).double()
     sigma = -schedule.signal(t).log()
     grown, rho = sigma.expm1()[:, None], (1 - V / (sigma.expm1() + V))[:, None]
     token, own = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
-    if law is Masking:
+    if mixing is Masking:
         ratios, rate = torch.where(token, 1 / grown, 0.0), 1.0
     else:
         moved = torch.where(token, 1 / rho, torch.ones_like(rho))
@@ -73,7 +74,7 @@ def test_score_entropy_of_any_scores_is_the_published_one(law: type) -> None:
 
 def test_scores_have_a_mass_that_logits_do_not_have() -> None:
     """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
-    process = DiscreteDiffusion(Masking(V, Cosine()), head=Score())
+    process = DiscreteDiffusion(Masking(V, Cosine()), parameterization=Score())
     out, x, z, t = random_states(process)
     scores = process.from_posterior(out.log_softmax(-1), z, t)
     extra = process.elbo_rate(scores + torch.log(torch.tensor(2.0)), x, z, t) - process.elbo_rate(scores, x, z, t)
@@ -97,42 +98,42 @@ def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> No
 @pytest.mark.parametrize("p_u", [0.1, 0.5])
 def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
-    law = Hybrid(V, p_u)
-    process = DiscreteDiffusion(law)
+    mixing = Hybrid(V, p_u)
+    process = DiscreteDiffusion(mixing)
     out, x, z, t = random_states(process)
     c = 2 * p_u / (1 - p_u) * (t * (1 - t)).sqrt()
     slope = c * (1 - 2 * t) / (2 * t * (1 - t))
     moved = (c + (1 - t) * slope) / ((1 - t) * c)
     itself = (c + (1 - t) * slope) / (V * (1 - t) * (1 - t + c / V))
     w = torch.where(z == V, 1 / (t * (1 - t)), torch.where(z == x, itself, moved))
-    torch.testing.assert_close(law.weight(x, z, t), w, rtol=1e-9, atol=1e-12)
-    true, model = law.marginal(F.one_hot(x, V).double(), t), law.marginal(process.context(out, z, t), t)
+    torch.testing.assert_close(mixing.elbo_weight(x, z, t), w, rtol=1e-9, atol=1e-12)
+    true, model = mixing.marginal(F.one_hot(x, V).double(), t), mixing.marginal(process.context_probs(out, z, t), t)
     ratio = (true / model).gather(1, z[:, None])[:, 0]
     published = w * ((true * (true / model).log()).sum(1) + ratio - ratio.log() - 1)
     torch.testing.assert_close(process.elbo_rate(out, x, z, t), published, rtol=1e-6, atol=1e-9)
 
 
 def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
-    law = Hybrid(V, 0.1)
-    plain, out_of = DiscreteDiffusion(law), random_states(DiscreteDiffusion(law), low=0.001)
+    mixing = Hybrid(V, 0.1)
+    plain, out_of = DiscreteDiffusion(mixing), random_states(DiscreteDiffusion(mixing), low=0.001)
     out, x, z, t = out_of
     nats, one = plain.elbo_rate(out, x, z, t), torch.ones_like(t)
-    for weighting, most in ((clipped, 1.0), (dynamic, 2.0)):
-        process = DiscreteDiffusion(law, weighting=weighting)
+    for weighting, most in ((clipped_weight, 1.0), (dynamic_weight, 2.0)):
+        process = DiscreteDiffusion(mixing, weighting=weighting)
         assert torch.equal(process.elbo_rate(out, x, z, t), nats)
-        weights = weighting(law, x, z, t)
+        weights = weighting(mixing, x, z, t)
         assert 0 < weights.min() and weights.max() <= most
         charged = process.loss(nats, out, x, z, t, one)
-        torch.testing.assert_close(charged, nats * weights / law.weight(x, z, t))
+        torch.testing.assert_close(charged, nats * weights / mixing.elbo_weight(x, z, t))
     assert torch.equal(plain.loss(nats, out, x, z, t, one), nats)
-    chosen = dynamic(law, x, z, t)
+    chosen = dynamic_weight(mixing, x, z, t)
     assert chosen[z == V].eq(2).all() and chosen[(z != x) & (z != V)].eq(1).all()
 
 
 def test_a_random_share_of_zero_is_masked_diffusion() -> None:
     hybrid, masked = DiscreteDiffusion(Hybrid(V, 0.0)), DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     for process in (hybrid, masked):
-        assert not process.law.spreads and not process.time_conditional
+        assert not process.mixing.has_uniform and not process.time_conditional
     x, t = torch.randint(V, (500, 3), generator=generator(1)), torch.rand(500, 3, generator=generator(2))
     z = [process.corrupt(x, t, GeneratorNoise(generator(3), 500)) for process in (hybrid, masked)]
     assert torch.equal(*z)
@@ -158,7 +159,7 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
     x = torch.randint(V, t.shape, generator=generator(1))
     believed = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
     true = F.one_hot(x, V + 1).double()
-    log_q, log_p = process._log_transition(true, z, t, s), process._log_transition(believed, z, t, s)
+    log_q, log_p = process._log_step(true, z, t, s), process._log_step(believed, z, t, s)
     divergence = torch.where(log_q > -torch.inf, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
     on_mask, of_x = believed[:, V], believed.gather(1, x[:, None])[:, 0]
     late, early, lift = (1 + (1 - t) * on_mask / t).log(), (1 + (1 - s) * on_mask / s).log(), 1 / (T * t)
@@ -171,7 +172,7 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
     process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
     a = schedule.signal(t)
-    bar = V * a[:, None] * process.context(out, z, t) + (1 - a)[:, None]
+    bar = V * a[:, None] * process.context_probs(out, z, t) + (1 - a)[:, None]
     log_bar, at, same = bar.log(), bar.gather(1, z[:, None])[:, 0], z == x
     of_z, of_x = log_bar.gather(1, z[:, None])[:, 0], log_bar.gather(1, x[:, None])[:, 0]
     kappa = (1 - a) / (V * a + 1 - a)
@@ -210,12 +211,12 @@ def test_clipping_is_for_training_only() -> None:
 
 
 def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
-    """After some training the law of steps is not even any more, and an oracle's bound is still the entropy."""
+    """After some training the distribution of steps is not uniform, and an oracle's bound is still the entropy."""
     language = sticky_chain(3, 4)
     model = random_network("multinomial", language, timesteps=50, importance=True)
     for _ in ls.fit(model, (language.sample(64, generator(i)) for i in range(12)), steps=12):
         pass
-    p = model.process.clock.eval().probabilities(4)
+    p = model.process.time_sampler.eval().probabilities(4)
     assert float(p.sum()) == pytest.approx(1) and p.max() > 3 * p.min() > 0
     even = System("multinomial", {"timesteps": 50}).model(language)
     (mean, error), (plain, _) = (
@@ -275,14 +276,14 @@ def build(name: str, **options) -> None:
         (lambda: build("gidd", loss="clipp"), "Did you mean 'clip'"),
         (lambda: build("md4", loss="ce"), "There is no loss 'ce'"),
         (lambda: build("multinomial", timesteps=0), "timesteps must be at least 1"),
-        (lambda: build("d3pm-absorbing", hybrid=-1.0), "must not be negative"),
+        (lambda: build("d3pm-absorbing", hybrid=-1.0), "must be at least 0"),
         (lambda: build("d3pm-uniform", schedule=[0.1, 1.2], timesteps=2), "between 0 and 1.*not monotone"),
         (lambda: build("d3pm-uniform", schedule=[0.1, 0.2]), "set timesteps=2"),
         (lambda: build("d3pm-uniform", frequencies=[0.5, 0.5]), "3 frequencies"),
         (lambda: build("d3pm-uniform", frequencies=[0.5, 0.2, 0.1]), "must be probabilities"),
         (lambda: build("udlm", schedule="geometric:3,1"), "0 < low < high"),
         (lambda: build("udlm", schedule="log-linear:1"), "below 1"),
-        (lambda: build("udlm", schedule=[0.0, 0.5, 1.0]), "from the very first moment"),
+        (lambda: build("udlm", schedule=[0.0, 0.5, 1.0]), "noise > 0 for every t > 0"),
         (lambda: build("bd3lm", clip=[0.5, 0.4]), "interval"),
         (lambda: build("bd3lm", clip=[0.5]), "interval"),
         (lambda: build("bd3lm", block=3), "does not split"),
@@ -296,9 +297,9 @@ def build(name: str, **options) -> None:
         (lambda: build("d3pm-uniform", timesteps=None, schedule="offset-cosine"), "at least 1, not None"),
         (lambda: build("d3pm-gaussian", widths="formulas"), "Did you mean 'formula'"),
         (lambda: build("multinomial", largest_beta=0.0), "largest_beta must be above 0"),
-        (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins without noise"),
+        (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins with noise"),
         (lambda: DiscreteDiffusion(Uniform(3, Cosine()), exact_count=True), "exact_count"),
-        (lambda: DiscreteDiffusion(Hybrid(3, 0.1), head=Score()), "Score entropy"),
+        (lambda: DiscreteDiffusion(Hybrid(3, 0.1), parameterization=Score()), "Score entropy"),
     ],
 )
 def test_bad_options_are_met_with_a_sentence(call, says: str) -> None:

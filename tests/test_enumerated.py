@@ -26,7 +26,9 @@ def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
     """
     z = all_states(model)
     oracle, states = Oracle(model, language), model.process.codec.states
-    noise = model.process.law.marginal(torch.full((1, language.vocab_size), 1 / language.vocab_size), torch.ones(1))[0]
+    noise = model.process.mixing.marginal(torch.full((1, language.vocab_size), 1 / language.vocab_size), torch.ones(1))[
+        0
+    ]
     law = noise.double()[z].prod(1)
     for t, s in model.process.grid(steps).unfold(0, 2, 1):
         now, then = t.expand(z.shape), s.expand(z.shape)
@@ -52,7 +54,7 @@ class Masks:
 def uneven(language: Language) -> Model:
     """genmd4 with powers from 1/2 to 2."""
     model = System("genmd4").model(language)
-    model.process.law = Masks
+    model.process.mixing = Masks
     with torch.no_grad():
         model.process.raw.copy_(torch.linspace(0.5, 2.0, language.vocab_size).expm1().log())
     return model
@@ -106,8 +108,8 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
     out = torch.zeros(*states.shape, language.vocab_size)
     out[where] = denoiser(states, now, states, where)
     every = torch.eye(language.vocab_size).double().expand(len(t), -1, -1)
-    chance = process.law.marginal(every, t[:, None].expand(-1, language.vocab_size))
-    total = language.length * process.law.prior_kl()
+    chance = process.mixing.marginal(every, t[:, None].expand(-1, language.vocab_size))
+    total = language.length * process.mixing.prior_kl()
     for text, likely in zip(x, p, strict=True):
         q = chance[:, text][:, torch.arange(language.length), z].prod(-1).flatten()  # of every state at every time
         nats = torch.where(where, process.elbo_rate(out, text.expand_as(states), states, now), 0.0).double().sum(1)

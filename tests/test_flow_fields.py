@@ -16,9 +16,9 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.presets import preset
 from logosphere.processes.simplex.dirichlet import DirichletPath
+from logosphere.processes.simplex.flow_matching import TangentFlow
 from logosphere.processes.simplex.process import SimplexProcess
-from logosphere.processes.simplex.stick_scores import StickScores
-from logosphere.processes.simplex.tangent_flow import TangentFlow
+from logosphere.processes.simplex.stick_breaking import StickScores
 from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 
@@ -77,7 +77,7 @@ def test_a_dirichlet_flow_of_2048_tokens_is_finite(options: dict[str, Any]) -> N
     model = ls.build("dirichlet-flow", vocab_size=2048, length=4, **SMALL, **options)
     path = model.process.path
     assert isinstance(path, DirichletPath)
-    assert path.table.isfinite().all() and path.noisiness.isfinite().all() and (path.table > 0).all()
+    assert path.table.isfinite().all() and path.noise_table.isfinite().all() and (path.table > 0).all()
     tokens = torch.randint(2048, (4, 4), generator=generator(1))
     assert model.nelbo(tokens, generator(2), draws=4).total.isfinite().all()
     drawn = ls.sample(model, n=8, steps=4, rng=generator(3))
@@ -150,7 +150,7 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
     model = ls.build("dirichlet-flow", vocab_size=4, length=1, denoiser=None, preset="paper")
     process = model.process
     assert isinstance(process, SimplexProcess) and isinstance(process.path, DirichletPath)
-    alpha = process.path.alpha(process.share(drawn_times(model)))
+    alpha = process.path.alpha(process.fraction(drawn_times(model)))
     assert stats.kstest(alpha.double() - 1, stats.expon(scale=2).cdf).pvalue > MIN_P_VALUE
     assert abs(float((alpha > 8).double().mean()) - math.exp(-3.5)) < 0.01 and float(alpha.max()) > 12
 
@@ -159,7 +159,7 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
 def test_training_draws_times_uniformly(name: str) -> None:
     model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
     t = drawn_times(model)
-    gone = model.process.share(t) if isinstance(model.process, SimplexProcess) else 1 - t
+    gone = model.process.fraction(t) if isinstance(model.process, SimplexProcess) else 1 - t
     assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > MIN_P_VALUE
 
 
@@ -172,7 +172,7 @@ def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None
     x = torch.arange(n)[:, None] % 3
     u, rates = process.codec.encode(x), []
     for share in s:
-        z = process.path.at(u, share.expand(n, 1), GeneratorNoise(generator(3), n))
+        z = process.path.q_sample(u, share.expand(n, 1), GeneratorNoise(generator(3), n))
         nats = process.path.elbo_term(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
         steep = float(process.path.sticks.times.diff().abs()[int(share * 256)]) * 256
         rates.append((2 * float(nats.mean()) / steep) ** 0.5)  # √w
@@ -234,7 +234,7 @@ def test_messages_come_at_equal_times_and_the_token_is_read_at_the_end() -> None
     model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
     shown = seen_by(model)
     made = ls.generate(model, n=2, steps=8, rng=0)
-    shares = model.process.share(torch.stack([t[0, 0] for _, t in shown]))
+    shares = model.process.fraction(torch.stack([t[0, 0] for _, t in shown]))
     assert made.nfe == 9
     torch.testing.assert_close(shares, torch.arange(9) / 8, rtol=0, atol=1e-6)
 

@@ -16,8 +16,7 @@ import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.processes.simplex.bfn import BFNPath
-from logosphere.processes.simplex.geodesic import GeodesicPath
-from logosphere.processes.simplex.linear import LinearPath
+from logosphere.processes.simplex.flow_matching import GeodesicPath, LinearPath
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.rng import CounterNoise, GeneratorNoise
 
@@ -148,7 +147,7 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
     """y = log θ, but for a constant, is e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
     path, z = BFNPath(V, 3.0), torch.full((N, 1, V), 1 / V)
     u, s = F.one_hot(torch.full((N, 1), 2), V).float(), field(0.6)
-    y = path.log_likelihood(path.at(u, s, GeneratorNoise(generator(1), N)), s)
+    y = path.log_likelihood(path.q_sample(u, s, GeneratorNoise(generator(1), N)), s)
     contrast = (y[..., 2] - y[..., 0]).flatten()
     snr = 3.0 * V * 0.36
     assert abs(contrast.mean() - snr) < 3 * (2 * snr / N) ** 0.5

@@ -16,8 +16,9 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
+from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
 from logosphere.types import Condition
@@ -127,7 +128,12 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     model = built("gaussian-ce", language, {"highest": 4.0, "lowest": -6.0, "loss": "bound"})
     process = model.process
     states = Model(
-        Gaussian(process.codec, process.schedule, process.clock, predicts=STATES[predicts]), None, length=4, block=4
+        GaussianTokenDiffusion(
+            process.codec, process.schedule, process.time_sampler, parameterization=PARAMETERIZATIONS[predicts]
+        ),
+        None,
+        length=4,
+        block=4,
     )
     mean, error = mean_and_error(bound_excess(states.eval(), language, n=1500, draws=48))
     assert error < 0.01 * language.entropy()
@@ -136,16 +142,16 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("predicts", STATES)
+@pytest.mark.parametrize("predicts", PARAMETERIZATIONS)
 def test_predictions_convert_into_each_other(predicts: str) -> None:
     alpha, sigma = torch.tensor([[0.9], [0.3]]), torch.tensor([[0.19**0.5], [0.91**0.5]])
     x, noise, wrong = (torch.randn(2, 5, generator=generator(i)) for i in (1, 2, 3))
-    z, way = alpha * x + sigma * noise, STATES[predicts]
-    torch.testing.assert_close(way.clean(way.answer(x, z, alpha, sigma), z, alpha, sigma), x)
+    z, way = alpha * x + sigma * noise, PARAMETERIZATIONS[predicts]
+    torch.testing.assert_close(way.predict_x0(way.from_x0(x, z, alpha, sigma), z, alpha, sigma), x)
     known = {"x0": x, "eps": noise, "v": alpha * noise - sigma * x, "score": -noise / sigma}
-    torch.testing.assert_close(way.answer(x, z, alpha, sigma), known[predicts])
-    error = (way.answer(wrong, z, alpha, sigma) - known[predicts]).square().sum(-1)
-    torch.testing.assert_close(error, (way.factor(alpha, sigma)[:, 0] * (wrong - x).square().sum(-1)))
+    torch.testing.assert_close(way.from_x0(x, z, alpha, sigma), known[predicts])
+    error = (way.from_x0(wrong, z, alpha, sigma) - known[predicts]).square().sum(-1)
+    torch.testing.assert_close(error, (way.loss_scale(alpha, sigma)[:, 0] * (wrong - x).square().sum(-1)))
 
 
 @pytest.mark.thorough
@@ -178,7 +184,9 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
     bounds = []
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
         model = built("gaussian-ce", language, {"lowest": -5.0, "loss": "bound"})
-        model = Model(Gaussian(codec, model.process.schedule, model.process.clock), None, length=3, block=3)
+        model = Model(
+            GaussianTokenDiffusion(codec, model.process.schedule, model.process.time_sampler), None, length=3, block=3
+        )
         bounds.append(
             model.eval().nelbo(
                 language.sample(200, generator(9)), generator(10), denoiser=Oracle(model, language), draws=8
@@ -226,7 +234,7 @@ def test_states_begin_clean_and_end_as_noise() -> None:
     assert abs(float(end.std()) - 1) < 0.01 and float((end * u).sum(-1).mean()) == pytest.approx(math.exp(-3), abs=0.03)
 
 
-@pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (0.3, FIRST), (0.5, 0.5)])
+@pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (0.3, T_DECODE), (0.5, 0.5)])
 def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
     """q(z_s | x) is normal: means, variances and independence from the token's embedding tell all."""
     model = ls.build("gaussian-ce", vocab_size=4, length=1, denoiser=None, codec="one-hot")
@@ -236,7 +244,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
     z = process.corrupt(u, torch.full((n, 1), t), noise)[:, 0]
     certain = 1e4 * u[:, 0]
     stepped = process.step(certain, z, torch.full((n,), t), torch.full((n,), s), noise)
-    alpha, sigma = (float(level) for level in process.levels(torch.tensor([s])))
+    alpha, sigma = (float(level) for level in process.alpha_sigma(torch.tensor([s])))
     assert (stepped.mean(0) - alpha * u[0, 0]).abs().max() < 4 * sigma / n**0.5
     assert (stepped.T.cov() - sigma**2 * torch.eye(4)).abs().max() < 6 * sigma**2 / n**0.5
     if t == s:
@@ -249,9 +257,9 @@ def test_what_a_state_says_is_bayes_rule() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
     process = built("gaussian-ce", independent_tokens(5, 2), {}).process
-    process = Gaussian(embeddings.Embeddings(rows), process.schedule, process.clock)
+    process = GaussianTokenDiffusion(embeddings.Embeddings(rows), process.schedule, process.time_sampler)
     z, t = torch.randn(7, 2, 3, generator=generator(13)), torch.full((7, 2), 0.4)
-    alpha, sigma = process.levels(t)
+    alpha, sigma = process.alpha_sigma(t)
     normal = torch.distributions.Normal(alpha[..., None] * rows, sigma[..., None])
     torch.testing.assert_close(
         process.log_likelihood(z, t).softmax(-1),
@@ -269,7 +277,7 @@ def test_grids_end_where_the_token_is_read(spacing: str) -> None:
     for steps in (1, 2, 7):
         grid = process.grid(steps)
         assert len(grid) == steps + 1 and grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all()
-    assert float(grid[-2]) == pytest.approx(FIRST)
+    assert float(grid[-2]) == pytest.approx(T_DECODE)
     logsnr = process.logsnr(grid[:-1]).detach()
     if spacing == "information":  # nothing is measured yet, so that all times tell as much
         logsnr = 10 * grid[:-1].double()

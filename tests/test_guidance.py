@@ -84,10 +84,11 @@ def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, s
 def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Σ_x p(x | z_t) q(z_s | z_t, x), rows by z_t, from matrices q(z_t | x), for a prior x of one token."""
     K = model.process.codec.states
-    law = model.process.law
-    at = {time: law.marginal(torch.eye(K)[:V].double(), time.expand(V)) for time in (s, t)}  # [V, K]
-    kept = law.signal(t) / law.signal(s)
-    noise = law.marginal(torch.zeros(1, V).double(), t[None]) - kept * law.marginal(torch.zeros(1, V).double(), s[None])
+    mixing = model.process.mixing
+    at = {time: mixing.marginal(torch.eye(K)[:V].double(), time.expand(V)) for time in (s, t)}  # [V, K]
+    kept = mixing.signal(t) / mixing.signal(s)
+    zeros = torch.zeros(1, V).double()
+    noise = mixing.marginal(zeros, t[None]) - kept * mixing.marginal(zeros, s[None])
     jump = kept * torch.eye(K).double() + noise  # rows by z_s
     joint = x[:, None, None] * at[s][:, None, :] * jump.T[None]  # [x, z_t, z_s]
     return joint.sum(0) / joint.sum((0, 2))[:, None]
@@ -195,7 +196,7 @@ def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
         p = language.initial.float()
 
         def classify(rows: Tensor, t: Tensor) -> Tensor:
-            kept = model.process.law.marginal(torch.eye(V), torch.full((V,), 0.0) + t[0, 0]) * p[:, None]
+            kept = model.process.mixing.marginal(torch.eye(V), torch.full((V,), 0.0) + t[0, 0]) * p[:, None]
             expected = ((kept * wish.exp()[:, None]).sum(0) / kept.sum(0)).log()
             return (rows @ expected).sum(1, keepdim=True)
     else:

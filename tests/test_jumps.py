@@ -22,19 +22,19 @@ SYSTEMS = [
 
 def noise_of(model, t: Tensor) -> Tensor:
     """b_t over all states."""
-    law = model.process.law
-    return torch.cat([law.token(t).expand(V), *[law.hidden(t)[None]] * law.hides]).double()
+    mixing = model.process.mixing
+    return torch.cat([mixing.uniform_mass(t).expand(V), *[mixing.mask_mass(t)[None]] * mixing.has_mask]).double()
 
 
 def marginal(model, x: Tensor, t: Tensor) -> Tensor:
     """q(z_t | x) = a_t x + b_t over all states, for a distribution x."""
     b = noise_of(model, t)
-    return model.process.law.signal(t) * torch.nn.functional.pad(x, (0, len(b) - V)) + b
+    return model.process.mixing.signal(t) * torch.nn.functional.pad(x, (0, len(b) - V)) + b
 
 
 def forward_matrix(model, s: Tensor, t: Tensor) -> Tensor:
     """q(z_t | z_s) = (a_t/a_s) [z_t = z_s] + b_t - (a_t/a_s) b_s, rows by z_s."""
-    kept = model.process.law.signal(t) / model.process.law.signal(s)
+    kept = model.process.mixing.signal(t) / model.process.mixing.signal(s)
     b_t, b_s = noise_of(model, t), noise_of(model, s)
     return kept * torch.eye(len(b_t)).double() + b_t - kept * b_s
 
@@ -67,7 +67,7 @@ def test_rates_are_limits_of_steps(system: System) -> None:
     torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
     out = model.process.add_evidence(X.log().expand(K, -1).clone(), z, T.expand(K).float())
     back = posterior(model, X, T - short, T) / short
-    hidden = others if model.process.law.spreads else others & (z == V)[:, None]
+    hidden = others if model.process.mixing.has_uniform else others & (z == V)[:, None]
     rates = backward_rates(model.process, out, z, T.expand(K))
     torch.testing.assert_close(rates[hidden].double(), back[hidden], rtol=1e-4, atol=1e-6)
 

@@ -17,11 +17,10 @@ from logosphere.evaluation.latents import measure_reconstruction
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.conditioning import Conditioner
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.processes.gaussian.latent import Latent
-from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.processes.gaussian.latent import LatentDiffusion
+from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.recipes.latent import _clock
-from logosphere.schedules.logsnr import find_logsnr
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
@@ -77,12 +76,12 @@ class Named(Autoencoder):
 class PosteriorMean(Denoiser):
     """E[u | z], exactly."""
 
-    def __init__(self, path: Gaussian, codec: Named) -> None:
+    def __init__(self, path: LatentDiffusion, codec: Named) -> None:
         super().__init__()
         self.path, self.named, self.block, self.reads_time = path, codec, codec.length, True
 
     def forward(self, z: Tensor, t: Tensor, context: Tensor, where: Tensor | None = None) -> Tensor:
-        alpha, sigma = self.path.levels(t[:, :1])
+        alpha, sigma = self.path.alpha_sigma(t[:, :1])
         weight = self.named.posterior(z, alpha, sigma).exp().float()
         mean = torch.einsum("bx,xnd->bnd", weight, self.named.points)
         return mean if where is None else mean[where]
@@ -93,10 +92,16 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
     """I-MMSE: for any encoder, once decoder and denoiser are exact; the schedule and its end play no part."""
     language = random_joint()
     codec = Named(language)
-    path = Gaussian(codec, find_logsnr(name, shift=shift, highest=0.5), _clock(), predicts=STATES["x0"], loss="error")
-    process = Latent(path, stage_one=0.5, blurred=0.5)
-    codec.levels = tuple(level[0] for level in path.levels(torch.tensor([process.recon_time])))
-    model = Model(process, PosteriorMean(path, codec), length=4, block=4).eval()
+    process = LatentDiffusion(
+        codec,
+        find_logsnr(name, shift=shift, highest=0.5),
+        _clock(),
+        parameterization=PARAMETERIZATIONS["x0"],
+        stage_one=0.5,
+        min_decode_logsnr=0.5,
+    )
+    codec.levels = tuple(level[0] for level in process.alpha_sigma(torch.tensor([process.recon_time])))
+    model = Model(process, PosteriorMean(process, codec), length=4, block=4).eval()
     tokens = language.sample(6000, generator(2))
     bound = model.nelbo(tokens, generator(3), draws=8)
     mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
@@ -116,7 +121,7 @@ def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None
 
 def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", last=2.0))
-    alpha, sigma = model.process.path.levels(torch.tensor([model.process.recon_time]))
+    alpha, sigma = model.process.alpha_sigma(torch.tensor([model.process.recon_time]))
     assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
 
 
@@ -197,7 +202,7 @@ def test_late_in_joint_training_the_diffusion_reaches_the_encoder_and_early_hard
     shares = []
     for done in (0.0, 0.8):
         model.process.update_statistics(done)
-        shares.append(float(torch.autograd.grad(model.process._shared(u).sum(), u)[0].mean()))
+        shares.append(float(torch.autograd.grad(model.process._scale_gradient(u).sum(), u)[0].mean()))
     assert shares[0] < 0.001 and shares[1] == pytest.approx(0.5)
 
 
@@ -304,7 +309,7 @@ def test_the_terms_of_the_bound_are_those_of_the_latents(name: str) -> None:
     torch.manual_seed(3)
     compressed = {} if name == "tencdm" else {"latents": 2, "latent_width": 4}
     model = ls.build(name, vocab_size=4, length=6, predicts="x0", **SMALL, **compressed).eval()
-    tokens, path = skewed_chain(4, 6).sample(64, generator(4)), model.process.path
+    tokens, path = skewed_chain(4, 6).sample(64, generator(4)), model.process
 
     def nothing(z: Tensor, t: Tensor, context: Tensor, where: Tensor | None = None) -> Tensor:
         return torch.zeros_like(z if where is None else z[where])
@@ -313,7 +318,7 @@ def test_the_terms_of_the_bound_are_those_of_the_latents(name: str) -> None:
     with torch.no_grad():
         squares = model.process.codec.encode(tokens).square().double().sum((1, 2))
         numbers = model.process.codec.encode(tokens)[0].numel()
-        last, first = path.logsnr(torch.tensor([1.0, FIRST]).double())
+        last, first = path.logsnr(torch.tensor([1.0, T_DECODE]).double())
         signal, noise = last.sigmoid(), (-last).sigmoid()  # α², σ² at t = 1
     prior = (signal * squares + numbers * (noise - 1 - noise.log())) / 2
     torch.testing.assert_close(bound.prior.double(), prior, rtol=1e-4, atol=1e-6)
@@ -347,7 +352,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
             pass
     tokens = language.sample(1000, generator(16))
-    exact = PosteriorMean(model.eval().process.path, Enumerated(model, language))
+    exact = PosteriorMean(model.eval().process, Enumerated(model, language))
     bound, best = (model.nelbo(tokens, generator(17), denoiser=by, draws=4).total for by in (None, exact))
     by_decoder, error = mean_and_error(best + language.log_prob(tokens))
     assert 3 * error < by_decoder < 0.65
@@ -366,7 +371,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         ("ld4lg", {"latents": 4}, "4 latents do not compress 4 tokens"),
         ("cosmos", {"latents": 0}, "0 latents do not compress 4 tokens"),
         ("planner", {"length": 1, "latents": None}, "1 latents do not compress 1 tokens"),
-        ("cosmos", {"stage_one": 1.0}, "stage_one is a share of the training between 0 and 1"),
+        ("cosmos", {"stage_one": 1.0}, "stage_one is a fraction of the training between 0 and 1"),
         ("cosmos", {"position_drop": 1.0}, "position_drop"),
         ("planner", {"divergence": -1.0}, "must not be negative"),
         ("tencdm", {"tan": 0.0}, "tan, the d of a tan-d schedule, must be above 0"),
@@ -397,8 +402,19 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     codec.decode = lambda z: language.support[
         codec.posterior(z, torch.ones(len(z), 1, 1), 0.2 * torch.ones(len(z), 1, 1)).argmax(1)
     ]  # type: ignore[method-assign]  # noqa: E501
-    path = Gaussian(codec, find_logsnr("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
-    model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
+    model = Model(
+        LatentDiffusion(
+            codec,
+            find_logsnr("cosine", highest=3.0),
+            _clock(),
+            parameterization=PARAMETERIZATIONS["x0"],
+            stage_one=0.5,
+            min_decode_logsnr=3.0,
+        ),
+        None,
+        length=4,
+        block=4,
+    )
     found = measure_reconstruction(model, [Batch.of(language.sample(200, generator(19)))], generator(20))
     assert found.accuracy == found.exact_match == 1.0 and found.nats["own"] < 0.01
     assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
@@ -408,8 +424,19 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
     language = random_joint()
     codec = Named(language)
     codec.decode = lambda z: torch.zeros(len(z), 4, dtype=torch.long)  # type: ignore[method-assign]
-    path = Gaussian(codec, find_logsnr("cosine", highest=3.0), _clock(), predicts=STATES["x0"], loss="error")
-    model = Model(Latent(path, stage_one=0.5, blurred=3.0), None, length=4, block=4)
+    model = Model(
+        LatentDiffusion(
+            codec,
+            find_logsnr("cosine", highest=3.0),
+            _clock(),
+            parameterization=PARAMETERIZATIONS["x0"],
+            stage_one=0.5,
+            min_decode_logsnr=3.0,
+        ),
+        None,
+        length=4,
+        block=4,
+    )
     tokens = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
     every = Batch.of(tokens)
     some = replace(every, token_count=torch.tensor([2, 2]))

@@ -10,7 +10,7 @@ from toy_models import System
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.networks.wrappers import LogisticHead
-from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian, step_weights, transition
+from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian, step_weights, transition_matrix
 from logosphere.rng import GeneratorNoise
 
 V, T, N = 5, 20, 20_000
@@ -20,7 +20,7 @@ PROCESS = DiscretizedGaussian(V, timesteps=T)
 
 @pytest.mark.parametrize("vocab_size, step", [(2, 0), (3, 19), (27, 10), (256, 0), (256, 999)])
 def test_a_step_is_symmetric_and_loses_nothing(vocab_size: int, step: int) -> None:
-    matrix = transition(step_weights(vocab_size, 1000)[step])
+    matrix = transition_matrix(step_weights(vocab_size, 1000)[step])
     assert matrix.min() >= 0
     torch.testing.assert_close(matrix.sum(1), torch.ones(vocab_size).double())
     assert torch.equal(matrix, matrix.T)
@@ -78,7 +78,7 @@ def test_one_step_costs_the_divergence_of_its_laws() -> None:
     rng = generator(4)
     x, z, place = (torch.randint(low, high, (200,), generator=rng) for low, high in ((0, V), (0, V), (2, T + 1)))
     out, t = torch.randn(200, V, generator=rng).double(), place / T
-    step = torch.stack([PROCESS._between(int(k) - 1, int(k)) for k in place])
+    step = torch.stack([PROCESS._kernel(int(k) - 1, int(k)) for k in place])
     joint = PROCESS.products[place - 1].double() * step.gather(2, z[:, None, None].expand(-1, V, 1)).mT  # [x, z_s]
     each = joint / joint.sum(2, keepdim=True)
     model, true = (out.softmax(-1)[..., None] * each).sum(1), each[torch.arange(200), x]
@@ -127,12 +127,12 @@ def test_the_hybrid_loss_is_the_published_one(timesteps: int) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for options, says in (({"timesteps": 0}, "at least 1"), ({"hybrid": -1.0}, "negative")):
+    for options, says in (({"timesteps": 0}, "at least 1"), ({"hybrid": -1.0}, "at least 0")):
         with pytest.raises(ls.UserError, match=says):
             ls.build("d3pm-gaussian", vocab_size=3, length=4, denoiser=None, **options)
-    with pytest.raises(ls.UserError, match="move nothing where there are only 3 values"):
+    with pytest.raises(ls.UserError, match="change almost nothing with 3"):
         ls.build("d3pm-gaussian", vocab_size=3, length=4, denoiser=None, preset="paper")
-    with pytest.raises(ls.UserError, match="do not fit"):
+    with pytest.raises(ls.UserError, match="have more than"):
         ls.build("d3pm-gaussian", vocab_size=50_000, length=4, denoiser=None)
 
 
@@ -165,7 +165,7 @@ def test_a_network_with_a_logistic_head_begins_near_what_it_sees_and_learns() ->
     ]
     assert sum(nats[-5:]) < sum(nats[:5])
     t = torch.full((5, 4), 0.5)
-    said = model.process._context(model.denoiser(z, t, z), z, t)  # the law itself is x̂; what z says comes on top
+    said = model.process.context_probs(model.denoiser(z, t, z), z, t)  # x̂ is the language's own distribution
     torch.testing.assert_close(said, model.denoiser.inner(z, t, z).softmax(-1), rtol=1e-4, atol=1e-5)
     with pytest.raises(ls.UserError, match="Did you mean 'logistic'"):
         made(9, head="logistics")

@@ -10,31 +10,28 @@ from torch import Tensor
 from toy_languages import generator
 
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.masked import SingleStep
 from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
-from logosphere.processes.discrete.single_step import SingleStep
 from logosphere.rng import GeneratorNoise
-from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Truncated
+from logosphere.schedules.signal import SCHEDULES, Cosine, Cut, Polynomial
 
 V = 4
 N = 20_000
 P_U = 0.3
 CURVES = [SCHEDULES[name] for name in ("linear", "quadratic", "cosine")]
-LAWS = [law(V, schedule) for schedule in CURVES for law in (Masking, Uniform)]
-LAWS += [
-    Hybrid(V, P_U),
-    Hybrid(V, P_U, Cosine()),
-    Masking(V, Truncated(Cosine(), 0.1)),
-    Uniform(V, Truncated(Cosine(), 0.1)),
-]
-DIFFUSIONS = [DiscreteDiffusion(law, timesteps=timesteps) for law in LAWS for timesteps in (None, 1000)]
+LAWS = [mixing(V, schedule) for schedule in CURVES for mixing in (Masking, Uniform)]
+LAWS += [Hybrid(V, P_U), Hybrid(V, P_U, Cosine()), Masking(V, Cut(Cosine(), 0.1)), Uniform(V, Cut(Cosine(), 0.1))]
+DIFFUSIONS = [DiscreteDiffusion(mixing, timesteps=timesteps) for mixing in LAWS for timesteps in (None, 1000)]
 PROCESSES = [*DIFFUSIONS, SingleStep(V)]
 
 
 def named(process) -> str:
     if isinstance(process, SingleStep):
         return "oneshot"
-    law = process.law
-    return f"{type(law).__name__}-{law.base if isinstance(law, Hybrid) else law.schedule}-{process.timesteps}"
+    mixing = process.mixing
+    return (
+        f"{type(mixing).__name__}-{mixing.base if isinstance(mixing, Hybrid) else mixing.schedule}-{process.timesteps}"
+    )
 
 
 def field(value: float) -> Tensor:
@@ -53,8 +50,8 @@ def marginal(process: DiscreteDiffusion, x: Tensor, t: float) -> Tensor:
     """q(z_t | x) as a vector over all states, for x a distribution over tokens, in float64, as the papers have it."""
     at, noise = torch.tensor(t, dtype=torch.float64), torch.zeros(states(process), dtype=torch.float64)
     signal = F.pad(x.double(), (0, states(process) - V))
-    if isinstance(process.law, Hybrid):
-        tau = process.law.base.noise(at)
+    if isinstance(process.mixing, Hybrid):
+        tau = process.mixing.base.noise(at)
         c = 2 * P_U / (1 - P_U) * (tau * (1 - tau)).sqrt()
         noise[:V], noise[V] = c / V, tau
         return ((1 - tau) * signal + noise) / (1 + c)
@@ -78,16 +75,16 @@ def test_nothing_happens_at_time_zero(process) -> None:
 
 @pytest.mark.parametrize("process", PROCESSES, ids=named)
 def test_nothing_is_left_at_time_one(process) -> None:
-    """Whatever the token was, z_1 has the law of the prior; or else the difference is the prior term."""
+    """Whatever the token was, z_1 has the distribution of the prior; or else the difference is the prior term."""
     noise = GeneratorNoise(generator(3), N)
     prior = counts(process.prior(N, 1, noise), process)
     last = counts(process.corrupt(torch.ones(N, 1).long(), field(1.0), noise), process)
     if isinstance(process, SingleStep):
-        law = truth = F.one_hot(torch.tensor(V), V + 1).double()
+        expected = truth = F.one_hot(torch.tensor(V), V + 1).double()
     else:
-        law, truth = (marginal(process, x, 1.0) for x in (torch.full((V,), 1 / V), F.one_hot(torch.tensor(1), V)))
-    assert chi_square_p_value(prior, law) > MIN_P_VALUE and chi_square_p_value(last, truth) > MIN_P_VALUE
-    divergence = float(torch.special.xlogy(truth, truth / law.clamp_min(1e-300)).sum())
+        expected, truth = (marginal(process, x, 1.0) for x in (torch.full((V,), 1 / V), F.one_hot(torch.tensor(1), V)))
+    assert chi_square_p_value(prior, expected) > MIN_P_VALUE and chi_square_p_value(last, truth) > MIN_P_VALUE
+    divergence = float(torch.special.xlogy(truth, truth / expected.clamp_min(1e-300)).sum())
     nats = process.prior_kl(torch.zeros(2, 3).long())
     torch.testing.assert_close(nats, torch.full_like(nats, divergence), rtol=1e-4, atol=1e-6)
 
@@ -134,15 +131,15 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: fl
 
 @pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
 def test_two_steps_are_one(process) -> None:
-    """From one state, 0.8 -> 0.5 -> 0.2 has the law of 0.8 -> 0.2: both against the exact posterior."""
+    """From one state, 0.8 -> 0.5 -> 0.2 has the distribution of 0.8 -> 0.2: both against the exact posterior."""
     x, start = torch.full((N, 1), 1), states(process) - 1
     z, noise = torch.full((N, 1), start), GeneratorNoise(generator(11), N)
     half_way = process.step(truth(x), z, field(0.8), field(0.5), noise)
     by_two = process.step(truth(x), half_way, field(0.5), field(0.2), noise)
     by_one = process.step(truth(x), z, field(0.8), field(0.2), noise)
-    law = posterior(process, F.one_hot(torch.tensor(1), V).double(), start, 0.8, 0.2)
-    assert chi_square_p_value(counts(by_one, process), law) > MIN_P_VALUE
-    assert chi_square_p_value(counts(by_two, process), law) > MIN_P_VALUE
+    expected = posterior(process, F.one_hot(torch.tensor(1), V).double(), start, 0.8, 0.2)
+    assert chi_square_p_value(counts(by_one, process), expected) > MIN_P_VALUE
+    assert chi_square_p_value(counts(by_two, process), expected) > MIN_P_VALUE
 
 
 def transition(process: DiscreteDiffusion, s: float, t: float) -> Tensor:
@@ -173,7 +170,7 @@ def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float,
             if marginal(process, x, t)[z] == 0:
                 continue  # impossible, for example a token at t = 1
             times = torch.tensor([t], dtype=torch.float64), torch.tensor([s], dtype=torch.float64)
-            closed = process._log_transition(x[None], torch.tensor([z]), *times).exp()[0]
+            closed = process._log_step(x[None], torch.tensor([z]), *times).exp()[0]
             torch.testing.assert_close(closed, posterior(process, x, z, t, s), rtol=1e-5, atol=1e-9)
             assert float(closed.sum()) == pytest.approx(1, abs=1e-9)
 
@@ -184,8 +181,8 @@ def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float)
     process = DiscreteDiffusion(Masking(V, schedule))
     z, noise = torch.full((N, 1), V), GeneratorNoise(generator(12), N)
     out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
-    law = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
-    assert chi_square_p_value(counts(process.step(out, z, field(t), field(s), noise), process), law) > MIN_P_VALUE
+    expected = posterior(process, torch.tensor([0.1, 0.2, 0.3, 0.4]), V, t, s)
+    assert chi_square_p_value(counts(process.step(out, z, field(t), field(s), noise), process), expected) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.95])
@@ -195,8 +192,8 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
     z = process.corrupt(x, torch.full_like(x, t, dtype=torch.float32), GeneratorNoise(generator(14), 4 * N))
-    law = process.add_evidence(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
-    assert chi_square_p_value(x[z == 3].bincount(minlength=V), law) > MIN_P_VALUE
+    expected = process.add_evidence(p.log()[None], torch.tensor([3]), torch.tensor([t])).softmax(-1)[0]
+    assert chi_square_p_value(x[z == 3].bincount(minlength=V), expected) > MIN_P_VALUE
     evidence = process.log_likelihood(torch.tensor([[3]]), torch.tensor([[t]]))[0, 0]
     likelihood = torch.stack([marginal(process, row, t)[3] for row in torch.eye(V)]).log()
     torch.testing.assert_close(evidence - evidence[0], (likelihood - likelihood[0]).float(), rtol=1e-4, atol=1e-5)
@@ -207,7 +204,7 @@ def test_evidence_is_certain_at_time_zero_and_silent_at_time_one(process) -> Non
     x = torch.arange(V)[None]
     assert torch.equal(process.log_likelihood(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
     hidden = process.prior(1, V, GeneratorNoise(generator(1), 1))
-    silent = isinstance(process, SingleStep) or process.law.prior_kl() == 0
+    silent = isinstance(process, SingleStep) or process.mixing.prior_kl() == 0
     assert not silent or process.log_likelihood(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
 
 
@@ -216,7 +213,9 @@ def test_evidence_taken_out_leaves_the_context(t: float) -> None:
     process = DiscreteDiffusion(Uniform(V, Polynomial(1.0)))
     context, z = torch.randn(9, V, generator=generator(15)), torch.randint(V, (9,), generator=generator(16))
     times = torch.full((9,), t)
-    torch.testing.assert_close(process.context(process.add_evidence(context, z, times), z, times), context.softmax(-1))
+    torch.testing.assert_close(
+        process.context_probs(process.add_evidence(context, z, times), z, times), context.softmax(-1)
+    )
 
 
 def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:

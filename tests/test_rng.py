@@ -149,7 +149,7 @@ def tail_and_surprise(drawn: Tensor, log_p: Tensor, tail: Tensor) -> tuple[tuple
 def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
     """One draw per token at T = 1000 multiplies probabilities by 1/1000, where a float32 Gumbel draw loses the tail.
 
-    Here the whole distribution is scaled down beside a state that nearly always wins, and what is drawn auxiliary_loss it
+    Here the whole distribution is scaled down beside a state that nearly always wins, and the other draws
     must still be Zipf's law: the tail of 8192 words weighs 0.15, the standard error is 0.005.
     """
     log_p = -torch.arange(1, 8193).double().log()

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
+from logosphere import pretrained
 from logosphere.errors import UserError
-from logosphere.io import load_strict, read_recipe, read_tensors, write_atomic, write_json, write_tensors
+from logosphere.io import current_name, load_strict, read_recipe, read_tensors, write_atomic, write_json, write_tensors
 from logosphere.training.checkpoint import latest, load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
@@ -44,6 +46,29 @@ def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
     plain.save(tmp_path)
     write_tensors(tmp_path / "ema.safetensors", averaged.state_dict())
     assert torch.equal(answers(ls.load(tmp_path)), answers(averaged))
+
+
+@pytest.mark.parametrize("name", pretrained.list_pretrained())
+def test_tensors_of_bundled_checkpoints_get_their_present_names(name: str) -> None:
+    file = pretrained.resolve_folder(f"pretrained:{name}") / "model.safetensors"
+    expected = ls.load(file.parent).state_dict().keys()
+    assert {current_name(found, expected) for found in read_tensors(file)} == expected
+    if name == "rdlm":
+        assert "process.clock.measured" in load_file(file) and "process.time_sampler.measured" in expected
+
+
+def test_tensor_names_of_earlier_versions_are_migrated() -> None:
+    """Only to names that the model has, so that names which mean something else today stay."""
+    names = {
+        "process.clock.seen": "process.time_sampler.seen",
+        "process.path.clock.measured": "process.time_sampler.measured",
+        "process.path.codec.a.weight": "process.codec.a.weight",
+        "process.price": "process.recon_ema",
+        "process.done": "process.progress",
+        "denoiser.inner.stem.weight": "process.codec.weight",
+    }
+    assert [current_name(name, names.values()) for name in names] == [*names.values()]
+    assert [current_name(name, names.keys()) for name in names] == [*names.keys()]
 
 
 def spoilt(kind: str) -> dict[str, torch.Tensor]:

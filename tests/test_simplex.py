@@ -10,10 +10,10 @@ from toy_languages import generator
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.geometry import simplex, sphere
-from logosphere.processes.simplex.dirichlet import DirichletPath, mean_speeds, speeds
-from logosphere.processes.simplex.geodesic import END, GeodesicPath
+from logosphere.processes.simplex.dirichlet import DirichletPath, mean_speeds, speed_table
+from logosphere.processes.simplex.flow_matching import END, GeodesicPath
 from logosphere.processes.simplex.stick_breaking import StickPath
-from logosphere.processes.simplex.wright_fisher import WrightFisherPath
+from logosphere.processes.simplex.wright_fisher import WrightFisherPath, interpolate
 from logosphere.rng import GeneratorNoise
 
 N = 5000
@@ -66,13 +66,13 @@ def test_geodesics_shorten_the_way_evenly(num_classes: int) -> None:
     path, s = GeodesicPath(num_classes), torch.full((50, 1), 0.7)
     x = torch.randint(num_classes, (50, 1), generator=generator(12))
     u = F.one_hot(x, num_classes).float()
-    start = path.start(50, 1, GeneratorNoise(generator(13), 50))
-    z = path.at(u, s, GeneratorNoise(generator(13), 50))
+    start = path.sample_prior(50, 1, GeneratorNoise(generator(13), 50))
+    z = path.q_sample(u, s, GeneratorNoise(generator(13), 50))
     torch.testing.assert_close(sphere.distance(z, u), (1 - END * 0.7) * sphere.distance(start, u), rtol=1e-4, atol=1e-5)
-    velocity = path.velocity(u, z, s)
+    velocity = path.mean_velocity(u, z, s)
     assert sphere.dot(velocity, z).abs().max() < 1e-5
     torch.testing.assert_close(velocity.norm(dim=-1), sphere.distance(start, u), rtol=1e-3, atol=1e-4)
-    later = path.moved(truth(x, num_classes), z, s, s + 0.3, GeneratorNoise(generator(14), 50))
+    later = path.step(truth(x, num_classes), z, s, s + 0.3, GeneratorNoise(generator(14), 50))
     assert (later.argmax(-1) == x).all()  # at the end of the path the token is certain
 
 
@@ -85,7 +85,7 @@ def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(num_classes:
     log_y = torch.linspace(-20, 0, 513).double()
     near = (log_y > -6) & (log_y < -0.5)
     y = log_y[near].exp().numpy()
-    for alpha, row in zip(alphas.tolist(), speeds(num_classes, alphas), strict=True):
+    for alpha, row in zip(alphas.tolist(), speed_table(num_classes, alphas), strict=True):
         up, down = (special.betainc(alpha + sign * step, b, y) for sign in (1, -1))
         slope = -(up - down) / (2 * step) * special.beta(alpha, b)
         wanted = torch.from_numpy(slope / ((1 - y) ** b * y**alpha))
@@ -97,21 +97,21 @@ def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(num_classes:
 def test_mean_speeds_are_averages_over_draws(num_classes: int) -> None:
     path = DirichletPath(num_classes, 8.0)
     u = F.one_hot(torch.zeros(N, 1).long(), num_classes).float()
-    z = path.at(u, torch.full((N, 1), 0.5), GeneratorNoise(generator(7), N))
+    z = path.q_sample(u, torch.full((N, 1), 0.5), GeneratorNoise(generator(7), N))
     mean, error = mean_and_error(path.speed(z, torch.full((N, 1), 0.5))[..., 0])
     alpha = torch.tensor([4.5]).double()
-    assert abs(mean - float(mean_speeds(num_classes, alpha, speeds(num_classes, alpha)))) < 3 * error + 0.01 * mean
+    assert abs(mean - float(mean_speeds(num_classes, alpha, speed_table(num_classes, alpha)))) < 3 * error + 0.01 * mean
 
 
 @pytest.mark.parametrize("num_classes", [4, 27])
 def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int) -> None:
     path, steps, n = DirichletPath(num_classes, 8.0, churn=0.0), 1000, 60
     x = torch.zeros(n, dtype=torch.long)
-    z = path.start(n, 1, GeneratorNoise(generator(8), n))[:, 0]
+    z = path.sample_prior(n, 1, GeneratorNoise(generator(8), n))[:, 0]
     before = special.betainc(1.0, num_classes - 1, z[:, 0].double().numpy())
     for i in range(steps):
         s = torch.full((n,), i / steps)
-        z = path.moved(truth(x, num_classes), z, s, s + 1 / steps, GeneratorNoise(generator(9), n))
+        z = path.step(truth(x, num_classes), z, s, s + 1 / steps, GeneratorNoise(generator(9), n))
     after = special.betainc(8.0, num_classes - 1, z[:, 0].double().numpy())
     assert abs(after - before).max() < 3e-3
 
@@ -120,26 +120,26 @@ def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
-def test_diffusion_of_the_data_end_has_the_laws_of_the_path(num_classes: int) -> None:
+def test_diffusion_of_the_data_end_has_the_marginals_of_the_path(num_classes: int) -> None:
     """Forward, from Dirichlet(1 + M e_x), in 300 small steps of diffusion that know nothing of the death process."""
     path = WrightFisherPath(num_classes, 7)
     u, noise = F.one_hot(torch.zeros(N, 1).long(), num_classes).float(), GeneratorNoise(generator(10), N)
-    z, s = path.at(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
-    tau = float(path.tau(s[0, 0]))
+    z, s = path.q_sample(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
+    tau = float(interpolate(path.times, s[0, 0]))
     for _ in range(300):
         z = simplex.diffusion_step(z, torch.full((N, 1, 1), tau / 300), noise)
-    assert stats.ks_2samp(z[..., 0].flatten(), path.at(u, s, noise)[..., 0].flatten()).pvalue > MIN_P_VALUE
+    assert stats.ks_2samp(z[..., 0].flatten(), path.q_sample(u, s, noise)[..., 0].flatten()).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("num_classes", [2, 27, 1000])
-def test_lives_are_probabilities_and_end_faint(num_classes: int) -> None:
+def test_lineage_probabilities_are_normalised_and_the_prior_is_close_to_noise(num_classes: int) -> None:
     path = WrightFisherPath(num_classes, 9)
-    lives = path.lives(torch.linspace(0, 1, 50))
-    torch.testing.assert_close(lives.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
+    probs = interpolate(path.lineage_probs, torch.linspace(0, 1, 50))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(50), atol=1e-5, rtol=0)
     assert 0 <= path.prior_kl() < 2e-4
-    assert float(lives[-1, -1]) == pytest.approx(1, abs=1e-5) and float(lives[0, 0]) > 0.9
-    mean = lives @ torch.arange(10.0)
-    torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # an even pace
+    assert float(probs[-1, -1]) == pytest.approx(1, abs=1e-5) and float(probs[0, 0]) > 0.9
+    mean = probs @ torch.arange(10.0)
+    torch.testing.assert_close(mean.diff(), mean.diff().mean().expand(49), rtol=0.02, atol=1e-3)  # linear in s
 
 
 @pytest.mark.thorough
@@ -188,12 +188,12 @@ def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
 def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None:
     path = StickPath(3, 7)
     u, noise = F.one_hot(torch.full((N, 1), token), 3).float(), GeneratorNoise(generator(16), N)
-    v, rest = simplex.to_sticks(path.at(u, torch.ones(N, 1), noise))
+    v, rest = simplex.to_sticks(path.q_sample(u, torch.ones(N, 1), noise))
     tau = float(path.times[int(0.4 * (len(path.times) - 1) + 0.5)])
     s = torch.full((N, 1), int(0.4 * (len(path.times) - 1) + 0.5) / (len(path.times) - 1))
     for _ in range(100):
-        v, rest = simplex.jacobi_step(v, rest, path.others, tau / 100 * (2 / (1 + path.others)).expand_as(v), noise)
-    wanted, _ = simplex.to_sticks(path.at(u, s, noise))
+        v, rest = simplex.jacobi_step(v, rest, path.b, tau / 100 * (2 / (1 + path.b)).expand_as(v), noise)
+    wanted, _ = simplex.to_sticks(path.q_sample(u, s, noise))
     for j in (0, 1):
         assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > MIN_P_VALUE
     assert 0 <= path.prior_kl() < 2e-4

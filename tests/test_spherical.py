@@ -85,7 +85,7 @@ def test_clocks_rule_training() -> None:
     language, laws = sticky_chain(3, 4), {}
     for clock in ("even", "geometric", "information"):
         model = joint_sphere_model("rdlm-heat", language, clock=clock)
-        laws[clock] = model.process.clock.train().probabilities()
+        laws[clock] = model.process.time_sampler.train().probabilities()
         assert float(laws[clock].sum()) == pytest.approx(1)
     assert float(laws["even"].std()) == 0
     assert laws["geometric"][0] > laws["geometric"][-2]
@@ -96,7 +96,7 @@ def test_a_clock_that_has_learned_nothing_yet_is_a_law() -> None:
     """A new network without a head answers every state alike: no time tells anything, and still times are drawn."""
     model, language = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL), sticky_chain(3, 4)
     for _ in ls.fit(model, [language.sample(16, generator(1))], steps=1):
-        p = model.process.clock.train().probabilities()
+        p = model.process.time_sampler.train().probabilities()
         assert (p > 0).all() and float(p.sum()) == pytest.approx(1)
 
 
@@ -188,7 +188,7 @@ def test_the_clock_learns_the_same_however_a_batch_is_cut() -> None:
         model = ls.build("rdlm", vocab_size=3, length=4, **SMALL)
         for _ in ls.fit(model, (language.sample(16, generator(i)) for i in range(5)), steps=5, accumulate=accumulate):
             pass
-        clocks.append(model.process.clock.probabilities())
+        clocks.append(model.process.time_sampler.probabilities())
     torch.testing.assert_close(clocks[0], clocks[1])
     assert clocks[0].std() > 0 and float(clocks[0].sum()) == pytest.approx(1)
 

@@ -13,18 +13,18 @@ from toy_languages import generator, independent_tokens, random_joint, skewed_ch
 from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
-from logosphere.codecs.digits import DigitCodec, digits_needed
+from logosphere.codecs.digits import DigitCodec, count_digits
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.geometry.bridge_tables import matching_rho, mean_cosine, moment_matched
-from logosphere.geometry.bridges import LogBridge, simulate
+from logosphere.geometry.bridge_tables import match_moments, mean_cosine, solve_rho
+from logosphere.geometry.bridges import LogBridge, simulate_bridge
 from logosphere.networks.base import Denoiser
+from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
-from logosphere.processes.spherical.steps import MOVES
-from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
+from logosphere.processes.spherical.times import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.rng import GeneratorNoise, Noise
-from logosphere.sampling.loop import uniform_grid
 from logosphere.sampling.steppers import SphericalStepper
 
 
@@ -72,13 +72,13 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatc
     model = joint_sphere_model("rdlm-heat", language, start="mask+uniform")
     right = Oracle(model, language)
     drawn: list[int | None] = []
-    draw_start = SphericalDiffusion._which
+    draw_start = SphericalDiffusion._sample_start
 
     def record_component(process: SphericalDiffusion, t: torch.Tensor, noise: Noise) -> torch.Tensor:
         drawn.append(process.component)
         return draw_start(process, t, noise)
 
-    monkeypatch.setattr(SphericalDiffusion, "_which", record_component)
+    monkeypatch.setattr(SphericalDiffusion, "_sample_start", record_component)
 
     class OneSided(Oracle):
         def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
@@ -137,15 +137,15 @@ def test_the_mean_cosine_is_kummers_function(n: int) -> None:
 
 def test_rho_inverts_the_mean_cosine_and_the_published_one_is_too_small() -> None:
     mean = torch.tensor([0.99, 0.9, 0.7]).double()
-    rho = matching_rho(mean, 3)
+    rho = solve_rho(mean, 3)
     torch.testing.assert_close(mean_cosine(rho, 3), mean, atol=1e-6, rtol=0)
-    ratio = rho / matching_rho(mean, 3, published=True)
+    ratio = rho / solve_rho(mean, 3, published=True)
     assert ratio[0] == pytest.approx(math.sqrt(4 / 3), abs=0.01)
 
 
 def test_the_matched_normal_has_the_mean_of_the_law() -> None:
-    law = simulate(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
-    normal = moment_matched(law, 28)
+    law = simulate_bridge(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
+    normal = match_moments(law, 28)
     torch.testing.assert_close(normal.a.mean(1), law.a.mean(1), atol=1e-3, rtol=0)
     torch.testing.assert_close(normal.b.mean(1), law.b.mean(1), atol=1e-3, rtol=0)
     assert float(normal.a[-1].std()) == pytest.approx(float(law.a[-1].std()), rel=0.12)  # one variance for all sides
@@ -219,14 +219,14 @@ def test_the_walk_has_a_bound_of_its_own() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("move", list(MOVES))
+@pytest.mark.parametrize("move", list(SPHERICAL_STEPS))
 @pytest.mark.parametrize("spacing", ["uniform", "information"])
 def test_every_move_draws_the_language(move: str, spacing: str) -> None:
     language = random_joint()
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=SphericalStepper(MOVES[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
+        stepper=SphericalStepper(SPHERICAL_STEPS[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
@@ -245,9 +245,9 @@ def test_sharper_predictions_are_followed() -> None:
 
 def test_digits_are_counted_exactly() -> None:
     for base, m in ((5, 3), (6, 3), (2, 29), (3, 10), (10, 2)):
-        assert digits_needed(base**m, base) == m
-        assert digits_needed(base**m + 1, base) == m + 1
-    assert digits_needed(30_522, 3) == 10
+        assert count_digits(base**m, base) == m
+        assert count_digits(base**m + 1, base) == m + 1
+    assert count_digits(30_522, 3) == 10
 
 
 def test_digits_spell_every_token() -> None:
@@ -256,7 +256,7 @@ def test_digits_spell_every_token() -> None:
         tokens = torch.arange(vocab_size)[None]
         z = codec.encode(tokens)
         assert z.shape == (1, vocab_size * codec.digits, base + 1)
-        assert torch.equal(codec.decode(z), tokens) and torch.equal(codec.read(z), tokens)
+        assert torch.equal(codec.decode(z), tokens) and torch.equal(codec.decode_partial(z), tokens)
 
 
 @pytest.mark.parametrize(("vocab_size", "base"), [(7, 2), (8, 2), (5, 3), (11, 4), (9, 3), (13, 12)])
@@ -270,7 +270,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
         joint[token] = sum(log_p[0, i, digit] for i, digit in enumerate(code)).exp()  # type: ignore[union-attr]
     assert float(valid.remaining(log_p)[0, 0].exp()) == pytest.approx(float(joint.sum()))
     p = joint / joint.sum()
-    digits = codec.written(torch.arange(vocab_size))
+    digits = codec.to_digits(torch.arange(vocab_size))
     truth = torch.stack([torch.zeros(base).double().index_add(0, digits[:, i], p) for i in range(m)])
     torch.testing.assert_close(valid.marginals(log_p)[0], truth)
     drawn = valid.draw(log_p.expand(20_000, -1, -1), GeneratorNoise(generator(2), 20_000))
@@ -291,7 +291,7 @@ class DigitOracle(Denoiser):
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         codec = self.model.process.codec
         said = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
-        digits = codec.written(torch.arange(self.language.vocab_size))
+        digits = codec.to_digits(torch.arange(self.language.vocab_size))
         by_token = sum(said[:, :, i][..., digits[:, i]] for i in range(codec.digits))
         posterior = self.language.posterior(by_token).double().exp()
         rows = [
@@ -337,7 +337,7 @@ def test_impossible_options_are_refused() -> None:
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
     model = ls.build("mdlm", vocab_size=4, length=4, **SMALL)
     with pytest.raises(UserError, match="sphere"):
-        ls.sample(model, stepper=SphericalStepper(MOVES["matched"]))
+        ls.sample(model, stepper=SphericalStepper(SPHERICAL_STEPS["matched"]))
 
 
 def test_times_must_be_times() -> None:

@@ -11,8 +11,8 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.processes.spherical.rolling import RollingOffsets
-from logosphere.processes.time_sampler import locate, place
+from logosphere.processes.spherical.times import RollingOffsets
+from logosphere.processes.time_sampler import inverse_cdf, sample_step
 from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.types import Batch
 
@@ -98,7 +98,7 @@ def test_the_last_to_set_out_arrives_last() -> None:
         chi_square_p_value(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten())
         > MIN_P_VALUE
     )
-    together = RollingOffsets(0.5, together=2).offsets(
+    together = RollingOffsets(0.5, states_per_token=2).offsets(
         torch.ones(4, 6, dtype=torch.bool), GeneratorNoise(generator(3), 4)
     )
     assert torch.equal(together[:, ::2], together[:, 1::2])
@@ -120,8 +120,8 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
 def test_places_and_steps_agree() -> None:
     p = torch.tensor([0.1, 0.4, 0.0, 0.5]).double()
     w = torch.linspace(0.001, 0.999, 97).double()
-    step, _ = locate(p, w)
-    assert torch.equal(place(p, w).floor().long(), step)
+    step, _ = sample_step(p, w)
+    assert torch.equal(inverse_cdf(p, w).floor().long(), step)
 
 
 def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:

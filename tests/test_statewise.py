@@ -10,7 +10,7 @@ from toy_models import System, random_network
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
-from logosphere.processes.discrete.genmd4 import GenMD4
+from logosphere.processes.discrete.masked import GenMD4
 from logosphere.rng import GeneratorNoise
 from logosphere.types import Batch
 

@@ -17,8 +17,8 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.evaluation.ode_likelihood import ode_nelbo
-from logosphere.geometry.simplex import assigned
-from logosphere.processes.simplex.geodesic import GeodesicPath
+from logosphere.geometry.simplex import linear_assignment
+from logosphere.processes.simplex.flow_matching import GeodesicPath
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.loop import TimeGrid, sample_loop
 from logosphere.sampling.registry import sampler
@@ -137,7 +137,7 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
     for n in range(1, 7):
         cost = torch.randn(n, n, generator=generator(n))
         best = min(sum(float(cost[i, j]) for i, j in enumerate(order)) for order in itertools.permutations(range(n)))
-        found = assigned(cost)
+        found = linear_assignment(cost)
         assert sorted(found.tolist()) == list(range(n))
         assert float(cost[torch.arange(n), found].sum()) == pytest.approx(best, abs=1e-5)
     for cost in (
@@ -145,23 +145,25 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
         torch.randint(0, 3, (40, 40), generator=generator(8)).float(),
     ):
         rows, columns = linear_sum_assignment(cost.numpy())
-        assert float(cost[torch.arange(40), assigned(cost)].sum()) == pytest.approx(cost.numpy()[rows, columns].sum())
-    with pytest.raises(UserError, match="square table"):
-        assigned(torch.zeros(2, 3))
+        assert float(cost[torch.arange(40), linear_assignment(cost)].sum()) == pytest.approx(
+            cost.numpy()[rows, columns].sum()
+        )
+    with pytest.raises(UserError, match="square matrix"):
+        linear_assignment(torch.zeros(2, 3))
 
 
 def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
     """In training only; tokens and starts are the same as before, and together they lie nearer to each other."""
     tokens = torch.randint(0, 5, (32, 3), generator=generator(1))
     u, s = torch.nn.functional.one_hot(tokens, 5).float(), torch.zeros(32, 3)
-    plain, optimal = GeodesicPath(5), GeodesicPath(5, optimal=True)
-    apart, together = (path.at(u, s, GeneratorNoise(generator(2), 32)) for path in (plain, optimal))
+    plain, optimal = GeodesicPath(5), GeodesicPath(5, ot_coupling=True)
+    apart, together = (path.q_sample(u, s, GeneratorNoise(generator(2), 32)) for path in (plain, optimal))
     order = torch.cdist(together.flatten(1), apart.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(32)) and order.tolist() != list(range(32))
     torch.testing.assert_close(together, apart[order])
     lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (apart, together)]
     assert lengths[1] < 0.95 * lengths[0]
-    torch.testing.assert_close(optimal.eval().at(u, s, GeneratorNoise(generator(2), 32)), apart)
+    torch.testing.assert_close(optimal.eval().q_sample(u, s, GeneratorNoise(generator(2), 32)), apart)
 
 
 @pytest.mark.parametrize("geometry", ["sphere", "flat"])

@@ -12,11 +12,12 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.processes.base import uniform_grid
-from logosphere.processes.spherical.any_order import AnyOrder
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.model import Model
+from logosphere.processes.capabilities import SeveralPaths
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
+from logosphere.processes.spherical.times import AnyOrder
 from logosphere.rng import GeneratorNoise
-from logosphere.sampling.registry import SAMPLERS, UNMASKING
+from logosphere.sampling.registry import HIDDEN, SAMPLERS
 from logosphere.sampling.steppers import SphericalStepper
 
 ORDERS = ["random", "left-to-right"]
@@ -92,7 +93,7 @@ def test_whose_turn_it_is_may_be_decided_on_the_way(name: str) -> None:
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 4000) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("name", [name for name, info in SAMPLERS.items() if info.supports is UNMASKING])
+@pytest.mark.parametrize("name", [one.name for one in SAMPLERS if one.fits == HIDDEN])
 def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=5, length=8, **SMALL)
@@ -108,7 +109,7 @@ def test_samplers_of_masks_write_on_the_sphere(name: str) -> None:
 @pytest.mark.parametrize(("system", "options"), [("rdlm", {}), ("rdlm-heat", {"base": 3}), ("rdlm-heat", TOGETHER)])
 def test_positions_that_take_no_turns_are_in_no_order(system: str, options: dict[str, object]) -> None:
     model = ls.build(system, vocab_size=5, length=4, **options, **SMALL)
-    with pytest.raises(UserError, match="rdlm-heat with path=in-turn and without base"):
+    with pytest.raises(UserError, match="do not take turns by whole tokens"):
         ls.sampler("entropy", model)
 
 
@@ -129,7 +130,7 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=5, length=4, path="in-turn", base=3, **SMALL)
     free = torch.ones(50, 8, dtype=torch.bool)
-    waiting, _ = AnyOrder(together=2).waiting(torch.rand(50, 1), free, GeneratorNoise(generator(1), 50))
+    waiting, _ = AnyOrder(states_per_token=2).waiting(torch.rand(50, 1), free, GeneratorNoise(generator(1), 50))
     assert (waiting[:, ::2] == waiting[:, 1::2]).all()
     drawn = ls.sample(model, n=200, steps=3, rng=generator(2))
     assert drawn.shape == (200, 4) and set(drawn.flatten().tolist()) == set(range(5))  # no digits that spell nothing
@@ -140,7 +141,7 @@ def test_digits_of_a_token_take_their_turn_together() -> None:
 def test_steps_share_out_the_turns_evenly() -> None:
     free = torch.ones(3, 10, dtype=torch.bool)
     free[1, :4] = False
-    rows = uniform_grid(4)[:, None].expand(-1, 10)
+    rows = ls.sampling.plan.uniform_grid(4)[:, None].expand(-1, 10)
     clocks = AnyOrder().position_times(rows, free, GeneratorNoise(generator(1), 3))
     assert [(clocks[i, 0] == 0).sum().item() for i in range(5)] == [0, 2, 5, 7, 10]
     assert [((clocks[i, 1] == 0) & free[1]).sum().item() for i in range(5)] == [0, 1, 3, 4, 6]
@@ -151,7 +152,7 @@ def test_positions_may_still_move_together() -> None:
     language = sticky_chain(3, 4)
     in_turn = joint_sphere_model("rdlm-heat", language, path="in-turn")
     together = joint_sphere_model("rdlm-heat", language, path="together")
-    settings = {"n": 16, "steps": 8, "stepper": SphericalStepper(MOVES["bridge"])}
+    settings = {"n": 16, "steps": 8, "stepper": SphericalStepper(SPHERICAL_STEPS["bridge"])}
     texts = [ls.sample(m, rng=generator(3), denoiser=Oracle(m, language), **settings) for m in (in_turn, together)]
     assert torch.equal(*texts)
     assert ls.generate(in_turn, n=4, steps=64, denoiser=Oracle(in_turn, language)).nfe == 4  # never more than positions
@@ -166,7 +167,7 @@ def test_a_network_taught_both_ways_learns_both() -> None:
         pass
     fresh = language.sample(400, generator(10**6))
     in_turn = model.eval().nelbo(fresh, generator(1), draws=6).total.mean()
-    model.process.turns = None
+    model.process = model.process.with_path("joint")
     together = model.nelbo(fresh, generator(1), draws=6).total.mean()
     both = model.train().nelbo(fresh, generator(1), draws=6).total.mean()  # as in trainer, some of each
     assert language.entropy() < both < 1.2 * max(in_turn, together)
@@ -191,8 +192,35 @@ def test_a_model_on_disk_may_take_the_other_path(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL)
     model.save(tmp_path / "model")
-    assert ls.load(tmp_path / "model").process.turns is not None
+    assert ls.load(tmp_path / "model").process.path_name == "any-order"
     together = ls.load(tmp_path / "model", {"path": "together"})
-    assert together.process.turns is None and torch.equal(*(next(m.parameters()) for m in (model, together)))
+    assert together.process.path_name == "joint" and torch.equal(*(next(m.parameters()) for m in (model, together)))
     with pytest.raises(UserError, match="no option 'pth'"):
         ls.load(tmp_path / "model", {"pth": "together"})
+
+
+@pytest.mark.parametrize("options", [{}, {"base": 2}, {"start": "mask+uniform"}, {"transitions": "normal"}], ids=str)
+def test_one_model_has_the_bounds_of_both_paths(options: dict[str, object]) -> None:
+    """Those of models that are built with one path or the other and have the same weights."""
+    tokens, shared = torch.randint(5, (16, 4), generator=generator(1)), {"any_order_fraction": 0.5}
+    models = {}
+    for path in ("together", "in-turn"):
+        torch.manual_seed(0)
+        models[path] = ls.build("rdlm-heat", vocab_size=5, length=4, path=path, **shared, **options, **SMALL).eval()
+    names = {"joint": "together", "any-order": "in-turn"}
+    for model in models.values():
+        assert isinstance(model.process, SeveralPaths) and model.process.path_names == tuple(names)
+        for name, option in names.items():
+            one = Model(model.process.with_path(name), model.denoiser, length=4, block=4).eval()
+            assert one.process.path_name == name and one.process.time_sampler is model.process.time_sampler
+            ours, theirs = (m.nelbo(tokens, generator(2), draws=4) for m in (one, models[option]))
+            assert ours.kind == theirs.kind and torch.equal(ours.total, theirs.total)
+            assert one.process.time_conditional == models[option].process.time_conditional
+
+
+def test_paths_that_do_not_exist_are_refused() -> None:
+    chain = ls.build("rdlm", vocab_size=3, length=4, denoiser=None, timesteps=8).process
+    assert chain.path_names == ("joint",)
+    for process, name in ((chain, "any-order"), (chain.with_path("joint"), "sideways")):
+        with pytest.raises(UserError, match=f"no path '{name}'"):
+            process.with_path(name)

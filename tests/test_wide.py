@@ -9,7 +9,8 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere.errors import UserError
-from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion, Read
+from logosphere.io import read_tensors, write_tensors
+from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion, ProjectedState
 from logosphere.rng import CounterNoise, GeneratorNoise
 
 
@@ -37,11 +38,11 @@ def test_what_the_network_reads_has_the_law_of_the_dense_state(time: float) -> N
     model, process = wide()
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), time)
-    W = process._stem[0].weight.detach()
+    W = process.codec.weight.detach()
     process.eval()
     dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(1), n))[:, 0, :40] @ W.T
     process.train()
-    read = process.read(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
+    read = process.codec.project(process.corrupt(tokens, t, GeneratorNoise(generator(2), n)))[:, 0].detach()
     ours, theirs = moments(read.double()), moments(dense.double())
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
@@ -53,10 +54,11 @@ def test_coordinates_belong_to_what_was_read() -> None:
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), 0.4)
     process.train()
-    read = process.read(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
-    x = process.coordinates(Read(*(field[:, 0] for field in process._last)))
-    W = process._stem[0].weight.detach()
-    torch.testing.assert_close(x @ W.T, read, atol=1e-3, rtol=1e-3)
+    z = process.corrupt(tokens, t, GeneratorNoise(generator(2), n))[:, 0].detach()
+    state = ProjectedState.unpack(z, process.codec.projection_width)
+    x = process.sample_coordinates(state, process.codec.cholesky().detach())
+    W = process.codec.weight.detach()
+    torch.testing.assert_close(x @ W.T, state.projection, atol=1e-3, rtol=1e-3)
     process.eval()
     dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(3), n))[:, 0, :40]
     ours, theirs = moments(x.double()[:, :12]), moments(dense.double()[:, :12])
@@ -67,11 +69,35 @@ def test_coordinates_belong_to_what_was_read() -> None:
 def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
     model, process = wide()
     ids, tokens, t = torch.arange(6), torch.arange(6)[:, None], torch.full((6, 1), 0.5)
-    whole = process.train().read(tokens, t, CounterNoise(0, 1, ids, ids, 6))
-    keys = process._last.keys
-    part = process.read(tokens[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
-    torch.testing.assert_close(whole[2:4], part)
-    assert torch.equal(keys[2:4], process._last.keys)
+    whole = process.train().sample_projected(tokens, t, CounterNoise(0, 1, ids, ids, 6))
+    part = process.sample_projected(tokens[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
+    torch.testing.assert_close(whole.projection[2:4], part.projection)
+    assert torch.equal(whole.keys[2:4], part.keys)
+
+
+def test_packed_states_hold_what_was_drawn() -> None:
+    """Tokens and keys too, to the last bit, and half of the positions are scored."""
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=40, length=6, projected=True, **SMALL)
+    process, ids = model.process.train(), torch.arange(3)
+    tokens, t = torch.randint(0, 40, (3, 6), generator=generator(1)), torch.full((3, 6), 0.5)
+    state = process.sample_projected(tokens, t, CounterNoise(0, 1, ids, ids, 3))
+    assert int(state.keys.max()) > 2**44
+    packed = state.pack()
+    for field, again in zip(state, ProjectedState.unpack(packed, process.codec.projection_width), strict=True):
+        assert torch.equal(field, again) and field.dtype == again.dtype
+    scored = process.needs_prediction(packed, torch.ones(3, 6, dtype=torch.bool))
+    assert torch.equal(scored.sum(1), torch.full((3,), 3))
+
+
+def test_models_of_earlier_versions_had_the_projection_in_the_network(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ls.build("rdlm-heat", vocab_size=40, length=6, projected=True, **SMALL)
+    model.save(tmp_path)
+    tensors = read_tensors(tmp_path / "model.safetensors")
+    tensors["denoiser.inner.stem.weight"] = tensors.pop("process.codec.weight")
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    assert torch.equal(ls.load(tmp_path).process.codec.weight, model.process.codec.weight)
 
 
 def test_it_trains_on_a_surrogate_and_is_measured_by_a_bound() -> None:

@@ -9,6 +9,7 @@ from toy_languages import generator
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
+from logosphere.processes.capabilities import OnlineStatistics
 
 SMALL = {"width": 16, "depth": 2, "heads": 2}
 """A network that costs milliseconds."""
@@ -80,12 +81,13 @@ def random_network(name: str, language: Language, seed: int = 0, **options: Any)
 
 
 def calibrated_model(name: str, language: Language, **options: object) -> Model:
-    """A model without a network whose clock has looked at the language once."""
+    """A model without a network whose time sampler has observed the language once."""
     size: dict[str, object] = {"vocab_size": language.vocab_size, "length": language.length}
     model = ls.build(name, denoiser=None, **(size | options))
     model.process.train()
     model.nelbo(language.sample(500, generator(1)), generator(2), denoiser=Oracle(model, language), draws=4)
-    model.process.update_statistics()
+    if isinstance(model.process, OnlineStatistics):
+        model.process.update_statistics()
     model.process.eval()
     return model
 

@@ -79,7 +79,7 @@ def ode_nelbo(
     training = model.training
     model.eval()
     try:
-        z = torch.where(free[..., None], process.path.at(u, torch.ones(free.shape, device=u.device), noise), u)
+        z = torch.where(free[..., None], process.path.q_sample(u, torch.ones(free.shape, device=u.device), noise), u)
         last = torch.where(free, process.time(torch.ones(free.shape, device=u.device)), 0.0)
         with torch.no_grad():
             recon = F.cross_entropy(predict(z, last, context=u, where=free), tokens[free], reduction="none")
@@ -113,10 +113,10 @@ def _make_velocity(
         t = torch.where(free, process.time(progress), 0.0)
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
-            on = torch.where(free[..., None], path.onto(leaf), u)
+            on = torch.where(free[..., None], path.project(leaf), u)
             out = predict(on, t, context=u, where=free)
             v = torch.zeros_like(on).masked_scatter(
-                free[..., None].expand_as(on), path.flow(out, on[free], progress[free])
+                free[..., None].expand_as(on), path.velocity(out, on[free], progress[free])
             )
             return v.detach(), _divergence(v, leaf, noise)
 
@@ -150,4 +150,4 @@ def _integrate_backward(
 
 
 def _euler_step(path: DensityPath, z: State, v: State, free: Positions, h: float) -> State:
-    return torch.where(free[..., None], path.onto(z - h * v), z)
+    return torch.where(free[..., None], path.project(z - h * v), z)

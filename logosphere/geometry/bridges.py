@@ -184,3 +184,38 @@ def chi_square_quantiles(degrees: int) -> Callable[[Tensor], Tensor]:
         return torch.lerp(x[right - 1], x[right], fraction)
 
     return quantile
+
+
+# ---- the state of a log bridge, approximated as normal -----------------------------------------------------------
+# The normal distribution is in the tangent space at the mean direction μ of the state. It has one variance along the
+# geodesic to the vertex and another across it, both computed from the table of (a, b). log(θ / sin θ) is the change of
+# volume.
+
+
+def _tangent(a: Tensor, b: Tensor, mean_a: Tensor, mean_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log_μ(X) for μ = (mean_a, mean_b): its component towards e, its squared length θ², and θ / sin θ."""
+    cosine = (a * mean_a + b * mean_b).clamp(-1, 1)
+    ratio = angle_over_sine(cosine)
+    return ratio * (a * mean_b - b * mean_a), ratio.square() * (1 - cosine.square()), ratio
+
+
+def tangent_moments(a: Float[Tensor, "N P"], b: Float[Tensor, "N P"], d: int) -> Float[Tensor, "N 5"]:
+    """For each time: the mean direction, the mean component of log_μ(X) towards e, and both inverse variances.
+
+    Where the distribution is a point the variances are 0, and a state there has no information.
+    """
+    a, b = a.double(), b.double()
+    mean = torch.stack([a.mean(1), b.mean(1)])
+    mean_a, mean_b = mean / mean.norm(dim=0)
+    forward, squared, _ = _tangent(a, b, mean_a[:, None], mean_b[:, None])
+    along, across = forward.var(1), (squared - forward.square()).clamp_min(0).mean(1) / (d - 2)
+    weights = [torch.where(variance > 1e-12, 1 / variance.clamp_min(1e-12), 0.0) for variance in (along, across)]
+    return torch.stack([mean_a, mean_b, forward.mean(1), *weights], dim=1).float()
+
+
+def tangent_normal_log_p(a: Tensor, b: Tensor, moments: Float[Tensor, "... 5"], d: int) -> Float[Tensor, "... K"]:
+    """log p(X | e_k) up to a constant, for the coordinates (a, b) of X towards each vertex."""
+    mean_a, mean_b, middle, along, across = moments[..., None].unbind(-2)
+    forward, squared, ratio = _tangent(a, b, mean_a, mean_b)
+    volume = (d - 2) * ratio.log()
+    return volume - 0.5 * (along * (forward - middle).square() + across * (squared - forward.square()))

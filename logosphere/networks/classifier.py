@@ -55,7 +55,7 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
     if predict is None:
         raise UserError("A classifier of continuous states needs the predictions of a denoiser; build one.")
     out, path = predict(z, t, context=z), process.state_path
-    return out.softmax(-1) if path is None else path.clean(out, z, t)
+    return out.softmax(-1) if path is None else path.predict_x0(out, z, t)
 
 
 def _shape(process: Process, length: int) -> tuple[int, int]:

@@ -89,10 +89,10 @@ class GradientGuidedState(Wrapper):
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         path = self._process[0].state_path
         assert path is not None
-        alpha, sigma = path.levels(t)
+        alpha, sigma = path.alpha_sigma(t)
         with torch.enable_grad():
             noisy = z.detach().requires_grad_()
-            clean = path.clean(self.inner(noisy, t, context), noisy, t)
+            clean = path.predict_x0(self.inner(noisy, t, context), noisy, t)
             gradient = _gradient(self.judge(clean), noisy)
         guided = clean.detach() + self.strength * sigma.square() / alpha.clamp_min(1e-3) * gradient
         out = path.from_x0(guided, z, t)

@@ -29,7 +29,7 @@ def uniform_grid(steps: int) -> Float[Tensor, " n"]:
 
 
 def cosine_grid(steps: int) -> Float[Tensor, " n"]:
-    """t_i = cos(π/2 · i/n) (Shi et al. 2024, MD4): few tokens are unmasked while the context is small, more later."""
+    """t_i = cos(π/2 · i/n) (Shi et al. 2024, MD4): few tokens are revealed while little is known, more later."""
     return torch.sin(math.pi / 2 * uniform_grid(steps))
 
 
@@ -53,11 +53,11 @@ class Encoded(NamedTuple):
 class StatePath(Protocol):
     """A Gaussian path z = α x + σ ε whose network predicts clean states x, the noise, or a combination of both."""
 
-    def levels(self, t: Float[Tensor, "..."]) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
+    def alpha_sigma(self, t: Float[Tensor, "..."]) -> tuple[Float[Tensor, "... 1"], Float[Tensor, "... 1"]]:
         """α and σ."""
         ...
 
-    def clean(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
+    def predict_x0(self, out: Tensor, z: State, t: Float[Tensor, "..."]) -> State:
         """The clean state x̂ that a prediction implies."""
         ...
 
@@ -81,7 +81,7 @@ class Process(nn.Module, ABC):
     max_steps: int | None = None
     """The number of steps of a chain, above which a sampler gains nothing; None in continuous time."""
     chunkable: bool = False
-    """Whether `elbo_rate` and `loss` depend on each row of logits separately, so that rows may be computed in chunks."""
+    """Whether `elbo_rate` and `loss` treat rows of logits separately, so that rows may be computed in chunks."""
     predicts_tokens: bool = True
     """Whether the network predicts logits of tokens. Otherwise it predicts a velocity, a score or a clean state."""
     predicts_states: bool = False

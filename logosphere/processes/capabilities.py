@@ -86,6 +86,17 @@ class MixtureOfPaths(ABC):
         """The process of one component, which shares all parameters and buffers with the mixture."""
 
 
+class SeveralPaths(ABC):
+    """A process with several paths between the same data and noise, each with a bound and samples of its own."""
+
+    path_names: tuple[str, ...]
+    """The names that `with_path` accepts; `Process.path_name` is the current one."""
+
+    @abstractmethod
+    def with_path(self, name: str) -> Process:
+        """The process with bounds and samples along this path, which shares all parameters and buffers."""
+
+
 class DiscreteTransitions(ABC):
     """A process whose reverse step is a distribution over finitely many states."""
 

@@ -1,220 +1,245 @@
-"""Clocks: which of the tabulated times are drawn, and how often.
+"""Which times training and evaluation draw.
 
-The bound is a sum over tabulated times, and any law of drawing them leaves it unbiased. In training times are drawn as
-told, or where there is something to learn: in proportion to their nats and to the square of the share of what there is
-to know that states tell already. Where neighbours tell nothing yet, nats are only noise in the gradient. A bound is
-always measured at times drawn in proportion to the root mean square of the nats of a sequence: the calmest estimate.
+`TimeSampler` draws the steps of a table or chain. The bound is a sum over tabulated times, and any distribution of the
+drawn step leaves it unbiased. In training, steps are drawn from a given distribution, or in proportion to their nats
+and to the square of the fraction of the information that states have about their tokens: where states have none, nats
+only add noise to the gradient. In evaluation, steps are drawn in proportion to the root mean square of the nats of a
+sequence, which minimises the variance of the estimate.
+
+`TrainingTimes` chooses the times of processes in continuous time or of chains without such a table.
 """
 
-import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.processes.spherical.noise_rates import FIRST_RATE, LAST_RATE, noise_left
-from logosphere.rng import running_sum
+from logosphere.errors import UserError, suggest
+from logosphere.rng import Noise, running_sum
 from logosphere.types import Float, Int64
 
 BINS = 32
-FLOOR, LAST = 0.08, 0.02
-"""These shares of draws stay spread evenly and on the last step, so that no step is forgotten."""
-LEAST = 1e-4
-"""What states tell is taken for at least this much: a new network may read nothing out of any of them."""
-FALL, NEVER = 1e-3, 1e-9
-"""A bare warp: nats by which the cross-entropy is taken to fall in every bin, and the probability of the last step."""
-MEASURED, FEWEST = 1 / 8, 1 / 256
-"""A split clock: the fraction of draws of the last step in a bound, and the smallest in training (one of 256)."""
-MEMORY = 0.95
-"""Decay of the measurements, per training step."""
+UNIFORM_FRACTION, LAST_FRACTION = 0.08, 0.02
+"""Fractions of the draws that are uniform over all steps, and on the last step, so that every step is measured."""
+MIN_INFORMATION = 1e-4
+"""Lower limit of the squared fraction of information, which is 0 at every step for an untrained network."""
+MIN_FALL, LAST_PROBABILITY = 1e-3, 1e-9
+"""With `pure_warp`: the least fall of the cross-entropy in a bin, in nats, and the probability of the last step."""
+EVAL_LAST, MIN_LAST = 1 / 8, 1 / 256
+"""With `separate_last`: the fraction of draws of the last step in evaluation, and the smallest in training."""
+DECAY = 0.95
+"""Decay of the running means, per training step."""
 
 
-def locate(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
-    """The step at the quantile w of the law p, and one over its probability."""
+def sample_step(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+    """The step at the quantile w of the distribution p, and the inverse of its probability."""
     step = torch.searchsorted(running_sum(p, 0), w.contiguous()).clamp_max(len(p) - 1)
     return step, 1 / p[step]
 
 
-def place(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The same quantile between steps, from 0 to their number."""
+def inverse_cdf(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The quantile w of the piecewise constant density p on [0, T]."""
     edges = F.pad(running_sum(p, 0), (1, 0))
     right = torch.searchsorted(edges, w.contiguous(), right=True).clamp(1, len(p))
     return right - 1 + ((w - edges[right - 1]) / (edges[right] - edges[right - 1]).clamp_min(1e-12)).clamp(0, 1)
 
 
-class TimeSampler(nn.Module):
-    """Probabilities of steps 0 … T-1: for training given as `drawn`, or learned from what steps cost.
+def uniform_density(steps: int) -> Float[Tensor, " T"]:
+    """Equal probabilities of all steps."""
+    return torch.full((steps,), 1 / steps, dtype=torch.float64)
 
-    With `warped` training draws times so that the cross-entropy falls evenly (CDCD's time warp; `bare`: without the
-    draws that are spread evenly or spent on the last step), with `calm` as bounds
-    are measured, where costs scatter (Nichol and Dhariwal 2021; Multinomial Diffusion). With `split` all steps but the
-    last are drawn alike, and the last with a fraction of its own (Plaid).
-    `base` is the law under which an importance-weighted loss is an average. Measurements are kept in bins of
-    neighbours; the last step has a bin of its own.
+
+class TimeSampler(nn.Module):
+    """Probabilities of steps 0 … T-1: `fixed` in training, or estimated from the nats of the steps.
+
+    `entropy_warp`: training draws times so that the cross-entropy falls evenly (CDCD's time warp); with `pure_warp`
+    without the fractions of draws that are uniform or on the last step. `min_variance`: training draws as evaluation
+    does, where costs vary most (Nichol and Dhariwal 2021; Multinomial Diffusion). `separate_last`: the last step has a
+    probability of its own and all others are equally likely (Plaid).
+
+    `base` is the distribution under which an importance-weighted loss is an average. Running means are kept in bins of
+    neighbouring steps; the last step has a bin of its own.
     """
 
     base: Tensor
     measured: Tensor
-    """In each bin the means of nats², nats and cross-entropy."""
+    """Running means of nats², nats and cross-entropy in each bin."""
     seen: Tensor
+    """The number of training steps that observed each bin."""
     bin_of: Tensor
-    pending: Tensor
-    drawn: Tensor | None
+    accumulated: Tensor
+    """Sums of nats², nats, cross-entropy and 1 since the last update."""
+    fixed: Tensor | None
 
     def __init__(
         self,
         base: Float[Tensor, " T"],
-        drawn: Float[Tensor, " T"] | None = None,
+        fixed: Float[Tensor, " T"] | None = None,
         *,
-        warped: bool = False,
-        calm: bool = False,
-        split: bool = False,
-        bare: bool = False,
+        entropy_warp: bool = False,
+        min_variance: bool = False,
+        separate_last: bool = False,
+        pure_warp: bool = False,
         bins: int = BINS,
     ):
         super().__init__()
-        self.warped, self.calm, self.split, self.bare = warped, calm, split, bare
+        self.entropy_warp, self.min_variance = entropy_warp, min_variance
+        self.separate_last, self.pure_warp = separate_last, pure_warp
         self.steps = len(base)
         bins = min(bins, self.steps - 1)
-        place = torch.arange(self.steps - 1) * bins // (self.steps - 1)
+        bin_of = torch.arange(self.steps - 1) * bins // (self.steps - 1)
         self.register_buffer("base", base.double(), persistent=False)
-        self.register_buffer("drawn", None if drawn is None else drawn.double(), persistent=False)
-        self.register_buffer("bin_of", torch.cat([place, torch.tensor([bins])]), persistent=False)
+        self.register_buffer("fixed", None if fixed is None else fixed.double(), persistent=False)
+        self.register_buffer("bin_of", torch.cat([bin_of, torch.tensor([bins])]), persistent=False)
         self.register_buffer("measured", torch.ones(3, bins + 1, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(bins + 1, dtype=torch.float64))
-        self.register_buffer("pending", torch.zeros(4, bins + 1, dtype=torch.float64), persistent=False)
+        self.register_buffer("accumulated", torch.zeros(4, bins + 1, dtype=torch.float64), persistent=False)
 
-    def probabilities(self, together: int = 1) -> Float[Tensor, " T"]:
-        """How likely each step is to be drawn, when so many positions share it."""
-        if self.drawn is not None and self.training:
-            return self.drawn
-        if self.split:
-            last = self._last(together) if self.training else MEASURED
+    # ---- distributions of steps ---------------------------------------------------------------------------------
+
+    def probabilities(self, group_size: int = 1) -> Float[Tensor, " T"]:
+        """The probability of each step, when `group_size` positions share one draw."""
+        if self.fixed is not None and self.training:
+            return self.fixed
+        if self.separate_last:
+            last = self._last_probability(group_size) if self.training else EVAL_LAST
             return F.pad(self.base.new_full((self.steps - 1,), (1 - last) / (self.steps - 1)), (0, 1), value=last)
-        squares, cost, doubt = self.measured
-        if self.training and self.warped and self.bare:
-            return self._bare(doubt)
-        if self.training and self.warped:
-            cost = F.pad(-torch.gradient(doubt[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * doubt.mean()
-        elif self.training and not self.calm:
-            most = doubt[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
-            cost = cost * (1 - doubt / most).square().clamp_min(LEAST)
+        squares, nats, entropy = self.measured
+        if self.training and self.entropy_warp and self.pure_warp:
+            return self._pure_warp(entropy)
+        if self.training and self.entropy_warp:
+            weights = F.pad(-torch.gradient(entropy[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * entropy.mean()
+        elif self.training and not self.min_variance:
+            largest = entropy[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
+            weights = nats * (1 - entropy / largest).square().clamp_min(MIN_INFORMATION)
         else:
-            cost = ((squares - cost.square()).clamp_min(0) / together + cost.square()).sqrt()
-        return self._shares(cost)
+            weights = ((squares - nats.square()).clamp_min(0) / group_size + nats.square()).sqrt()
+        return self._normalise(weights)
 
-    def _bare(self, doubt: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
-        """p ∝ the fall of the cross-entropy within each bin, so that t = F⁻¹(w) with F = cross-entropy / its range."""
-        known = self.seen > 0
-        doubt = torch.where(known, doubt, doubt[known].mean() if bool(known.any()) else 0.0)
-        fall = (-torch.gradient(doubt[:-1])[0]).clamp_min(0) + FALL
-        p = F.pad(fall, (0, 1))[self.bin_of]
-        p = (1 - NEVER) * p / p.sum()
-        p[-1] = NEVER
+    def step_allocation(self) -> Float[Tensor, " T"]:
+        """The fraction of its path that a position with a time of its own spends at each step: ∝ nats, or `fixed`.
+
+        It defines the path, so it is the same in training, evaluation and sampling.
+        """
+        return self._normalise(self.measured[1]) if self.fixed is None else self.fixed
+
+    def _normalise(self, weights: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
+        """Probabilities of steps in proportion to the weights of their bins; unseen bins have the average weight."""
+        seen = self.seen > 0
+        p = torch.where(seen, weights, weights[seen].mean() if bool(seen.any()) else 1.0)[self.bin_of]
+        # An untrained network has the same entropy at every step, and all weights may be 0.
+        p = torch.where(p.sum() > 1e-9, p / p.sum().clamp_min(1e-9), 1 / self.steps)
+        p = (1 - UNIFORM_FRACTION - LAST_FRACTION) * p + UNIFORM_FRACTION / self.steps
+        p[-1] += LAST_FRACTION
         return p
 
-    def _last(self, together: int) -> float:
-        """The fraction of draws of the last step: s_l/(s_l + s), the running deviations of the costs of sequences.
+    def _pure_warp(self, entropy: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
+        """p ∝ the fall of the cross-entropy within each bin, so that t = F⁻¹(w) with F = cross-entropy / its range."""
+        seen = self.seen > 0
+        entropy = torch.where(seen, entropy, entropy[seen].mean() if bool(seen.any()) else 0.0)
+        fall = (-torch.gradient(entropy[:-1])[0]).clamp_min(0) + MIN_FALL
+        p = F.pad(fall, (0, 1))[self.bin_of]
+        p = (1 - LAST_PROBABILITY) * p / p.sum()
+        p[-1] = LAST_PROBABILITY
+        return p
 
-        Costs of positions that share a time scatter on their own; means of other steps scatter with the time as well.
+    def _last_probability(self, group_size: int) -> float:
+        """s_l/(s_l + s), the standard deviations of the cost of a sequence at the last step and at the others.
+
+        Positions that share a time vary independently; the means of the other steps vary with the time as well.
         """
         squares, means, _ = self.measured
-        scatter, seen = (squares - means.square()).clamp_min(0) / together, self.seen[:-1] > 0
+        variance, seen = (squares - means.square()).clamp_min(0) / group_size, self.seen[:-1] > 0
         if not bool(seen.any()):
-            return FEWEST
-        others = (scatter[:-1][seen].mean() + means[:-1][seen].var(correction=0)).sqrt()
-        last = scatter[-1].sqrt()
-        return min(max(float(last / (last + others + 1e-8)), FEWEST), 1 - FEWEST)
+            return MIN_LAST
+        others = (variance[:-1][seen].mean() + means[:-1][seen].var(correction=0)).sqrt()
+        last = variance[-1].sqrt()
+        return min(max(float(last / (last + others + 1e-8)), MIN_LAST), 1 - MIN_LAST)
 
-    def pace(self) -> Float[Tensor, " T"]:
-        """The share of its way that a position with a clock of its own spends at each step: even in nats, or as told.
+    # ---- draws --------------------------------------------------------------------------------------------------
 
-        It shapes the path itself, so it is the same in training, in bounds and in samplers.
-        """
-        return self._shares(self.measured[1]) if self.drawn is None else self.drawn
+    def sample_step(
+        self, w: Float[Tensor, "..."], group_size: int = 1
+    ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
+        """The step at the quantile w, and the inverse of its probability."""
+        return sample_step(self.probabilities(group_size), w)
 
-    def _shares(self, cost: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
-        """Steps in proportion to what their bins cost; what was never seen is taken for average."""
-        p = torch.where(self.seen > 0, cost, cost[self.seen > 0].mean() if bool(self.seen.any()) else 1.0)[self.bin_of]
-        # A network that knows nothing yet has the same doubt everywhere, and nothing to prefer.
-        p = torch.where(p.sum() > 1e-9, p / p.sum().clamp_min(1e-9), 1 / self.steps)
-        p = (1 - FLOOR - LAST) * p + FLOOR / self.steps
-        p[-1] += LAST
-        return p
-
-    def locate(self, w: Float[Tensor, "..."], together: int = 1) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."]]:
-        """The step at the quantile w, and one over its probability."""
-        return locate(self.probabilities(together), w)
-
-    def within(
-        self, w: Float[Tensor, "..."], together: int = 1
+    def sample_interval(
+        self, w: Float[Tensor, "..."], group_size: int = 1
     ) -> tuple[Int64[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-        """As `locate`, for steps that are intervals: also how much of the step lies before the quantile."""
-        p = self.probabilities(together)
+        """As `sample_step` for steps that are intervals: the step, the position of w in it, the inverse probability."""
+        p = self.probabilities(group_size)
         ends = running_sum(p, 0)
         step = torch.searchsorted(ends, w.contiguous()).clamp_max(self.steps - 1)
         return step, ((w - ends[step]) / p[step] + 1).clamp(0, 1), 1 / p[step]
 
     def grid(self, steps: int) -> Float[Tensor, " n"]:
-        """Times from 1 to 0 between which equal shares of the measured nats lie; step i of T stands for 1 - i/T."""
+        """Times from 1 to 0 with equal fractions of the measured nats between them; step i of T is the time 1 - i/T."""
         nats = self.measured[1][self.bin_of][:-1].cpu()
-        wanted = torch.arange(steps, dtype=nats.dtype) / steps
-        return F.pad(1 - place(nats / nats.sum(), wanted) / self.steps, (0, 1)).float()
+        quantiles = torch.arange(steps, dtype=nats.dtype) / steps
+        return F.pad(1 - inverse_cdf(nats / nats.sum(), quantiles) / self.steps, (0, 1)).float()
 
-    def worth(self, step: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Nats of the bound for each nat of cross-entropy, as measured at this step."""
+    def nats_per_ce(self, step: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
+        """Nats of the bound per nat of cross-entropy, as measured at this step."""
         _, nats, cross_entropy = self.measured[:, self.bin_of[step]]
         return nats / cross_entropy.clamp_min(1e-9)
 
+    # ---- measurements -------------------------------------------------------------------------------------------
+
     def observe(self, step: Int64[Tensor, " N"], nats: Float[Tensor, " N"], cross_entropy: Float[Tensor, " N"]) -> None:
-        """Note what steps cost; it counts from the next `settle` on, however a batch was cut."""
+        """Add observations, which count from the next `update_statistics` on, however a batch was divided."""
         nats, cross_entropy = nats.detach().double(), cross_entropy.detach().double()
         values = torch.stack([nats.square(), nats, cross_entropy, torch.ones_like(nats)])
-        self.pending.index_add_(1, self.bin_of[step], values)
+        self.accumulated.index_add_(1, self.bin_of[step], values)
 
     def update_statistics(self) -> None:
-        """Take what was observed since the last time into account."""
-        count = self.pending[3]
-        fresh = self.pending[:3] / count.clamp_min(1)
-        # An average over what was seen; the first measurements replace the even start at once.
-        weight = torch.where(count > 0, (1 - MEMORY) / (1 - MEMORY ** (self.seen + 1)), 0.0)
-        self.measured += weight * (fresh - self.measured)
+        """Update the running means with the accumulated observations."""
+        count = self.accumulated[3]
+        means = self.accumulated[:3] / count.clamp_min(1)
+        # Bias-corrected: the first observations replace the initial values.
+        weight = torch.where(count > 0, (1 - DECAY) / (1 - DECAY ** (self.seen + 1)), 0.0)
+        self.measured += weight * (means - self.measured)
         self.seen += count > 0
-        self.pending.zero_()
+        self.accumulated.zero_()
 
 
-def uniform_density(steps: int) -> Float[Tensor, " T"]:
-    """Every step alike."""
-    return torch.full((steps,), 1 / steps, dtype=torch.float64)
+TRAINING_TIMES = ("low-variance", "uniform", "independent")
 
 
-PAPER_FLOOR = 1e-4
-"""RDLM's weight outside its window."""
+@dataclass(frozen=True)
+class TrainingTimes:
+    """How training draws times; evaluation always uses "low-variance" over all of (0, 1].
+
+    "low-variance" spreads times evenly over the batch, and in continuous time draws more of them near 0, where the
+    bound grows like 1/t, with the weights dt/dw. "uniform" spreads them evenly over [low, high] without weights (MDLM,
+    MD4). "independent" draws each independently (D3PM, SEDD, LLaDA).
+    """
+
+    kind: str = "low-variance"
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in TRAINING_TIMES:
+            raise UserError(f"There is no time sampler '{self.kind}'.{suggest(self.kind, TRAINING_TIMES)}")
+        if not 0 <= self.low < self.high <= 1:
+            raise UserError(f"t_min must be at least 0 and below 1, not {self.low}.")
+        if not self.is_uniform and (self.low, self.high) != (0, 1):
+            raise UserError(f"t_min={self.low} needs times=uniform or times=independent, not {self.kind}.")
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether times are uniform and without weights."""
+        return self.kind != "low-variance"
+
+    def quantiles(self, w: Float[Tensor, "B J"], noise: Noise) -> Float[Tensor, "B J"]:
+        """The stratified quantiles w, or independent ones in their place."""
+        return noise.uniform(*w.shape) if self.kind == "independent" else w
+
+    def time(self, w: Float[Tensor, "B J"]) -> Float[Tensor, "B J"]:
+        """The times of quantiles."""
+        return self.low + (self.high - self.low) * w
 
 
-def rdlm_time(schedule: str, s: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """RDLM's own time t, at which the fraction s = ∫₀ᵗ β / ∫₀¹ β of the noise has been spent (rates.py)."""
-    if schedule == "geometric":
-        low, high = FIRST_RATE, LAST_RATE
-        return torch.log1p((high / low - 1) * s) / math.log(high / low)
-    t = torch.linspace(0, 1, 20_001, dtype=torch.float64)
-    spent = 1 - noise_left(schedule, 1 - t)
-    right = torch.searchsorted(spent, s.double().contiguous()).clamp(1, len(t) - 1)
-    share = (s - spent[right - 1]) / (spent[right] - spent[right - 1])
-    return torch.lerp(t[right - 1], t[right], share)
-
-
-def rdlm_time_density(schedule: str, times: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """How often each tabulated time is met when RDLM's time is drawn evenly, up to the last of them."""
-    middle = (times[1:] + times[:-1]) / 2
-    edges = rdlm_time(schedule, torch.cat([times[:1], middle, times[-1:]]).double())
-    return edges.diff() / edges[-1]
-
-
-def rdlm_importance_density(
-    schedule: str, times: Float[Tensor, " T"], left: float, right: float
-) -> Float[Tensor, " T"]:
-    """RDLM's importance sampling: weight 1 for left < t < right, 10⁻⁴ elsewhere."""
-    t = rdlm_time(schedule, times.double())
-    law = rdlm_time_density(schedule, times) * torch.where((t > left) & (t < right), 1.0, PAPER_FLOOR)
-    return law / law.sum()
+LOW_VARIANCE = TrainingTimes()

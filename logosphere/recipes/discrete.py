@@ -12,14 +12,20 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import CausalTransformer
 from logosphere.networks.wrappers import CarryOver, LogisticHead, PosteriorHead
 from logosphere.processes.base import cosine_grid
-from logosphere.processes.discrete.diffusion import DiscreteDiffusion, Weighting
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian
-from logosphere.processes.discrete.genmd4 import GenMD4
-from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
-from logosphere.processes.discrete.single_step import SingleStep
-from logosphere.processes.discrete.weighting import clipped, clipped_at_two, dynamic, dynamic_of_code
-from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.processes.training_times import TrainingTimes
+from logosphere.processes.discrete.masked import GenMD4, SingleStep
+from logosphere.processes.discrete.mixing import (
+    Hybrid,
+    Masking,
+    Uniform,
+    Weighting,
+    clipped_weight,
+    dynamic_weight,
+    gidd_clipped_weight,
+    gidd_dynamic_weight,
+)
+from logosphere.processes.time_sampler import TimeSampler, TrainingTimes, uniform_density
 from logosphere.recipes.discrete_parts import (
     as_interval,
     chain_schedule,
@@ -36,10 +42,10 @@ from logosphere.schedules.signal import find_schedule as schedule_by_name
 PROTOCOLS = ("bound", "published")
 WEIGHTINGS: dict[str, Weighting | None] = {
     "bound": None,
-    "clip": clipped,
-    "clip-2": clipped_at_two,
-    "dynamic": dynamic,
-    "dynamic-code": dynamic_of_code,
+    "clip": clipped_weight,
+    "clip-2": gidd_clipped_weight,
+    "dynamic": dynamic_weight,
+    "dynamic-code": gidd_dynamic_weight,
 }
 
 
@@ -66,14 +72,14 @@ def mdlm(
     """Masked diffusion in continuous time. A network that reads the time needs masks by chance, not by count.
 
     Training drops the weight 1/t of the bound, which learns faster; loss="bound" keeps it, as the paper does. `times`
-    and `t_min` say how training draws times (processes/training_times.py). With `all_masked` samples begin with masks alone,
+    and `t_min` say how training draws times (`TrainingTimes`). With `all_masked` samples begin with masks alone,
     also where the schedule leaves signal at t = 1.
     """
-    law = Masking(vocab_size, schedule_by_name(schedule))
-    counted = exact_count and not reads_time and law.prior_kl() == 0
+    mixing = Masking(vocab_size, schedule_by_name(schedule))
+    counted = exact_count and not reads_time and mixing.prior_kl() == 0
     sampler = TrainingTimes(times, t_min)
     process = DiscreteDiffusion(
-        law, exact_count=counted, unweighted=is_unweighted(loss), times=sampler, all_masked=all_masked
+        mixing, exact_count=counted, unweighted=is_unweighted(loss), times=sampler, all_masked=all_masked
     )
     return diffusion_model(process, length, block, network, reads_time=reads_time)
 
@@ -96,9 +102,9 @@ def md4(
     of the bound; by default the schedule begins at 1 and ends at 0, where both are 0.
     """
     curve = schedule_by_name(schedule)
-    law = Masking(vocab_size, Squeezed(curve, eps) if eps else curve)
+    mixing = Masking(vocab_size, Squeezed(curve, eps) if eps else curve)
     process = DiscreteDiffusion(
-        law, unweighted=is_unweighted(loss), times=TrainingTimes(times), all_masked=all_masked, grid=cosine_grid
+        mixing, unweighted=is_unweighted(loss), times=TrainingTimes(times), all_masked=all_masked, grid=cosine_grid
     )
     return diffusion_model(process, length, block, network, reads_time=True)
 
@@ -134,8 +140,8 @@ def ardm(vocab_size: int, length: int, network: NetworkConfig | None, *, times: 
 
     That average over orders (Hoogeboom et al. 2022, eq. 3) is the bound of masked diffusion, masks drawn by count.
     """
-    law = Masking(vocab_size, schedule_by_name("linear"))
-    process = DiscreteDiffusion(law, exact_count=True, times=TrainingTimes(times))
+    mixing = Masking(vocab_size, schedule_by_name("linear"))
+    process = DiscreteDiffusion(mixing, exact_count=True, times=TrainingTimes(times))
     return diffusion_model(process, length, None, network, reads_time=False)
 
 
@@ -157,10 +163,10 @@ def bd3lm(
     by chance, again and again until their share lies within `clip`; bounds are measured with counted masks either way.
     """
     block = max(size for size in (1, 2, 3, 4) if length % size == 0) if block is None else block
-    law = Masking(vocab_size, schedule_by_name("linear"))
+    mixing = Masking(vocab_size, schedule_by_name("linear"))
     process = DiscreteDiffusion(
-        law, exact_count=True, random_mask_count=not exact_count, unweighted=is_unweighted(loss), clip=as_interval(clip),
-        times=TrainingTimes(times),
+        mixing, exact_count=True, random_mask_count=not exact_count, unweighted=is_unweighted(loss),
+        clip=as_interval(clip), times=TrainingTimes(times),
     )  # fmt: skip
     return diffusion_model(process, length, block, network, reads_time=False)
 
@@ -177,8 +183,8 @@ def d3pm_absorbing(
     block: int | None = None,
 ) -> Model:
     """D3PM, absorbing: β_t = 1/(T - t + 1), that is a linear signal; L_λ with λ = 0.01. timesteps=None: continuous."""
-    law = Masking(vocab_size, chain_schedule(schedule, timesteps))
-    process = DiscreteDiffusion(law, timesteps=timesteps, hybrid=hybrid, times=TrainingTimes(times))
+    mixing = Masking(vocab_size, chain_schedule(schedule, timesteps))
+    process = DiscreteDiffusion(mixing, timesteps=timesteps, hybrid=hybrid, times=TrainingTimes(times))
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -203,8 +209,8 @@ def d3pm_uniform(
     """
     curve = chain_schedule(schedule, timesteps) if frequencies is None else even_loss(frequencies, vocab_size)
     process = DiscreteDiffusion(
-        Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid, decode_from_network=decode_from_network(reconstruction),
-        times=TrainingTimes(times),
+        Uniform(vocab_size, curve), timesteps=timesteps, hybrid=hybrid,
+        decode_from_network=decode_from_network(reconstruction), times=TrainingTimes(times),
     )  # fmt: skip
     return diffusion_model(process, length, block, network, reads_time=True)
 
@@ -233,8 +239,8 @@ def d3pm_gaussian(
     if head not in ("softmax", "logistic"):
         raise UserError(f"There is no head '{head}'.{suggest(head, ('softmax', 'logistic'))}")
     process = DiscretizedGaussian(
-        vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths, decode_from_network=decode_from_network(reconstruction),
-        times=TrainingTimes(times),
+        vocab_size, timesteps=timesteps, hybrid=hybrid, widths=widths,
+        decode_from_network=decode_from_network(reconstruction), times=TrainingTimes(times),
     )  # fmt: skip
     model = diffusion_model(process, length, block, network if head == "softmax" else None, reads_time=True)
     if network is not None and head == "logistic":
@@ -265,9 +271,11 @@ def multinomial(
         raise UserError(f"timesteps must be at least 1, not {timesteps}; udlm is the same in continuous time.")
     if not 0 < largest_beta <= 1:
         raise UserError(f"largest_beta must be above 0 and at most 1, not {largest_beta}.")
-    law = Uniform(vocab_size, from_betas(cosine_betas(timesteps, largest_beta)))
-    clock = TimeSampler(uniform_density(timesteps), calm=True) if importance and timesteps > 1 else None
-    process = DiscreteDiffusion(law, timesteps=timesteps, hybrid=hybrid, clock=clock, times=TrainingTimes(times))
+    mixing = Uniform(vocab_size, from_betas(cosine_betas(timesteps, largest_beta)))
+    time_sampler = TimeSampler(uniform_density(timesteps), min_variance=True) if importance and timesteps > 1 else None
+    process = DiscreteDiffusion(
+        mixing, timesteps=timesteps, hybrid=hybrid, time_sampler=time_sampler, times=TrainingTimes(times)
+    )
     return diffusion_model(process, length, block, network, reads_time=True)
 
 
@@ -298,8 +306,8 @@ def sedd_absorb(
     block: int | None = None,
 ) -> Model:
     """Score entropy with masks: the network answers with ratios of probabilities."""
-    law = Masking(vocab_size, schedule_by_name(schedule))
-    return score_model(law, TrainingTimes(times, t_min), length, block, network, all_masked=all_masked)
+    mixing = Masking(vocab_size, schedule_by_name(schedule))
+    return score_model(mixing, TrainingTimes(times, t_min), length, block, network, all_masked=all_masked)
 
 
 def sedd_uniform(
@@ -313,8 +321,8 @@ def sedd_uniform(
     block: int | None = None,
 ) -> Model:
     """Score entropy with random tokens."""
-    law = Uniform(vocab_size, schedule_by_name(schedule))
-    return score_model(law, TrainingTimes(times, t_min), length, block, network)
+    mixing = Uniform(vocab_size, schedule_by_name(schedule))
+    return score_model(mixing, TrainingTimes(times, t_min), length, block, network)
 
 
 def gidd(
@@ -346,9 +354,11 @@ def gidd(
         raise UserError(f"There is no loss '{loss}'.{suggest(loss, WEIGHTINGS)}")
     if protocol not in PROTOCOLS:
         raise UserError(f"There is no protocol '{protocol}'.{suggest(protocol, PROTOCOLS)}")
-    law = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
+    mixing = Hybrid(vocab_size, p_u, schedule_by_name(schedule))
     sampler = TrainingTimes(times, t_min, 1 - t_min)
-    process = DiscreteDiffusion(law, weighting=WEIGHTINGS[loss], times=sampler, truncate_ends=protocol == "published")
+    process = DiscreteDiffusion(
+        mixing, weighting=WEIGHTINGS[loss], times=sampler, truncate_ends=protocol == "published"
+    )
     return diffusion_model(
-        process, length, block, network, reads_time=True, subtract_input=law.spreads and not own_embedding
+        process, length, block, network, reads_time=True, subtract_input=mixing.has_uniform and not own_embedding
     )

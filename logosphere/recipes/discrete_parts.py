@@ -13,7 +13,7 @@ from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.mixing import MixingDistribution
 from logosphere.processes.discrete.parameterization import Score
-from logosphere.processes.training_times import TrainingTimes
+from logosphere.processes.time_sampler import TrainingTimes
 from logosphere.schedules.signal import Schedule, cosine_betas, from_betas, mutual_information
 from logosphere.schedules.signal import find_schedule as schedule_by_name
 
@@ -63,7 +63,7 @@ def even_loss(frequencies: Sequence[float], vocab_size: int) -> Schedule:
 
 
 def score_model(
-    law: MixingDistribution,
+    mixing: MixingDistribution,
     times: TrainingTimes,
     length: int,
     block: int | None,
@@ -72,12 +72,12 @@ def score_model(
     all_masked: bool = False,
 ) -> Model:
     """A model whose network predicts ratios of probabilities."""
-    head = Score()
-    process = DiscreteDiffusion(law, head=head, times=times, all_masked=all_masked)
+    scores = Score()
+    process = DiscreteDiffusion(mixing, parameterization=scores, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, block, None, reads_time=True)
     if network is not None:
         inner = transformer(process, length, model.block, network, reads_time=True)
-        model.denoiser = ScoreHead(inner, partial(head.rated, law))
+        model.denoiser = ScoreHead(inner, partial(scores.scale_scores, mixing))
     return model
 
 

@@ -22,13 +22,10 @@ from logosphere.networks.wrappers import (
     split_by_concentration,
 )
 from logosphere.processes.simplex.bfn import BFNPath, default_accuracy
-from logosphere.processes.simplex.dirichlet import PACE, DirichletPath, default_alpha
-from logosphere.processes.simplex.geodesic import GeodesicPath
-from logosphere.processes.simplex.linear import LinearPath
-from logosphere.processes.simplex.process import Path, SimplexProcess
-from logosphere.processes.simplex.stick_breaking import StickPath
-from logosphere.processes.simplex.stick_scores import StickScores
-from logosphere.processes.simplex.tangent_flow import TangentFlow
+from logosphere.processes.simplex.dirichlet import MEAN_EXCESS, DirichletPath, default_alpha
+from logosphere.processes.simplex.flow_matching import GeodesicPath, LinearPath, TangentFlow
+from logosphere.processes.simplex.process import ConditionalPath, SimplexProcess
+from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath, default_count
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
 
@@ -128,9 +125,9 @@ def fisher_flow(
     if geometry == "flat" and prior != "simplex":
         raise UserError("Straight lines begin at uniform distributions; use geometry=flat with prior=simplex.")
     if geometry == "flat":
-        path: Path = LinearPath(vocab_size, optimal=optimal)
+        path: ConditionalPath = LinearPath(vocab_size, ot_coupling=optimal)
     else:
-        path = GeodesicPath(vocab_size, PRIORS[prior], optimal=optimal)
+        path = GeodesicPath(vocab_size, PRIORS[prior], ot_coupling=optimal)
     codec = SimplexCodec(vocab_size, rooted=geometry == "sphere")
     if predicts == "velocity":
         if loss != "velocity" or clock != "uniform":
@@ -177,13 +174,13 @@ def dirichlet_flow(
     if churn == 0 and loss != "cross-entropy":
         raise UserError("With churn=0 there is no bound to train on; use loss=cross-entropy.")
     last = default_alpha(vocab_size) if alpha is None else float(alpha)
-    path = DirichletPath(vocab_size, last, churn=float(churn), endless=clock == "unbounded")
+    path = DirichletPath(vocab_size, last, churn=float(churn), unbounded=clock == "unbounded")
     if clock == "exponential":
         paced = _exponential(last, CELLS, least=0.02)
     else:
         paced = _exponential(last, MANY) if clock == "unbounded" else _clock(clock, CELLS)
     process = SimplexProcess(SimplexCodec(vocab_size), path, paced, loss=loss)  # type: ignore[arg-type]
-    shown = split_by_concentration(lambda t: path.alpha(process.share(t))) if input == "doubled" else None
+    shown = split_by_concentration(lambda t: path.alpha(process.fraction(t))) if input == "doubled" else None
     return _model(process, length, network, posterior_head, input, self_conditioning, shown)
 
 
@@ -226,7 +223,7 @@ def ddsm(
             "use construction=shares, which predicts=tokens and preset=default have."
         )
     last = concentration or default_count(vocab_size)
-    path: Path = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
+    path: ConditionalPath = CONSTRUCTIONS[construction](vocab_size, last, dilation=float(dilation))
     paced = _clock(clock, CELLS) if clock != "importance" else None
     if predicts == "score":
         _free_field("score", posterior_head, input, self_conditioning)
@@ -264,7 +261,7 @@ def _free_field(name: str, posterior_head: bool, input: str, self_conditioning: 
 def _exponential(last: float, cells: int, least: float = 0.0) -> TimeSampler:
     """Cells are drawn as α - 1 ~ 2 Exp(1) falls on them; the reading as often as beyond the last α, or `least`."""
     gone = (last - 1) * torch.arange(cells + 1, dtype=torch.float64) / cells
-    beyond = (-gone / PACE).exp()
+    beyond = (-gone / MEAN_EXCESS).exp()
     law = torch.cat([beyond[:-1] - beyond[1:], beyond[-1:].clamp_min(least)])
     return TimeSampler(law / law.sum(), law / law.sum())
 

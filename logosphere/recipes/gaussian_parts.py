@@ -17,8 +17,8 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead
-from logosphere.processes.gaussian.diffusion import Gaussian
-from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
+from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 from logosphere.schedules.logsnr import LogSNR, find_logsnr, sqrt_steps
@@ -40,7 +40,7 @@ CODECS: dict[str, Callable[[int], Embeddings]] = {
 }
 CHOICES = {
     "codec": ("embeddings", *CODECS),
-    "predicts": ("tokens", *STATES),
+    "predicts": ("tokens", *PARAMETERIZATIONS),
     "loss": ("bound", "cross-entropy", "error"),
     "clock": ("information", "entropy", "warp", "even", "split", "uniform"),
     "input": ("belief", "state", "scaled", "simplex"),
@@ -119,19 +119,19 @@ def assembled(vocab_size: int, length: int, network: NetworkConfig | None, has: 
         codec = CODECS[has.codec](vocab_size)
     else:
         codec = embeddings.learned_table(vocab_size, has.embedding, has.norm)
-    process = Gaussian(
+    process = GaussianTokenDiffusion(
         codec,
         _schedule(has),
         _clock(has),
-        predicts=STATES.get(has.predicts),
+        parameterization=PARAMETERIZATIONS.get(has.predicts),
         loss=has.loss,  # type: ignore[arg-type]
-        anchor=has.anchor,
-        head=has.head,
+        rounding_loss_weight=has.anchor,
+        rounding_head=has.head,
         spacing=has.spacing,  # type: ignore[arg-type]
         noisy_start=has.noisy_start,
         discrete=has.steps is not None,
         head_warmup=has.head_warmup,
-        holds=has.holds,
+        hold_self_conditioned=has.holds,
     )
     denoiser = None if network is None else _network(process, codec, length, network, has)
     return Model(process, denoiser, length=length, block=length)
@@ -160,8 +160,8 @@ def _clock(has: Settings) -> TimeSampler:
     even[-1] = reading
     drawn = even if has.clock in ("even", "uniform") else None
     if has.clock == "warp":
-        return TimeSampler(even, warped=True, bare=True, bins=WARPED)
-    return TimeSampler(even, drawn, warped=has.clock == "entropy", split=has.clock == "split")
+        return TimeSampler(even, entropy_warp=True, pure_warp=True, bins=WARPED)
+    return TimeSampler(even, drawn, entropy_warp=has.clock == "entropy", separate_last=has.clock == "split")
 
 
 class SimplexStem(CoordinateStem):
@@ -174,7 +174,7 @@ class SimplexStem(CoordinateStem):
 class Standardised(Wrapper):
     """Scales states to variance 1, z/√(α²|e|²/d + σ²), and the estimates behind them likewise, √d x̂/|e| (Plaid)."""
 
-    def __init__(self, inner: Denoiser, process: Gaussian):
+    def __init__(self, inner: Denoiser, process: GaussianTokenDiffusion):
         super().__init__(inner)
         self._process = [process]  # in a list, so that its parameters are not registered twice
 
@@ -182,7 +182,7 @@ class Standardised(Wrapper):
         codec = self._process[0].codec
         assert isinstance(codec, Embeddings) and codec.norm is not None
         clean = codec.norm**2 / codec.width
-        alpha, sigma = self._process[0].levels(t)
+        alpha, sigma = self._process[0].alpha_sigma(t)
         seen = z[..., : codec.width] / (clean * alpha.square() + sigma.square()).sqrt()
         return self.inner(torch.cat([seen, z[..., codec.width :] / clean**0.5], -1), t, context, where)
 
@@ -190,7 +190,9 @@ class Standardised(Wrapper):
         return Standardised(inner, self._process[0])
 
 
-def _network(process: Gaussian, codec: Embeddings, length: int, network: NetworkConfig, has: Settings) -> Denoiser:
+def _network(
+    process: GaussianTokenDiffusion, codec: Embeddings, length: int, network: NetworkConfig, has: Settings
+) -> Denoiser:
     believes = has.input == "belief"
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time says nothing more.
     inner: Denoiser = FullTransformer(codec, length, network, reads_time=not believes)
@@ -214,21 +216,23 @@ def _network(process: Gaussian, codec: Embeddings, length: int, network: Network
     return PosteriorHead(denoiser, process.add_evidence) if informs else denoiser
 
 
-def _state_after(process: Gaussian, informs: bool, clips: bool) -> Callable[[Tensor, State, Times], Tensor]:
+def _state_after(
+    process: GaussianTokenDiffusion, informs: bool, clips: bool
+) -> Callable[[Tensor, State, Times], Tensor]:
     """x̂, as the process understands the network."""
 
     def estimate(out: Tensor, z: State, t: Times) -> Tensor:
-        clean = process.clean(process.add_evidence(out, z, t) if informs else out, z, t)
+        clean = process.predict_x0(process.add_evidence(out, z, t) if informs else out, z, t)
         return clean.clamp(-1, 1) if clips else clean
 
     return estimate
 
 
-def _belief_after(process: Gaussian, informs: bool) -> Callable[[Tensor, State, Times], Tensor]:
+def _belief_after(process: GaussianTokenDiffusion, informs: bool) -> Callable[[Tensor, State, Times], Tensor]:
     """p(token), scaled like the belief that the network saw."""
 
     def estimate(out: Tensor, seen: State, t: Times) -> Tensor:
         scale = out.shape[-1] ** 0.5
-        return scale * (out + process.scale() * seen.clamp_min(1e-30).log() if informs else out).softmax(-1)
+        return scale * (out + process.evidence_scale() * seen.clamp_min(1e-30).log() if informs else out).softmax(-1)
 
     return estimate

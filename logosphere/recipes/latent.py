@@ -19,9 +19,8 @@ from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
-from logosphere.processes.gaussian.diffusion import Gaussian
-from logosphere.processes.gaussian.latent import Latent, Weighting
-from logosphere.processes.gaussian.parameterization import STATES
+from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
+from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
 
@@ -67,8 +66,10 @@ class Settings:
     joint: bool = False
 
     def __post_init__(self) -> None:
-        if self.predicts not in STATES:
-            raise UserError(f"'{self.predicts}' is not a choice for predicts.{suggest(self.predicts, STATES)}")
+        if self.predicts not in PARAMETERIZATIONS:
+            raise UserError(
+                f"'{self.predicts}' is not a choice for predicts.{suggest(self.predicts, PARAMETERIZATIONS)}"
+            )
         for option, value, choices in (("scale", self.scale, SCALES), ("weighting", self.weighting, WEIGHTINGS)):
             if value not in choices:
                 raise UserError(f"'{value}' is not a choice for {option}.{suggest(value, choices)}")
@@ -223,18 +224,13 @@ def _model(vocab_size: int, length: int, network: NetworkConfig | None, has: Set
     if network is not None and network.signal:
         raise UserError("Latents stand at no positions, so no signal can be given along them; use labels or a source.")
     codec = _codec(vocab_size, length, network or NetworkConfig(), has)
-    path = Gaussian(
+    process = LatentDiffusion(
         codec,
         schedule_by_name(has.schedule, shift=-2 * math.log(has.tan), highest=has.last, lowest=has.lowest),
         _clock(),
-        predicts=STATES[has.predicts],
-        loss="error",
-    )
-    blurred = has.last if has.blurred is None else has.blurred
-    process = Latent(
-        path,
+        parameterization=PARAMETERIZATIONS[has.predicts],
         stage_one=has.stage_one,
-        blurred=blurred,
+        min_decode_logsnr=has.last if has.blurred is None else has.blurred,
         joint=has.joint,
         weighting=WEIGHTINGS[has.weighting],
     )
@@ -275,7 +271,7 @@ def _clock() -> TimeSampler:
     return TimeSampler(even, even)
 
 
-def _network(process: Latent, codec: TextAutoencoder, network: NetworkConfig, has: Settings) -> Denoiser:
+def _network(process: LatentDiffusion, codec: TextAutoencoder, network: NetworkConfig, has: Settings) -> Denoiser:
     inner = FullTransformer(codec, codec.latents, network, reads_time=True)
     if not has.self_conditioning:
         return inner

@@ -19,14 +19,19 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import DigitTransformer, FullTransformer
 from logosphere.networks.wrappers import BeliefInput, PosteriorHead
-from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
-from logosphere.processes.spherical.noise_rates import SCHEDULES, noise_left
-from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion, Projection
+from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion
 from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion, table_times
-from logosphere.processes.spherical.rolling import RollingOffsets
-from logosphere.processes.time_sampler import TimeSampler, rdlm_importance_density, rdlm_time_density, uniform_density
+from logosphere.processes.spherical.times import (
+    SCHEDULES,
+    AnyOrder,
+    RollingOffsets,
+    noise_left,
+    rdlm_importance_density,
+    rdlm_time_density,
+)
+from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.recipes.starts import shares, starts
 
 CHOICES = {
@@ -114,7 +119,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
                 raise UserError(
                     "projected=True goes with start=mask, exact transitions and cross-entropy, without base."
                 )
-            codec: Codec = ProjectedCodec(vocab_size)
+            codec: Codec = ProjectedCodec(vocab_size, (network or NetworkConfig()).width)
         else:
             codec = _codec(vocab_size, base, codes)
         d = codec.num_classes + 1
@@ -149,7 +154,7 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
         if any_order_fraction is None:
             any_order_fraction = 0.5 if in_turn and plain_loss else 0.0
         _check_turns(in_turn, any_order_fraction, plain_loss, mixed=mixing is not None, timesteps=timesteps)
-        together = codec.digits if isinstance(codec, DigitCodec) else 1
+        states_per_token = codec.digits if isinstance(codec, DigitCodec) else 1
         kind = (
             ProjectedSphericalDiffusion
             if projected
@@ -162,13 +167,14 @@ def _builder(bridge_on: Callable[[int, float], Bridge], usual_path: str = "toget
             bridge,
             [Start(point, law) for point, law in zip(points, laws, strict=True)],
             _clock(clock, window, laws[0].times),
-            shares=None if mixing is None else shares(mixing, laws[0].times),
+            start_probabilities=None if mixing is None else shares(mixing, laws[0].times),
             loss=loss,  # type: ignore[arg-type]
             switch=switch,
             exact=transitions == "exact",
             chain=timesteps is not None,
-            stagger=_stagger(stagger, order, together, window, timesteps),
-            turns=AnyOrder(order, together) if in_turn else None,  # type: ignore[arg-type]
+            rolling=_stagger(stagger, order, states_per_token, window, timesteps),
+            path="any-order" if in_turn else "joint",
+            any_order=AnyOrder(order, states_per_token),  # type: ignore[arg-type]
             any_order_fraction=any_order_fraction,
         )
         return _model(process, length, network, input, digits, self_conditioning, posterior_head)
@@ -253,10 +259,7 @@ def _network(
     if isinstance(process, ProjectedSphericalDiffusion):
         if codec.vocab_size < network.width + 3:
             raise UserError(f"projected=True is for vocabularies larger than the width of {network.width}.")
-        inner = FullTransformer(codec, length, network, reads_time=True)
-        inner.stem = Projection(codec.vocab_size, network.width)
-        process.attach(inner.stem)
-        return inner
+        return FullTransformer(codec, length, network, reads_time=True)
     if isinstance(codec, DigitCodec) and heads:
         if self_conditioning:
             raise UserError("Self-conditioning needs digits=positions.")
@@ -292,7 +295,7 @@ def _window(window: list[float]) -> tuple[float, float]:
 
 
 def _stagger(
-    spread: float, order: str, together: int, window: list[float] | None, timesteps: int | None
+    spread: float, order: str, states_per_token: int, window: list[float] | None, timesteps: int | None
 ) -> RollingOffsets | None:
     if not 0 <= spread < 1:
         raise UserError(f"stagger is a share of the time, from 0 (all positions at once) to below 1, not {spread}.")
@@ -300,7 +303,7 @@ def _stagger(
         return None
     if window is not None or timesteps is not None:
         raise UserError("Staggered positions have no window and no fixed timesteps; leave these away, or stagger=0.")
-    return RollingOffsets(spread, order, together)  # type: ignore[arg-type]
+    return RollingOffsets(spread, order, states_per_token)  # type: ignore[arg-type]
 
 
 def _check_turns(in_turn: bool, taught: float, plain_loss: bool, *, mixed: bool, timesteps: int | None) -> None:

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError, suggest
-from logosphere.processes.spherical.published import UniformShare
-from logosphere.processes.time_sampler import rdlm_time
+from logosphere.processes.spherical.published import UniformProbability
+from logosphere.processes.spherical.times import rdlm_time
 
 
-def shares(uniform: UniformShare, times: Tensor) -> Tensor:
+def shares(uniform: UniformProbability, times: Tensor) -> Tensor:
     """The shares [N, 2] of mask and uniform at tabulated times of the bridge."""
     share = uniform(rdlm_time("geometric", times.double()))
     return torch.stack([1 - share, share], 1)
 
 
-def starts(start: str | float, tokens: int) -> tuple[list[Tensor], UniformShare | None]:
+def starts(start: str | float, tokens: int) -> tuple[list[Tensor], UniformProbability | None]:
     """The points where bridges begin, and the share of the uniform one over time unless shares are constant.
 
     The paper's mixture paths begin at the uniform point with the probability 1 before the threshold and 0 after it

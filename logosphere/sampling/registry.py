@@ -11,9 +11,9 @@ from logosphere.errors import UserError, suggest
 from logosphere.model import Model
 from logosphere.processes.base import cosine_grid, uniform_grid
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.processes.gaussian.latent import Latent
-from logosphere.processes.gaussian.updates import ddim, renoised, wide
-from logosphere.processes.spherical.steps import MOVES
+from logosphere.processes.gaussian.latent import LatentDiffusion
+from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.sampling.loop import FinalStep, Grid, HoldAtEnd, HoldInMiddle
 from logosphere.sampling.steppers.base import (
     ANY,
@@ -214,7 +214,7 @@ def _self_correcting(model: Model) -> Sampler:
 
 def _even_times(stepper: Stepper, end: float = 0.0) -> Callable[[Model], Sampler]:
     """A stepper of latents along even times of the schedule down to `end`."""
-    return lambda model: Sampler(stepper, grid=EvenTimes(require(model.process, Latent, LATENT).gaussian_path, end))
+    return lambda model: Sampler(stepper, grid=EvenTimes(require(model.process, LatentDiffusion, LATENT), end))
 
 
 def _heun(model: Model) -> Sampler:
@@ -275,11 +275,11 @@ register("threshold", OrderedUnmasking(likelihood_order, ThresholdCommit()), UNM
 register("entropy-bounded", OrderedUnmasking(entropy_order, EntropyBudget()), UNMASKING,
          "as many positions at once as a joint entropy of 0.1 nats allows")
 register("self-correcting", _self_correcting, UNIFORM, "half of the steps correct single tokens at the end")
-register("bridge", SphericalStepper(MOVES["bridge"]), SPHERE,
+register("bridge", SphericalStepper(SPHERICAL_STEPS["bridge"]), SPHERE,
          "joint steps towards a drawn token along its bridge", samples_model=True)
-register("geodesic", SphericalStepper(MOVES["geodesic"]), SPHERE,
+register("geodesic", SphericalStepper(SPHERICAL_STEPS["geodesic"]), SPHERE,
          "joint geodesic random walk in equal steps of information", samples_model=True)
-register("matched", SphericalStepper(MOVES["matched"]), SPHERE, "joint steps of second order", samples_model=True)
+register("matched", SphericalStepper(SPHERICAL_STEPS["matched"]), SPHERE, "joint steps of second order", samples_model=True)
 register("rdlm", GeodesicRandomWalk(), SPHERE,
          "RDLM's random walk in equal steps of its own time, then the largest coordinate", samples_model=True)
 register("ddim", GaussianStepper(ddim), GAUSSIAN, "the probability flow, first order", samples_model=True)
@@ -290,8 +290,8 @@ register("euler-flow", _euler_flow, EULER_FLOW, "equal Euler steps, the likelies
 register("messages", BayesianFlow(), BAYESIAN_FLOW, "messages at equal times, the likeliest token at the end")
 register("token-drawn", GaussianStepper(x0_target=sampled_x0), GAUSSIAN,
          "ancestral towards a token drawn anew in each step", samples_model=True)
-register("q-sampling", GaussianStepper(renoised), GAUSSIAN, "fresh noise on the expected state in each step")
-register("ssd", GaussianStepper(renoised, sampled_x0), GAUSSIAN, "fresh noise on a drawn token in each step (SSD-LM)")
+register("q-sampling", GaussianStepper(q_sample), GAUSSIAN, "fresh noise on the expected state in each step")
+register("ssd", GaussianStepper(q_sample, sampled_x0), GAUSSIAN, "fresh noise on a drawn token in each step (SSD-LM)")
 register("clamped", GaussianStepper(x0_target=rounded_x0), GAUSSIAN,
          "ancestral to the nearest embedding (Diffusion-LM)")
 register("renormalised", GaussianStepper(ddim, renormalised_x0), GAUSSIAN,
@@ -302,13 +302,13 @@ register("euler-tencdm", _even_times(EulerMaruyama(0.01), 0.01), LATENT,
          "Euler steps of the reverse SDE at even times from 1 to 0.01 (TEncDM)", samples_model=True)
 register("euler-cosmos", _even_times(EulerMaruyama(0.05), 0.05), LATENT,
          "Euler steps of the reverse SDE at even times from 1 to 0.05 (COSMOS)", samples_model=True)
-register("ddpm-ld4lg", _even_times(GaussianStepper(wide)), LATENT,
+register("ddpm-ld4lg", _even_times(GaussianStepper(ancestral_large)), LATENT,
          "ancestral with the variance of the forward step, at even times (LD4LG)", samples_model=True)
 register("ddim-planner", _even_times(GaussianStepper(ddim)), LATENT, "ddim at even times (PLANNER)", samples_model=True)
 register("plaid", GaussianStepper(x0_target=ScoreTemperature(0.9), greedy=True), GAUSSIAN,
          "ancestral with ε̂ divided by 0.9; the likeliest tokens at the end (Plaid)")
-register("diffusion-lm", GaussianStepper(wide, rounded_x0, greedy=True), GAUSSIAN,
+register("diffusion-lm", GaussianStepper(ancestral_large, rounded_x0, greedy=True), GAUSSIAN,
          "clamped, with variances β; the likeliest tokens at the end")
-register("bit-diffusion", GaussianStepper(wide, clipped_x0, greedy=True), GAUSSIAN,
+register("bit-diffusion", GaussianStepper(ancestral_large, clipped_x0, greedy=True), GAUSSIAN,
          "ancestral with variances β towards x̂ clipped to ±1; the nearest tokens at the end")
 # fmt: on

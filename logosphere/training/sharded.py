@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from logosphere.errors import UserError
-from logosphere.io import EMA_WEIGHTS, WEIGHTS, sync, write_json, write_tensors
+from logosphere.io import EMA_WEIGHTS, WEIGHTS, current_name, sync, write_json, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.training.checkpoint import MOMENTS, STATE, counts, draft_of, install, restore_counts
@@ -48,7 +48,7 @@ class FSDP(Objective):
                     fully_shard(block, mesh=mesh)
         # Weights are resharded after every forward pass, so that the optimiser and the EMA change all there is.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
-        for method in ("bound", "figures"):
+        for method in ("bound", "metrics"):
             register_fsdp_forward_method(model, method)
         self.model, self.bound = model, model.bound
 
@@ -131,9 +131,11 @@ class ShardedSave:
 def load_sharded(path: Path, trainer: Trainer) -> dict[str, float]:
     """Load a checkpoint that was saved by any number of processes into a trainer."""
     rest = restore_counts(path, trainer)
-    _allocate(trainer, _names(path / SHARDS))
+    names = _stored_names(trainer, _names(path / SHARDS))
+    _allocate(trainer, set(names))
     tensors = _tensors(trainer)
-    _read(path / SHARDS, tensors, single=trainer.group.size == 1)
+    stored = {names.get(name, name): tensor for name, tensor in tensors.items()}
+    _read(path / SHARDS, stored, single=trainer.group.size == 1)
     for name, tensor in tensors.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
@@ -163,6 +165,16 @@ def _tensors(trainer: Trainer) -> dict[str, Tensor]:
         for moment in MOMENTS:
             tensors[f"{OPTIMIZER}{names[parameter]}/{moment}"] = moments[moment]
     return tensors
+
+
+def _stored_names(trainer: Trainer, saved: set[str]) -> dict[str, str]:
+    """The names of a checkpoint's tensors in this version -> their names in its files."""
+    expected, found = trainer.model.state_dict().keys(), {}
+    for stored in saved:
+        kind, _, rest = stored.partition("/")
+        name, moment, suffix = rest.rpartition("/") if kind == OPTIMIZER.rstrip("/") else (rest, "", "")
+        found[f"{kind}/{current_name(name, expected)}{moment}{suffix}"] = stored
+    return found
 
 
 def _allocate(trainer: Trainer, saved: set[str]) -> None:

@@ -62,7 +62,7 @@ def test_masked_integrands_are_those_of_mdlm(name: str, preset: str) -> None:
     ]
     wanted = [ref.masked_integrand(logits, x, *at) for logits, x, at in zip(LOGITS, TOKENS, curve, strict=True)]
     close(nats(process, TOKENS, HIDDEN, TIMES), wanted)
-    close(process.law.hidden(torch.as_tensor(TIMES)), [1 - a for a, _ in curve])
+    close(process.mixing.mask_mass(torch.as_tensor(TIMES)), [1 - a for a, _ in curve])
     later = [ref.log_linear(t * 0.6) if at[1] < 1 else (1 - t * 0.6, 1.0) for t, at in zip(TIMES, curve, strict=True)]
     steps = [ref.masked_posterior(out, a, s) for out, (a, _), (s, _) in zip(LOGITS, curve, later, strict=True)]
     close(step_probabilities(process, HIDDEN, TIMES, TIMES * 0.6), steps)
@@ -81,13 +81,13 @@ def test_md4_has_the_published_schedule_integrand_and_constants(kind: str) -> No
     steps = [ref.masked_posterior(out, a, s) for out, (a, _), s in zip(LOGITS, curve, earlier, strict=True)]
     close(step_probabilities(process, HIDDEN, TIMES, TIMES / 2), steps)
     a_0, a_1 = ref.md4_schedule(0.0, kind)[0], ref.md4_schedule(1.0, kind)[0]
-    close(process.start_nats, (1 - a_0) * np.log(V))
-    close(process.law.prior_kl(), a_1 * np.log(V))
+    close(process.initial_recon, (1 - a_0) * np.log(V))
+    close(process.mixing.prior_kl(), a_1 * np.log(V))
 
 
 def test_the_default_of_md4_has_no_constants() -> None:
     process = process_of("md4", "default")
-    assert process.start_nats == 0 and process.law.prior_kl() == 0
+    assert process.initial_recon == 0 and process.mixing.prior_kl() == 0
     close(
         nats(process, TOKENS, HIDDEN, TIMES),
         [ref.masked_integrand(out, x, 1 - t, 1.0) for out, x, t in zip(LOGITS, TOKENS, TIMES, strict=True)],
@@ -119,7 +119,7 @@ def test_genmd4_has_the_published_integrand_and_reconstruction(preset: str) -> N
     close(found, [ref.genmd4_integrand(out, k, powers, s) for out, k, s in zip(LOGITS, TOKENS, TIMES, strict=True)])
     eps = 1e-4 if preset == "paper" else 0.0
     batch = ls.Batch.of(torch.arange(V)[None])
-    read = process.encode(batch, GeneratorNoise(torch.Generator(), 1)).nats
+    read = process.encode(batch, GeneratorNoise(torch.Generator(), 1)).recon
     each = [ref.genmd4_reconstruction(k, powers, 1e-3, eps) for k in range(V)]
     close(read.detach(), [sum(each) if preset == "paper" else 0.0])
     hidden = process.corrupt(
@@ -172,7 +172,7 @@ def test_marginals_of_chains_are_products_of_the_published_matrices(name: str) -
         if name == "d3pm-gaussian":
             found, tolerance = process.products[step].double(), 1e-5
         else:
-            found, tolerance = process.law.marginal(torch.eye(V).double(), t), 1e-6
+            found, tolerance = process.mixing.marginal(torch.eye(V).double(), t), 1e-6
         np.testing.assert_allclose(found.numpy(), bars[step][:V], rtol=tolerance, atol=1e-7)
 
 
@@ -238,7 +238,7 @@ def test_the_last_beta_of_multinomial_diffusion() -> None:
     levels = np.array(process.schedule.levels)
     close(levels[1:] / levels[:-1], ref.multinomial_alphas(1000), 1e-6)
     assert 1 - levels[-1] / levels[-2] == pytest.approx(0.968, abs=1e-3)
-    assert process.clock is not None and process.clock.calm
+    assert process.time_sampler is not None and process.time_sampler.min_variance
 
 
 def test_published_gaussian_matrices_of_many_values() -> None:
@@ -292,7 +292,9 @@ def test_the_network_of_sedd_is_scaled_as_published() -> None:
     logits, z, t = tensors(LOGITS, HIDDEN, TIMES)
     sigma = -np.log(1 - (1 - 1e-3) * TIMES)
     wanted = LOGITS - np.log(np.expm1(sigma))[:, None] - np.log(V)
-    np.testing.assert_allclose(process.head.rated(process.law, logits, z, t).numpy(), wanted, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        process.parameterization.scale_scores(process.mixing, logits, z, t).numpy(), wanted, rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -5,8 +5,8 @@ and eigenvalues -½ h n (n + b). With w = Beta(1, b) its density at τ is
 
     q_τ(v) = w(v) Σ_n exp(-½ h n (n + b) τ) c_n P_n(v),      c_n = ∫ q₀ P_n dv / ∫ w P_n² dv,
 
-and q₀ / w is a polynomial of degree M here, so that the series ends at n = M. The package sums over lineage_probabilities of a
-death process instead. Its tables are float32, hence 1e-5 for what is read off them.
+and q₀ / w is a polynomial of degree M here, so that the series ends at n = M. The package sums over the lineages
+of a death process instead. Its tables are float32, hence the tolerance of 1e-5.
 """
 
 import math
@@ -20,8 +20,7 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.processes.simplex.process import SimplexProcess
-from logosphere.processes.simplex.stick_breaking import StickPath
-from logosphere.processes.simplex.stick_scores import StickScores
+from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath
 from logosphere.rng import Noise
 
@@ -80,7 +79,7 @@ def sticks_of(z: np.ndarray) -> np.ndarray:
 
 def targets(path: StickPath, v: np.ndarray, tau: float, token: int) -> np.ndarray:
     """∂ log q_τ(v | x)/w by each stick: Beta(1, b + M) before the token, Beta(1 + M, b) at it, noise after it."""
-    K, M, found = path.num_classes, path.last, np.zeros_like(v)
+    K, M, found = path.num_classes, path.max_lineages, np.zeros_like(v)
     for j in range(min(token + 1, K - 1)):
         b = K - 1 - j
         value, slope = ratio(v[:, j], tau, 2 / (1 + b), b, *((M, 0) if j == token else (0, M)))
@@ -102,7 +101,7 @@ NODE = 128
 def test_evidence_of_sticks_is_the_jacobi_series(num_classes: int) -> None:
     path, g = published(num_classes).sticks, np.random.default_rng(0)
     z, tau = g.dirichlet(np.ones(num_classes), size=N), float(path.times[NODE])
-    v, M = sticks_of(z), path.last
+    v, M = sticks_of(z), path.max_lineages
     wanted = np.zeros((N, num_classes))
     for k in range(num_classes):
         for j in range(min(k + 1, num_classes - 1)):
@@ -121,7 +120,7 @@ def test_score_matching_in_stick_coordinates(token: int) -> None:
     v = tensor(sticks_of(z)).requires_grad_()
     left = torch.cat([torch.ones(N, 1, dtype=torch.float64), (1 - v).cumprod(-1)], -1)
     broken = left * torch.cat([v, torch.ones(N, 1, dtype=torch.float64)], -1)
-    score = float(path.root[NODE // 4]) * (out - out.mean(-1, keepdims=True))
+    score = float(path.scale[NODE // 4]) * (out - out.mean(-1, keepdims=True))
     (pulled,) = torch.autograd.grad((broken * tensor(score)).sum(), v)
     at, b = v.detach().numpy(), np.arange(K - 1, 0, -1)
     missed = targets(path.sticks, at, tau, token) - pulled.numpy()
@@ -139,7 +138,7 @@ def test_euler_maruyama_step() -> None:
     z, out, noise = g.dirichlet(np.ones(K), size=N), g.normal(size=(N, K)), g.normal(size=(N, K - 1))
     v, b, times = sticks_of(z), np.arange(K - 1, 0, -1), path.sticks.times.double()
     s, then = torch.full((N,), NODE / 256), torch.full((N,), (NODE + 1) / 256)
-    score = path.slopes(tensor(out), tensor(z), s).numpy() - (b - 1) / (1 - v)
+    score = path.stick_scores(tensor(out), tensor(z), s).numpy() - (b - 1) / (1 - v)
     h, step = 2 / (1 + b), float(times[NODE] - times[NODE + 1])
     drift = h * (0.5 * ((1 - v) - b * v) - (1 - 2 * v) - v * (1 - v) * score)
     moved = v - drift * c * step
@@ -157,7 +156,7 @@ def test_a_mean_score_is_what_an_exact_network_answers() -> None:
     z, p, s = g.dirichlet(np.ones(K), size=N), g.dirichlet(np.ones(K), size=N), torch.full((N,), NODE / 256)
     v, tau = sticks_of(z), float(path.sticks.times[NODE])
     wanted = sum(p[:, [k]] * targets(path.sticks, v, tau, k) for k in range(K))
-    found = path.slopes(path.from_posterior(tensor(np.log(p)), tensor(z), s), tensor(z), s)
+    found = path.stick_scores(path.from_posterior(tensor(np.log(p)), tensor(z), s), tensor(z), s)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -200,7 +199,7 @@ def test_wright_fisher_step_without_noise() -> None:
     rates = (special.softmax(out, axis=-1) * z * slope / value)[0]
     step = float(path.times[400] - path.times[440])
     solved = integrate.solve_ivp(lambda _, y: rates - rates.sum() * y, (0, step), z[0], rtol=1e-10, atol=1e-12).y[:, -1]
-    found = path.moved(tensor(out), tensor(z), s, then, Given(np.zeros(2 * K)))
+    found = path.step(tensor(out), tensor(z), s, then, Given(np.zeros(2 * K)))
     np.testing.assert_allclose(found[0].numpy(), solved, rtol=1e-5, atol=1e-7)
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 import logosphere as ls
 from logosphere.processes.simplex.bfn import BFNPath
 from logosphere.processes.simplex.dirichlet import DirichletPath
-from logosphere.processes.simplex.geodesic import GeodesicPath
-from logosphere.processes.simplex.tangent_flow import TangentFlow
+from logosphere.processes.simplex.flow_matching import GeodesicPath, TangentFlow
 from logosphere.rng import GeneratorNoise, Noise, normal_rows
 
 N = 40
@@ -106,7 +105,7 @@ def test_bfn_flow_distribution() -> None:
     x, noise, t = g.integers(K, size=(N, 1)), g.normal(size=(N, 1, K)), g.uniform(size=(N, 1))
     beta = (0.5625 * t**2)[..., None]
     wanted = softmax(beta * (K * corners(x, K) - 1) + np.sqrt(beta * K) * noise)
-    close(BFNPath(K, 0.5625).at(tensor(corners(x, K)), tensor(t), Given(noise)), wanted)
+    close(BFNPath(K, 0.5625).q_sample(tensor(corners(x, K)), tensor(t), Given(noise)), wanted)
 
 
 def test_bfn_sampler_step() -> None:
@@ -116,7 +115,7 @@ def test_bfn_sampler_step() -> None:
     alpha = 0.5625 * (2 * i - 1) / n**2
     grown = theta * np.exp(alpha * (K * corners(k, K) - 1) + math.sqrt(alpha * K) * noise)
     s, then = np.full(N, (i - 1) / n), np.full(N, i / n)
-    found = BFNPath(K, 0.5625).moved(tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), Given(noise))
+    found = BFNPath(K, 0.5625).step(tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), Given(noise))
     close(found, grown / grown.sum(-1, keepdims=True))
 
 
@@ -156,9 +155,9 @@ def test_fisher_flow_forward_path() -> None:
 def test_statistical_flow_matching_starts() -> None:
     """√Dirichlet(1, …, 1): squares of coordinates are uniform on the simplex, so each is Beta(1, K - 1)."""
     K = 5
-    start = GeodesicPath(K, 1.0).start(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
+    start = GeodesicPath(K, 1.0).sample_prior(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
     assert stats.kstest(start[:, 0, 2].double().square().numpy(), stats.beta(1, K - 1).cdf).pvalue > 1e-3
-    sphere = GeodesicPath(K, 0.5).start(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
+    sphere = GeodesicPath(K, 0.5).sample_prior(3000, 1, GeneratorNoise(torch.Generator().manual_seed(1), 3000))
     assert stats.kstest(sphere[:, 0, 2].double().square().numpy(), stats.beta(0.5, (K - 1) / 2).cdf).pvalue > 1e-3
 
 
@@ -195,7 +194,7 @@ def test_fisher_flow_velocity_of_tokens() -> None:
     angle = np.arccos(z)
     logs = angle[..., None] * (np.eye(K) - z[..., None] * z[:, None]) / np.sin(angle)[..., None]  # [N, k, coordinate]
     wanted = np.einsum("nk,nkc->nc", p, logs) / (1 - r)
-    close(GeodesicPath(K).velocity(tensor(p), tensor(z), tensor(np.full(N, 2 * r))), wanted)
+    close(GeodesicPath(K).mean_velocity(tensor(p), tensor(z), tensor(np.full(N, 2 * r))), wanted)
     close(tangent_flow(K).logits(tensor(wanted), tensor(z), tensor(np.full(N, 1 - r))), np.log(p), atol=1e-4)
 
 
@@ -263,7 +262,7 @@ def test_dirichlet_velocity() -> None:
     z, p = g.dirichlet(np.ones(K), size=N), softmax(g.normal(size=(N, K)))
     factor = p * speed(z, alpha, K)
     wanted = factor - factor.sum(-1, keepdims=True) * z
-    found = path.flow(tensor(np.log(p)), tensor(z), tensor(np.full(N, node / 128))) / 7  # per unit of α
+    found = path.velocity(tensor(np.log(p)), tensor(z), tensor(np.full(N, node / 128))) / 7  # per unit of α
     np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4, atol=1e-4)
 
 
@@ -273,7 +272,7 @@ def test_dirichlet_forward_distribution() -> None:
     u = tensor(corners(np.full((n, 1), 2), K)).float()
     z = (
         dirichlet(K)
-        .at(u, torch.full((n, 1), 0.4), GeneratorNoise(torch.Generator().manual_seed(2), n))
+        .q_sample(u, torch.full((n, 1), 0.4), GeneratorNoise(torch.Generator().manual_seed(2), n))
         .double()
         .numpy()[:, 0]
     )
@@ -292,7 +291,7 @@ def test_dirichlet_surrogate_and_noisy_bound() -> None:
     found = dirichlet(K).elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4)
     noisy = DirichletPath(K, 8.0)
-    h = float(noisy.noise(s)[0])
+    h = float(noisy.noise_rate(s)[0])
     drifts = (factor + 0.5 * h * (alpha - 1))[..., None] * (np.eye(K) - z[:, None])
     missed = drifts[rows, x] - np.einsum("nk,nkc->nc", p, drifts)
     metric = np.stack([np.linalg.pinv(np.diag(row) - np.outer(row, row), rcond=1e-10) for row in z])
@@ -317,4 +316,4 @@ def test_dirichlet_euler_step() -> None:
     s = tensor(np.full(N, node / 128))
     found = path.euler(tensor(np.log(p)), tensor(z), s, s + step, Given())
     close(found, np.stack([nearest(row) for row in free]), atol=1e-7)
-    assert torch.equal(path.decided(tensor(np.log(p)), tensor(z), s), tensor(p.argmax(-1)))
+    assert torch.equal(path.final_token(tensor(np.log(p)), tensor(z), s), tensor(p.argmax(-1)))

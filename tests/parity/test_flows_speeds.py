@@ -17,7 +17,7 @@ import pytest
 import torch
 from scipy import special
 
-from logosphere.processes.simplex.dirichlet import DirichletPath, default_alpha, gauss_jacobi, speeds
+from logosphere.processes.simplex.dirichlet import DirichletPath, default_alpha, gauss_jacobi, speed_table
 
 TERMS = 40_000
 
@@ -46,7 +46,7 @@ def factor(num_classes: int, alpha: float, y: np.ndarray) -> np.ndarray:
 def test_the_table_has_six_digits_at_every_alpha(num_classes: int) -> None:
     alphas = torch.linspace(1, default_alpha(num_classes), 129, dtype=torch.float64)
     log_y = torch.linspace(-20, 0, 513, dtype=torch.float64)
-    rows = speeds(num_classes, alphas)
+    rows = speed_table(num_classes, alphas)
     assert rows.shape == (129, 513) and (rows > 0).all()
     some = torch.cat([torch.arange(0, 380, 54), torch.arange(380, 513, 12)])
     for alpha, row in zip(alphas.tolist(), rows, strict=True):
@@ -62,7 +62,7 @@ def test_the_table_agrees_with_mpmath(num_classes: int, alpha: float, place: int
         y, b = mpmath.exp(mpmath.mpf(-20) + mpmath.mpf(20) * place / 512), num_classes - 1
         slope = mpmath.diff(lambda a: mpmath.betainc(a, b, 0, y, regularized=True), mpmath.mpf(alpha))
         wanted = -slope * mpmath.beta(alpha, b) / ((1 - y) ** b * y**alpha)
-    found = speeds(num_classes, torch.tensor([alpha], dtype=torch.float64))[0, place]
+    found = speed_table(num_classes, torch.tensor([alpha], dtype=torch.float64))[0, place]
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
@@ -74,12 +74,12 @@ def test_a_factor_that_used_to_lose_its_digits() -> None:
 
 @pytest.mark.parametrize("num_classes", [230, 256, 2048, 50_257])
 def test_factors_of_many_tokens_are_positive_numbers(num_classes: int) -> None:
-    rows = speeds(num_classes, torch.linspace(1, default_alpha(num_classes), 33, dtype=torch.float64))
+    rows = speed_table(num_classes, torch.linspace(1, default_alpha(num_classes), 33, dtype=torch.float64))
     assert rows.isfinite().all() and (rows > 0).all()
 
 
 def test_the_last_entry_is_the_limit() -> None:
-    rows = speeds(27, torch.tensor([1.0, 4.0], dtype=torch.float64))[:, -1]
+    rows = speed_table(27, torch.tensor([1.0, 4.0], dtype=torch.float64))[:, -1]
     wanted = [(special.digamma(a + 26) - special.digamma(a)) / 26 for a in (1.0, 4.0)]
     np.testing.assert_allclose(rows.numpy(), wanted, rtol=1e-12)
 

@@ -14,17 +14,18 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.networks.self_conditioning import SelfConditioning
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
-from logosphere.processes.gaussian.updates import ancestral, ddim, renoised, wide
-from logosphere.processes.time_sampler import TrainingTimes
+from logosphere.processes.gaussian.diffusion import T_DECODE
+from logosphere.processes.gaussian.token import GaussianTokenDiffusion
+from logosphere.processes.gaussian.updates import ancestral, ancestral_large, ddim, q_sample
+from logosphere.processes.time_sampler import TimeSampler
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.gaussian import DPMSolverPP2M, ScoreTemperature
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 
 V, L, D = 7, 5, 4
 SIZE: dict[str, Any] = {"vocab_size": V, "length": L, "width": 16, "depth": 1, "heads": 2}
-LAST = 1 - FIRST
-"""Times of the package run from FIRST; those of the papers fill [0, 1] from there."""
+LAST = 1 - T_DECODE
+"""Times of the package run from T_DECODE; those of the papers fill [0, 1] from there."""
 
 
 class Given(Noise):
@@ -122,8 +123,8 @@ def sqrt_table(steps: int = 2000) -> tuple[np.ndarray, np.ndarray]:
 def test_plaid_schedule_and_forward(preset: str, gamma: Any) -> None:
     model = built("plaid", preset=preset)
     own = np.random.default_rng(1).uniform(0.01, 1, (6, L))
-    t = torch.from_numpy(FIRST + LAST * own).float()
-    own = (array(t) - FIRST) / LAST
+    t = torch.from_numpy(T_DECODE + LAST * own).float()
+    own = (array(t) - T_DECODE) / LAST
     g, _ = gamma(model, own)
     np.testing.assert_allclose(array(model.process.logsnr(t)), -g, rtol=1e-6)
     u, noise = at(2, 6, L, 16), Given(3)
@@ -148,7 +149,7 @@ def test_diffusion_lm_schedule() -> None:
     _, signal = sqrt_table()
     ours = process.schedule.logsnr(torch.arange(2000, dtype=torch.float64) / 1999)
     np.testing.assert_allclose(torch.sigmoid(ours).numpy(), signal, rtol=1e-8)
-    np.testing.assert_allclose(process.start.deviation, math.sqrt(1 - signal[0]), rtol=1e-8)
+    np.testing.assert_allclose(process.noisy_start.deviation, math.sqrt(1 - signal[0]), rtol=1e-8)
     back = process.schedule.time(ours)
     np.testing.assert_allclose(back.numpy(), np.arange(2000) / 1999, atol=1e-9)
 
@@ -156,7 +157,7 @@ def test_diffusion_lm_schedule() -> None:
 def test_cdcd_noise_levels() -> None:
     """z = x + t ε with t from 1 to 300 and |x|² = 256, scaled by 1/√(1 + t²)."""
     process = built("cdcd", preset="paper").process
-    alpha, sigma = (array(level)[:, 0] for level in process.levels(torch.tensor([FIRST, 1.0])))
+    alpha, sigma = (array(level)[:, 0] for level in process.alpha_sigma(torch.tensor([T_DECODE, 1.0])))
     np.testing.assert_allclose(sigma / alpha, [1, 300], rtol=1e-6)
     np.testing.assert_allclose(alpha, 1 / np.sqrt(1 + np.array([1.0, 300.0]) ** 2), rtol=1e-6)
     np.testing.assert_allclose((array(process.codec.table()) ** 2).sum(-1), 256, rtol=1e-6)
@@ -170,17 +171,17 @@ def test_plaid_bound(preset: str, gamma: Any) -> None:
     """½ e^{-γ} γ' |e - Σ p_k e_k|², the cross-entropy at γ_0, and the KL at γ_1."""
     model = built("plaid", preset=preset).eval()
     process, rng = model.process, np.random.default_rng(4)
-    t = torch.from_numpy(FIRST + LAST * rng.uniform(0.01, 1, 40)).float()
-    t[:10] = FIRST
+    t = torch.from_numpy(T_DECODE + LAST * rng.uniform(0.01, 1, 40)).float()
+    t[:10] = T_DECODE
     tokens = rng.integers(V, size=40)
     rows = array(process.codec.weight)
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     u, z, out = process.codec.rows(torch.from_numpy(tokens)), at(5, 40, 16), at(6, 40, V)
-    g, slope = gamma(model, (array(t) - FIRST) / LAST)
+    g, slope = gamma(model, (array(t) - T_DECODE) / LAST)
     p = softmax(array(out))
     diffusion = 0.5 * np.exp(-g) * slope / LAST * ((rows[tokens] - p @ rows) ** 2).sum(-1)
     reading = -np.log(p[np.arange(40), tokens])
-    close(process.elbo_rate(out, u, z, t), np.where(array(t) <= float(np.float32(FIRST)), reading, diffusion), 1e-5)
+    close(process.elbo_rate(out, u, z, t), np.where(array(t) <= float(np.float32(T_DECODE)), reading, diffusion), 1e-5)
     high = sigmoid(array(process.schedule.ends)[1])  # α² at the noisy end
     kl = 0.5 * (high * (rows[tokens] ** 2) + (1 - high) - 1 - np.log(1 - high)).sum(-1)
     close(process.prior_kl(u[None])[0], kl, 1e-5)
@@ -193,7 +194,7 @@ def test_plaid_output_prior_and_its_warmup() -> None:
     rows = array(process.codec.weight)
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     z, out, t = at(7, 9, 16), at(8, 9, V), at(9, 9, low=0.1, high=0.9)
-    g, _ = published_network(model, (array(t) - FIRST) / LAST)
+    g, _ = published_network(model, (array(t) - T_DECODE) / LAST)
     along = (np.sqrt(sigmoid(-g)) / sigmoid(g))[:, None] * (array(z) @ rows.T)
     for step, scale in ((0, 0.0), (1250, 0.25), (5000, 1.0), (50000, 1.0)):
         process.train().on_step_start(step / 92000)
@@ -205,8 +206,8 @@ def test_squared_errors_of_bits_have_the_same_bound() -> None:
     """-½ dSNR/dt |u - x̂|² for bits, by a difference quotient of the published SNR."""
     process = built("bit-diffusion", preset="paper").process.eval()
     own = np.random.default_rng(10).uniform(0.05, 0.95, 30)
-    t = torch.from_numpy(FIRST + LAST * own).float()
-    own = (array(t) - FIRST) / LAST
+    t = torch.from_numpy(T_DECODE + LAST * own).float()
+    own = (array(t) - T_DECODE) / LAST
     u, out = at(11, 30, 3).sign(), at(12, 30, 3)
 
     def snr(x: np.ndarray) -> np.ndarray:
@@ -222,11 +223,11 @@ def test_squared_errors_of_bits_have_the_same_bound() -> None:
 NOW, THEN = np.array([[-3.0], [0.4], [2.0]]), np.array([[-2.5], [0.5], [6.0]])
 
 
-@pytest.mark.parametrize("name", ["ancestral", "wide", "ddim", "renoised"])
+@pytest.mark.parametrize("name", ["ancestral", "ancestral_large", "ddim", "q_sample"])
 def test_steps(name: str) -> None:
     """DDPM in ᾱ and β (Ho et al. 2020, both variances), DDIM (Song et al. 2020), q-sampling."""
     z, clean, noise = at(14, 3, D), at(15, 3, D), Given(16)
-    move = {"ancestral": ancestral, "wide": wide, "ddim": ddim, "renoised": renoised}[name]
+    move = {"ancestral": ancestral, "ancestral_large": ancestral_large, "ddim": ddim, "q_sample": q_sample}[name]
     ours = move(clean, z, torch.from_numpy(NOW), torch.from_numpy(THEN), noise)
     now, then = sigmoid(NOW), sigmoid(THEN)  # ᾱ_t and ᾱ_{t-1}
     beta, x, x0 = 1 - now / then, array(z), array(clean)
@@ -234,10 +235,10 @@ def test_steps(name: str) -> None:
     mean = (x - beta / np.sqrt(1 - now) * eps) / np.sqrt(1 - beta)
     if name == "ddim":
         close(ours, np.sqrt(then) * x0 + np.sqrt(1 - then) * eps, 2e-6)
-    elif name == "renoised":
+    elif name == "q_sample":
         close(ours, np.sqrt(then) * x0 + np.sqrt(1 - then) * noise.drawn[0], 2e-6)
     else:
-        variance = beta if name == "wide" else beta * (1 - then) / (1 - now)
+        variance = beta if name == "ancestral_large" else beta * (1 - then) / (1 - now)
         close(ours, mean + np.sqrt(variance) * noise.drawn[0], 2e-6)
 
 
@@ -252,11 +253,11 @@ def test_dpm_solver_2m() -> None:
     before = None
     for i, out in enumerate(answers):
 
-        def evaluate(z: Tensor, t: Tensor, where: Tensor, denoiser: Any = None, out: Tensor = out) -> Tensor:
+        def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None, out: Tensor = out) -> Tensor:
             return out[where]
 
         t, s = torch.full((2, L), times[i]), torch.full((2, L), times[i + 1])
-        z = stepper(process, evaluate, z, t, s, Given())
+        z = stepper(process, ask, z, t, s, Given())
         clean, h = softmax(array(out)), half[i + 1] - half[i]
         aim = clean
         if before is not None:
@@ -270,9 +271,9 @@ def test_dpm_solver_2m() -> None:
 
 def test_score_temperature() -> None:
     """ε̂/0.9 in place of ε̂."""
-    process: Gaussian = built("plaid").process
+    process: GaussianTokenDiffusion = built("plaid").process
     z, out, t = at(30, 8, 16), at(31, 8, V), at(32, 8, low=0.1, high=0.9)
-    g, _ = straight(built("plaid"), (array(t) - FIRST) / LAST)
+    g, _ = straight(built("plaid"), (array(t) - T_DECODE) / LAST)
     alpha, sigma = np.sqrt(sigmoid(-g))[:, None], np.sqrt(sigmoid(g))[:, None]
     clean = softmax(array(out)) @ array(process.codec.table())
     eps = (array(z) - alpha * clean) / sigma / 0.9
@@ -310,7 +311,7 @@ def test_time_warp() -> None:
     """Draws follow the fall of the cross-entropy: F(t) = H(t)/H is uniform, but for floors of 8% and 2%."""
     steps = 128
     even = torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64)
-    clock = TrainingTimes(even, warped=True).train()
+    clock = TimeSampler(even, entropy_warp=True).train()
     middle = (np.arange(steps) + 0.5) / steps  # step 0 is the noisy end
     fall = np.exp(-0.5 * ((middle - 0.6) / 0.15) ** 2)
     entropy = 3 * (1 - np.cumsum(fall) / fall.sum())
@@ -325,8 +326,8 @@ def test_time_warp() -> None:
 def test_published_time_warp() -> None:
     """F(t_w) is linear in w: draws fall on equal parts of the cross-entropy, but for 0.001 nats in each of 100 bins."""
     steps = 100
-    clock = TrainingTimes(
-        torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), warped=True, bare=True, bins=100
+    clock = TimeSampler(
+        torch.full((steps + 1,), 1 / (steps + 1), dtype=torch.float64), entropy_warp=True, pure_warp=True, bins=100
     )
     middle = (np.arange(steps) + 0.5) / steps
 
@@ -337,7 +338,7 @@ def test_published_time_warp() -> None:
     clock.observe(torch.arange(steps), torch.ones(steps), torch.from_numpy(entropy(middle)))
     clock.update_statistics()
     w = torch.from_numpy((np.arange(1000) + 0.5) / 1000)
-    step, share, weight = clock.within(w)
+    step, share, weight = clock.sample_interval(w)
     x = (step + share).numpy() / steps
     floor = 1e-3 * steps
     along = (entropy(np.array(0.0)) - entropy(x) + floor * x) / (
@@ -349,7 +350,7 @@ def test_published_time_warp() -> None:
 def test_split_clock() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
-    clock = TrainingTimes(torch.full((129,), 1 / 129, dtype=torch.float64), split=True)
+    clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), separate_last=True)
     assert clock.eval().probabilities()[-1] == 1 / 8
     step = torch.arange(128).repeat(200)
     nats = torch.from_numpy(rng.gamma(2.0, 1.5, len(step)) * (1 + step.numpy() / 64))

@@ -19,7 +19,7 @@ from logosphere.errors import UserError
 from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
 from logosphere.networks.transformer import FullTransformer
 from logosphere.presets import presets
-from logosphere.processes.gaussian.diffusion import FIRST
+from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import CounterNoise, Noise
 from logosphere.sampling.registry import sampler
 from logosphere.types import Batch
@@ -110,7 +110,7 @@ def test_diffusion_lm_loss() -> None:
     z, t, _ = process.sample_zt(u, w, free, noise)
     signal = kept[index][:, None, None]
     close(z, np.sqrt(signal) * x0 + np.sqrt(1 - signal) * noise.normals[1])
-    assert bool((t[-1] == FIRST).all()) and bool((t[:-1] > FIRST).all())
+    assert bool((t[-1] == T_DECODE).all()) and bool((t[:-1] > T_DECODE).all())
     out = torch.randn(6 * L, d, generator=generator(3))
     flat = u.flatten(0, 1), z.flatten(0, 1), t.flatten()
     nats = process.elbo_rate(out, *flat)
@@ -134,7 +134,7 @@ def test_diffusion_lm_bound_is_one() -> None:
     x0 = rows[x] + s0 * np.random.default_rng(8).standard_normal((n, d))
     guess = torch.randn(n, d, generator=generator(9))
     u = torch.from_numpy(np.concatenate([rows[x], x0], -1)).float()
-    ours = process.elbo_rate(guess, u, torch.zeros(n, d), torch.full((n,), FIRST))
+    ours = process.elbo_rate(guess, u, torch.zeros(n, d), torch.full((n,), T_DECODE))
     s2 = s0**2 * s0**2 / (s0**2 + (1 - s0**2) * s0**2)
     logits = x0 @ rows.T
     reading = np.log(np.exp(logits).sum(-1)) - logits[np.arange(n), x]
@@ -284,7 +284,7 @@ def test_plaid_sampler() -> None:
     process, noise = model.process, Recorded(50)
     stepper = sampler("plaid", model).stepper
     grid = process.grid(5)
-    torch.testing.assert_close(grid[:-1], FIRST + (1 - FIRST) * torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]))
+    torch.testing.assert_close(grid[:-1], T_DECODE + (1 - T_DECODE) * torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]))
     z, out = torch.randn(2, L, 16, generator=generator(51)), torch.randn(2, L, V, generator=generator(52))
 
     def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None) -> Tensor:
@@ -348,7 +348,7 @@ def test_bit_diffusion_loss_and_sampler() -> None:
     w = torch.from_numpy(np.linspace(0.001, 0.999, 500))[:, None]
     u = process.codec.encode(torch.randint(8, (500, L), generator=generator(81)))
     t = process.sample_zt(u, w, torch.ones(500, L, dtype=torch.bool), noise).t[:, 0]
-    np.testing.assert_allclose((array(t) - FIRST) / (1 - FIRST), 1 - array(w)[:, 0], atol=1e-6)
+    np.testing.assert_allclose((array(t) - T_DECODE) / (1 - T_DECODE), 1 - array(w)[:, 0], atol=1e-6)
     x, z, out = u[:6, 0], torch.zeros(6, 3), 2 * torch.randn(6, 3, generator=generator(82))
     t = torch.linspace(0.1, 0.9, 6)
     close(
@@ -358,13 +358,15 @@ def test_bit_diffusion_loss_and_sampler() -> None:
     stepper = sampler("bit-diffusion", model).stepper
     z, s = torch.randn(6, 1, 3, generator=generator(83)), torch.full((6, 1), 0.4)
     moved = stepper(process, lambda z, t, where, of=None: out, z, torch.full((6, 1), 0.5), s, noise)
-    own = (np.array([0.5, 0.4], dtype=np.float32).astype(float) - FIRST) / (1 - FIRST)
+    own = (np.array([0.5, 0.4], dtype=np.float32).astype(float) - T_DECODE) / (1 - T_DECODE)
     now, then = np.cos(math.pi / 2 * (own + 0.0002) / 1.00025) ** 2
     clean = np.clip(array(out), -1, 1)
     alpha, eps = now / then, (array(z)[:, 0] - math.sqrt(now) * clean) / math.sqrt(1 - now)
     mean = (array(z)[:, 0] - (1 - alpha) / math.sqrt(1 - now) * eps) / math.sqrt(alpha)
     close(moved[:, 0], mean + math.sqrt(1 - alpha) * noise.normals[-1].reshape(6, 3), 2e-5)
-    ended = stepper(process, lambda z, t, where, of=None: out, z, torch.full((6, 1), FIRST), torch.zeros(6, 1), noise)
+    ended = stepper(
+        process, lambda z, t, where, of=None: out, z, torch.full((6, 1), T_DECODE), torch.zeros(6, 1), noise
+    )
     close(ended[:, 0], np.where(array(out) > 0, 1.0, -1.0))
 
 

@@ -14,7 +14,7 @@ from toy_languages import generator
 
 import logosphere as ls
 from logosphere.model import Model
-from logosphere.processes.gaussian.diffusion import FIRST
+from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.registry import sampler
 
@@ -58,12 +58,12 @@ def ends(name: str, preset: str) -> tuple[float, float]:
 
 def package_time(t: np.ndarray, name: str, preset: str) -> torch.Tensor:
     begins, last = ends(name, preset)
-    return torch.from_numpy(FIRST + (1 - FIRST) * (t - begins) / (last - begins))
+    return torch.from_numpy(T_DECODE + (1 - T_DECODE) * (t - begins) / (last - begins))
 
 
 def schedule_time(t: torch.Tensor, name: str, preset: str) -> np.ndarray:
     begins, last = ends(name, preset)
-    return begins + (last - begins) * (t.double().numpy() - FIRST) / (1 - FIRST)
+    return begins + (last - begins) * (t.double().numpy() - T_DECODE) / (1 - T_DECODE)
 
 
 def draws(name: str, preset: str, n: int = 64) -> tuple[np.ndarray, torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
@@ -90,15 +90,15 @@ def test_the_schedule_is_the_published_one(name: str, preset: str) -> None:
     begins, last = ends(name, preset)
     t = np.linspace(begins, min(last, 0.999), 200)[1:-1]
     a2 = signal(t, D[name])
-    found = built(name, preset).process.path.logsnr(package_time(t, name, preset)).numpy()
+    found = built(name, preset).process.logsnr(package_time(t, name, preset)).numpy()
     np.testing.assert_allclose(found, np.log(a2) - np.log1p(-a2), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_path_of_the_preset_has_the_published_ends(name: str) -> None:
     high, low = ENDS[name]
-    path = built(name, "paper").process.path
-    first, last = path.logsnr(torch.tensor([FIRST, 1.0], dtype=torch.float64)).tolist()
+    path = built(name, "paper").process
+    first, last = path.logsnr(torch.tensor([T_DECODE, 1.0], dtype=torch.float64)).tolist()
     assert first == pytest.approx(high, abs=1e-9) and last == pytest.approx(-math.inf if low is None else low, abs=1e-9)
     if name == "tencdm":  # eps = 0.001 of its decoder
         assert time_at(first, 9) == pytest.approx(0.001, rel=1e-5)
@@ -166,7 +166,7 @@ def test_the_integrand_of_the_bound(name: str, preset: str) -> None:
     t = draws(name, preset)[0]
     begins, last = ends(name, preset)
     tan = np.tan(np.pi * t / 2)
-    falls = np.pi * (1 + tan**2) / (D[name] ** 2 * tan**3) * (last - begins) / (1 - FIRST)
+    falls = np.pi * (1 + tan**2) / (D[name] ** 2 * tan**3) * (last - begins) / (1 - T_DECODE)
     width = built(name, preset).process.codec.features
     np.testing.assert_allclose(nats, 0.5 * falls * error * width, rtol=2e-5)
 

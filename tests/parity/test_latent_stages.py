@@ -12,7 +12,7 @@ import logosphere as ls
 from logosphere.autoencoders import pretrained
 from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.model import Model
-from logosphere.processes.gaussian.diffusion import FIRST
+from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import GeneratorNoise
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
@@ -165,10 +165,10 @@ def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch:
         seen.append(t[:, 0].double().numpy())
         return u
 
-    monkeypatch.setattr(model.process.path, "corrupt", corrupt)
-    model.process._blurred(torch.zeros(200, LENGTH, 8), GeneratorNoise(generator(4), 200))
+    monkeypatch.setattr(model.process, "corrupt", corrupt)
+    model.process._corrupt_for_decoder(torch.zeros(200, LENGTH, 8), GeneratorNoise(generator(4), 200))
     begins = 2 / math.pi * math.atan(math.exp(-8.5179 / 2) / 9)
-    found = begins + (1 - begins) * (seen[0] - FIRST) / (1 - FIRST)
+    found = begins + (1 - begins) * (seen[0] - T_DECODE) / (1 - T_DECODE)
     expected = 0.001 + 0.149 * GeneratorNoise(generator(4), 200).uniform(200, 1)[:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
@@ -176,8 +176,8 @@ def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch:
 @pytest.mark.parametrize("name", ["ld4lg", "planner", "cosmos"])
 def test_other_decoders_of_the_presets_read_latents_without_noise(name: str) -> None:
     process = built(name).process
-    _, sigma = process.path.levels(torch.tensor([process.reach]))
-    assert process.reach == FIRST and float(sigma) < 1e-3
+    _, sigma = process.alpha_sigma(torch.tensor([process.max_decode_time]))
+    assert process.max_decode_time == T_DECODE and float(sigma) < 1e-3
 
 
 # ---- self-conditioning ----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_the_estimate_of_ld4lg_is_brought_back_to_the_sphere() -> None:
     out, z = rng.normal(size=(2, 5, 8, 64)).astype(np.float32).astype(np.float64)
     t = torch.full((5, 8), 0.5)
     begins = 2 / math.pi * math.atan(math.exp(-7.5))
-    angle = math.pi / 2 * (begins + (1 - 2 * begins) * (0.5 - FIRST) / (1 - FIRST))
+    angle = math.pi / 2 * (begins + (1 - 2 * begins) * (0.5 - T_DECODE) / (1 - T_DECODE))
     clean = math.cos(angle) * z - math.sin(angle) * out
     expected = 8 * clean / np.linalg.norm(clean, axis=-1, keepdims=True)
     found = process.estimate(torch.from_numpy(out).float(), torch.from_numpy(z).float(), t)

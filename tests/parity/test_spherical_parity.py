@@ -20,7 +20,7 @@ from logosphere.geometry.bridge_tables import normal_parameters
 from logosphere.geometry.bridges import Law
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
-from logosphere.processes.time_sampler import rdlm_importance_density, rdlm_time, rdlm_time_density
+from logosphere.processes.spherical.times import rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.rng import GeneratorNoise, Noise
 from logosphere.sampling.steppers import GeodesicRandomWalk
 
@@ -206,10 +206,10 @@ def test_times_of_training_and_of_values() -> None:
     """One time a sequence: within the window and weighted in training, (1 - 10⁻⁴) w and unweighted in values."""
     _, process = paper()
     free, w = torch.ones(64, 4, dtype=torch.bool), (torch.arange(64)[:, None] + 0.5) / 64
-    t, weight = process.eval()._times(w, free, GeneratorNoise(torch.Generator().manual_seed(0), 64))
+    t, weight = process.eval()._sample_times(w, free, GeneratorNoise(torch.Generator().manual_seed(0), 64))
     torch.testing.assert_close(1 - t, ((1 - 1e-4) * w).expand(64, 4), atol=1e-6, rtol=0)
     assert (weight == 1).all()
-    t, weight = process.train()._times(w, free, GeneratorNoise(torch.Generator().manual_seed(0), 64))
+    t, weight = process.train()._sample_times(w, free, GeneratorNoise(torch.Generator().manual_seed(0), 64))
     assert (t == t[:, :1]).all() and t[:, 0].unique().numel() == 64
     inside = (1 - t > 0.3) & (1 - t < 0.6)
     assert inside.float().mean() > 0.95

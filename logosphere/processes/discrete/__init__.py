@@ -1,1 +1,1 @@
-"""Discrete diffusion: masked, uniform, hybrid and ordinal noise, and the single-step process of autoregressive models."""
+"""Discrete diffusion: masks, random tokens, both, ordinal noise, and the single step of autoregressive models."""

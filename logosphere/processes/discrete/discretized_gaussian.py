@@ -1,9 +1,9 @@
 """Diffusion of ordered tokens: noise moves a value to its neighbours (Austin et al. 2021, D3PM, appendix A.2.3).
 
-    Q_t(i, j) ∝ exp(-4 (i - j)² / ((V - 1)² β_t))  for i ≠ j;   what is missing to 1 stays where it is
+    Q_t(i, j) ∝ exp(-4 (i - j)² / ((V - 1)² β_t))  for i ≠ j;   the rest of each row is on the diagonal
 
-The matrices are symmetric, so that their product Q̄_t = Q_1 ⋯ Q_t tends to the uniform law. They do not commute and
-have no closed form: this is the one process that keeps V × V matrices, one for each of T steps.
+The matrices are symmetric, so that their product Q̄_t = Q_1 ⋯ Q_t tends to the uniform distribution. They do not commute
+and have no closed form, so this process stores V × V matrices, one for each of T steps.
 """
 
 import math
@@ -17,27 +17,25 @@ from logosphere.errors import UserError, suggest
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.capabilities import DiscreteTransitions
 from logosphere.processes.discrete.parameterization import cross_entropy
-from logosphere.processes.training_times import LOW_VARIANCE, TrainingTimes
+from logosphere.processes.time_sampler import LOW_VARIANCE, TrainingTimes
 from logosphere.rng import Noise, categorical
 from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
-MOST = 1 << 28
-"""Numbers in all matrices together: one GiB in float32."""
-STUCK = 0.9
-"""A chain that keeps more than this fraction of a value's information has no way back from noise to data."""
+MAX_ENTRIES = 1 << 28
+"""The number of entries of all matrices together: one GiB in float32."""
+MAX_INFORMATION = 0.9
+"""The largest fraction of a value's information that may be left at the end of a chain."""
 TINY = 1e-30
-"""Products of small probabilities below this count as this, so that logarithms stay finite."""
-
-
+"""Lower limit of probabilities, so that their logarithms are finite."""
 WIDTHS = ("variance", "formula")
 
 
 def step_weights(vocab_size: int, steps: int, widths: str = "variance") -> Float[Tensor, "T D"]:
-    """How likely each difference -(V-1) … V-1 is in each step: exp(-4 d²/((V - 1)² β)), normalised.
+    """The probability of each difference -(V-1) … V-1 in each step: exp(-4 d²/((V - 1)² β)), normalised.
 
-    D3PM has β from 1e-4 to 0.02 in 1000 steps; chains of fewer steps take proportionally larger ones. That is a
-    variance of (V - 1)² β/8 where values are many. Where they are few, the formula moves nothing for most of the chain;
-    therefore the variance is given by default and the width found by bisection. widths="formula" is as published.
+    D3PM has β from 1e-4 to 0.02 in 1000 steps; chains of fewer steps have proportionally larger ones. For many values
+    that is a variance of (V - 1)² β/8. For few values most steps of the formula change nothing, so by default each
+    step has this variance, and the width is found by bisection. widths="formula" is as published.
     """
     if widths not in WIDTHS:
         raise UserError(f"There are no widths '{widths}'.{suggest(widths, WIDTHS)}")
@@ -56,8 +54,8 @@ def step_weights(vocab_size: int, steps: int, widths: str = "variance") -> Float
     return weights
 
 
-def transition(weights: Float[Tensor, " D"]) -> Float[Tensor, "V V"]:
-    """Q of one step: the weight of the difference, and on the diagonal what is missing to 1."""
+def transition_matrix(weights: Float[Tensor, " D"]) -> Float[Tensor, "V V"]:
+    """Q of one step: the weight of the difference, and on the diagonal the rest to 1."""
     vocab_size = (len(weights) + 1) // 2
     i = torch.arange(vocab_size, device=weights.device)
     matrix = weights[i[:, None] - i + vocab_size - 1].fill_diagonal_(0)
@@ -65,10 +63,10 @@ def transition(weights: Float[Tensor, " D"]) -> Float[Tensor, "V V"]:
 
 
 class DiscretizedGaussian(Process, DiscreteTransitions):
-    """A chain of T steps with discretised Gaussian noise; the end is compared with the uniform law, and counted.
+    """A chain of T steps with discretised Gaussian noise and a uniform prior, whose KL divergence is part of the bound.
 
-    `decode_from_network`: the last step, and the cross-entropy in the loss, take the network's own distribution x̂ (D3PM's
-    code) instead of the posterior ∝ x̂ q(z | x).
+    `decode_from_network`: the last step, and the cross-entropy in the loss, use the network's own distribution x̂
+    (D3PM's code) instead of the posterior ∝ x̂ q(z | x).
     """
 
     kind: Kind = "bound"
@@ -91,10 +89,11 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
         if timesteps < 1:
             raise UserError(f"timesteps must be at least 1, not {timesteps}.")
         if hybrid < 0:
-            raise UserError(f"The share of cross-entropy (hybrid) must not be negative, but is {hybrid}.")
-        if timesteps * vocab_size**2 > MOST:
+            raise UserError(f"The weight of the cross-entropy (hybrid) must be at least 0, not {hybrid}.")
+        if timesteps * vocab_size**2 > MAX_ENTRIES:
             raise UserError(
-                f"{timesteps} matrices of {vocab_size} × {vocab_size} do not fit; take fewer timesteps or tokens."
+                f"{timesteps} matrices of {vocab_size} × {vocab_size} have more than {MAX_ENTRIES} entries; "
+                "use fewer timesteps or tokens."
             )
         self.codec: TokenCodec = TokenCodec(vocab_size, mask=False)
         self.vocab_size, self.timesteps, self.hybrid = vocab_size, timesteps, hybrid
@@ -103,18 +102,18 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
         self.register_buffer("weights", step_weights(vocab_size, timesteps, widths), persistent=False)
         product, products = torch.eye(vocab_size).double(), torch.empty(timesteps + 1, vocab_size, vocab_size)
         products[0] = product
-        for place, weights in enumerate(self.weights, start=1):
-            product = product @ transition(weights)
-            products[place] = product
+        for step, weights in enumerate(self.weights, start=1):
+            product = product @ transition_matrix(weights)
+            products[step] = product
         self.register_buffer("products", products, persistent=False)
-        if widths == "formula" and float(self._kept().max()) > STUCK * math.log(vocab_size):
+        if widths == "formula" and float(self._prior_information().max()) > MAX_INFORMATION * math.log(vocab_size):
             raise UserError(
-                f"The published steps of d3pm-gaussian move nothing where there are only {vocab_size} values (they "
-                "are for 256); use widths=variance, or at least 7 tokens."
+                f"The published steps of d3pm-gaussian (for 256 values) change almost nothing with {vocab_size}; "
+                "use widths=variance, or at least 7 tokens."
             )
 
-    def _place(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
-        """The step of a time; times between two steps belong to the later one."""
+    def _step_of(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
+        """The index of a time; times between two steps belong to the later one."""
         return (t.double() * self.timesteps - 1e-4).ceil().long().clamp(0, self.timesteps)
 
     # ---- forward ---------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
         return (noise.uniform(batch, length) * self.vocab_size).long().clamp_max(self.vocab_size - 1)
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
-        return categorical(self.products[self._place(t), u].log(), noise.uniform(*u.shape))
+        return categorical(self.products[self._step_of(t), u].log(), noise.uniform(*u.shape))
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
         if self.training and torch.is_grad_enabled():
@@ -134,67 +133,65 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
         """log q(z_t | x = k), at least -MAX_LOGIT: Q̄ is symmetric step by step, but not as a product."""
-        return self.products.transpose(1, 2)[self._place(t), z].log().clamp_min(-MAX_LOGIT)
+        return self.products.transpose(1, 2)[self._step_of(t), z].log().clamp_min(-MAX_LOGIT)
 
     # ---- the bound --------------------------------------------------------------------------------------------
 
     def elbo_rate(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """T·KL(q(z_s | z_t, x) || p(z_s | z_t)); the last step is the cross-entropy (D3PM eq. 1)."""
-        place = self._place(t)
-        last = place <= 1
-        both = torch.stack([F.one_hot(u, self.vocab_size).to(out.dtype), self._context(out, z, t)])
-        log_q, log_p = self._log_transition(both, z, place.clamp_min(2), (place - 1).clamp_min(1))
-        step = torch.where(log_q > -MAX_LOGIT, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
-        return self.timesteps * torch.where(last, cross_entropy(self._read(out, z, t), u), step)
+        step = self._step_of(t)
+        last = step <= 1
+        both = torch.stack([F.one_hot(u, self.vocab_size).to(out.dtype), self.context_probs(out, z, t)])
+        log_q, log_p = self._log_step(both, z, step.clamp_min(2), (step - 1).clamp_min(1))
+        kl = torch.where(log_q > -MAX_LOGIT, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
+        return self.timesteps * torch.where(last, cross_entropy(self._decode_logits(out, z, t), u), kl)
 
-    def _read(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+    def _decode_logits(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
         """Logits of the distribution from which the last step draws the token."""
         return out - self.log_likelihood(z, t).to(out.dtype) if self.decode_from_network else out
 
-    def _context(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
-        """x̂ ∝ p(x | z) / q(z | x)."""
+    def context_probs(self, out: Logits, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... V"]:
+        """x̂ ∝ p(x | z) / q(z | x): the prediction from the other positions alone."""
         return (out - self.log_likelihood(z, t).to(out.dtype)).softmax(-1)
 
-    def _log_transition(
-        self, x: Float[Tensor, "n ... V"], z: State, late: State, early: State
-    ) -> Float[Tensor, "n ... V"]:
-        """log q(z_s = k | z_t, x) = log q(z_t | z_s = k) + log q(z_s = k | x), normalised, for n laws x over tokens."""
-        here, jump = torch.empty_like(x), torch.empty_like(x[0])
+    def _log_step(self, x: Float[Tensor, "n ... V"], z: State, late: State, early: State) -> Float[Tensor, "n ... V"]:
+        """log q(z_s = k | z_t, x) = log q(z_t | z_s = k) + log q(z_s = k | x), normalised, for n distributions x."""
+        marginal, kernel = torch.empty_like(x), torch.empty_like(x[0])
         for t, s in {*zip(late.flatten().tolist(), early.flatten().tolist(), strict=True)}:
             rows = (late == t) & (early == s)
-            here[:, rows] = x[:, rows] @ self.products[s].to(x.dtype)
-            jump[rows] = self._between(s, t).to(x.dtype).T[z[rows]]
-        return (here.clamp_min(TINY).log() + jump.clamp_min(TINY).log()).log_softmax(-1)
+            marginal[:, rows] = x[:, rows] @ self.products[s].to(x.dtype)
+            kernel[rows] = self._kernel(s, t).to(x.dtype).T[z[rows]]
+        return (marginal.clamp_min(TINY).log() + kernel.clamp_min(TINY).log()).log_softmax(-1)
 
-    def _between(self, s: int, t: int) -> Float[Tensor, "V V"]:
+    def _kernel(self, s: int, t: int) -> Float[Tensor, "V V"]:
         """q(z_t | z_s), the product of the steps between."""
         product = torch.eye(self.vocab_size, dtype=torch.float64, device=self.weights.device)
         for weights in self.weights[s:t]:
-            product = product @ transition(weights)
+            product = product @ transition_matrix(weights)
         return product
 
-    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+    def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """T·KL_t + T λ CE, which is T times D3PM's KL_t + λ CE (eq. 5)."""
         if not self.hybrid:
-            return nats
-        return nats + self.timesteps * self.hybrid * cross_entropy(self._read(out, z, t), u)
+            return rate
+        return rate + self.timesteps * self.hybrid * cross_entropy(self._decode_logits(out, z, t), u)
 
     def prior_kl(self, u: State) -> Float[Tensor, "B M"]:
-        """KL(q(z_1 | x) || uniform), which depends on where x lies."""
-        return self._kept().float().to(u.device)[u]
+        """KL(q(z_1 | x) || uniform), which depends on x."""
+        return self._prior_information().float().to(u.device)[u]
 
-    def _kept(self) -> Float[Tensor, " V"]:
-        """What the end of the chain still says of each value, in nats."""
-        law = self.products[-1].double().clamp_min(TINY)
-        return (law * (law * self.vocab_size).log()).sum(1).clamp_min(0)
+    def _prior_information(self) -> Float[Tensor, " V"]:
+        """KL(q(z_1 | x) || uniform) of each value x, in nats."""
+        end = self.products[-1].double().clamp_min(TINY)
+        return (end * (end * self.vocab_size).log()).sum(1).clamp_min(0)
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def log_transition(
         self, out: Logits, z: State, t: Float[Tensor, "..."], s: Float[Tensor, "..."]
     ) -> Float[Tensor, "... K"]:
-        context = self._context(out, z, t)
-        step = self._log_transition(context[None], z, self._place(t), self._place(s))[0]
+        context = self.context_probs(out, z, t)
+        step = self._log_step(context[None], z, self._step_of(t), self._step_of(s))[0]
         return torch.where(s[..., None] > 0, step, context.log()) if self.decode_from_network else step
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:

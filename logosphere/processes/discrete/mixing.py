@@ -1,20 +1,22 @@
-"""Noise laws of discrete diffusion: what takes the place of a token.
+"""Mixing distributions of discrete diffusion: what replaces a token.
 
     q(z_t | x) = a_t [z = x] + b_t(z)
 
-Every b_t here is flat: u_t on each of the V tokens and m_t on the mask, so that two numbers tell all and nothing costs
-more than O(V). Masked diffusion has u = 0, uniform diffusion m = 0, GIDD both. Jumps between two times (s < t) have
+Every b_t here is flat: u_t on each of the V tokens and m_t on the mask, so that all formulas cost O(V). Masked
+diffusion has u = 0, uniform diffusion m = 0, GIDD both. The kernel between two times s < t is
 
     q(z_t | z_s) = (a_t/a_s) [z_t = z_s] + b_ts(z_t),   b_ts = b_t - (a_t/a_s) b_s
 
-and in continuous time every state jumps to z at the rate r_t(z) = b'_t(z) - (a'_t/a_t) b_t(z), wherever it stands.
+and in continuous time every state jumps to z at the rate r_t(z) = b'_t(z) - (a'_t/a_t) b_t(z), whatever it is.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.errors import UserError
@@ -27,12 +29,12 @@ States = Int64[Tensor, "..."]
 
 
 class MixingDistribution(ABC):
-    """Where the mass 1 - a_t goes, and at which rate."""
+    """How the mass 1 - a_t is distributed over states, and the jump rates."""
 
-    hides: bool
-    """Is there a mask, the state V?"""
-    spreads: bool
-    """Can a token turn into another token?"""
+    has_mask: bool
+    """Whether there is a mask, the state V."""
+    has_uniform: bool
+    """Whether a token can be replaced by another token."""
     schedule: Schedule
 
     def __init__(self, vocab_size: int):
@@ -41,19 +43,19 @@ class MixingDistribution(ABC):
         self.vocab_size = vocab_size
 
     @abstractmethod
-    def token(self, t: Number) -> Number:
+    def uniform_mass(self, t: Number) -> Number:
         """u_t = b_t(k), the same for every token k."""
 
     @abstractmethod
-    def hidden(self, t: Number) -> Number:
+    def mask_mass(self, t: Number) -> Number:
         """m_t = b_t(mask)."""
 
     @abstractmethod
-    def token_rate(self, t: Number) -> Number:
+    def uniform_rate(self, t: Number) -> Number:
         """r_t(k): jumps per unit time to each token."""
 
     @abstractmethod
-    def hidden_rate(self, t: Number) -> Number:
+    def mask_rate(self, t: Number) -> Number:
         """r_t(mask): jumps per unit time to the mask."""
 
     def signal(self, t: Number) -> Number:
@@ -66,35 +68,38 @@ class MixingDistribution(ABC):
 
     def odds(self, t: Number) -> Number:
         """ρ_t = a_t / u_t, so that q(z_t = k | x̂) ∝ 1 + ρ x̂_k for tokens k."""
-        return self.signal(t) / self.token(t)
+        return self.signal(t) / self.uniform_mass(t)
 
-    def gain(self, z: States, t: Number) -> Number:
-        """log q(z | x = z) - log q(z | x ≠ z): how much louder z speaks for itself than for any other token."""
+    def self_log_odds(self, z: States, t: Number) -> Number:
+        """log q(z | x = z) - log q(z | x ≠ z), the evidence of a state for its own token: 0 at masks."""
         return torch.where(self.is_mask(z), 0.0, self.odds(t).log1p().clamp_max(MAX_LOGIT))
 
-    def weight(self, x: States, z: States, t: Number) -> Number:
-        """r_t(z) / q(z_t | x): by it the divergence of the marginals counts (von Rütte et al. 2025, GIDD eq. 9)."""
-        seen = torch.where(self.is_mask(z), self.hidden(t), self.token(t) + torch.where(z == x, self.signal(t), 0.0))
-        rate = torch.where(self.is_mask(z), self.hidden_rate(t), self.token_rate(t))
-        return torch.where(self.signal(t) > 0, rate / seen, 0.0)
+    def elbo_weight(self, x: States, z: States, t: Number) -> Number:
+        """r_t(z) / q(z_t | x), the weight of the divergence of the marginals (von Rütte et al. 2025, GIDD eq. 9)."""
+        probability = torch.where(
+            self.is_mask(z), self.mask_mass(t), self.uniform_mass(t) + torch.where(z == x, self.signal(t), 0.0)
+        )
+        rate = torch.where(self.is_mask(z), self.mask_rate(t), self.uniform_rate(t))
+        return torch.where(self.signal(t) > 0, rate / probability, 0.0)
 
     def marginal(self, x: Float[Tensor, "... V"], t: Number) -> Float[Tensor, "... K"]:
-        """q(z_t | x) over all states, for x one-hot or any law over tokens (or over states, the mask included)."""
+        """q(z_t | x) over all states, for x one-hot or a distribution over tokens (or over states with the mask)."""
         t = t[..., None]
-        level = torch.cat([self.token(t).expand(*t.shape[:-1], self.vocab_size), *[self.hidden(t)] * self.hides], -1)
-        x = torch.nn.functional.pad(x, (0, level.shape[-1] - x.shape[-1]))
+        masses = [self.uniform_mass(t).expand(*t.shape[:-1], self.vocab_size), *[self.mask_mass(t)] * self.has_mask]
+        level = torch.cat(masses, -1)
+        x = F.pad(x, (0, level.shape[-1] - x.shape[-1]))
         return self.signal(t).to(x.dtype) * x + level.to(x.dtype)
 
-    def jump(self, z: States, t: Number, s: Number) -> tuple[Number, Number]:
-        """a_t/a_s and b_ts(z): the chances to have stayed, and to have jumped to z between s and t."""
+    def transition(self, z: States, t: Number, s: Number) -> tuple[Number, Number]:
+        """a_t/a_s and b_ts(z): the probabilities of no jump, and of a jump to z, between s and t."""
         t, s = t.double(), s.double()  # b_ts is a small difference
         stayed = self.signal(t) / self.signal(s)
-        late = torch.where(self.is_mask(z), self.hidden(t), self.token(t))
-        early = torch.where(self.is_mask(z), self.hidden(s), self.token(s))
+        late = torch.where(self.is_mask(z), self.mask_mass(t), self.uniform_mass(t))
+        early = torch.where(self.is_mask(z), self.mask_mass(s), self.uniform_mass(s))
         return stayed, (late - stayed * early).clamp_min(0)
 
-    def start_nats(self) -> float:
-        """What reading a token off its state right after t = 0 costs, where the schedule begins with noise.
+    def initial_recon(self) -> float:
+        """The reconstruction term at t = 0 of a schedule that begins with noise, in nats per token.
 
         E_q[-log p(x | z_0)] with p the posterior under equally likely tokens: (1 - a_0) log V for masks (Shi et al.
         2024, MD4), the entropy of q(z_0 | x) for random tokens; 0 where a_0 = 1.
@@ -102,10 +107,12 @@ class MixingDistribution(ABC):
         lost, V = self.schedule.start, self.vocab_size
         if lost == 0:
             return 0.0
-        if not self.spreads:
+        if not self.has_uniform:
             return lost * math.log(V)
-        if self.hides:
-            raise UserError("Masks and random tokens together need a schedule that begins without noise.")
+        if self.has_mask:
+            raise UserError(
+                f"The schedule begins with noise {lost:g}; masks together with random tokens need one that begins at 0."
+            )
         kept, other = 1 - lost + lost / V, lost / V
         return -kept * math.log(kept) - (V - 1) * other * math.log(other)
 
@@ -115,7 +122,7 @@ class MixingDistribution(ABC):
         For masked diffusion this is a_1 log V (Shi et al. 2024, MD4).
         """
         one, V = torch.ones((), dtype=torch.float64), self.vocab_size
-        a, u = float(self.signal(one)), float(self.token(one))
+        a, u = float(self.signal(one)), float(self.uniform_mass(one))
         if a == 0:
             return 0.0
         mean = a / V + u
@@ -126,99 +133,99 @@ class MixingDistribution(ABC):
 class Masking(MixingDistribution):
     """All noise is the mask: b_t = (1 - a_t) [z = mask] (Austin et al. 2021, absorbing D3PM)."""
 
-    hides, spreads = True, False
+    has_mask, has_uniform = True, False
 
     def __init__(self, vocab_size: int, schedule: Schedule):
         super().__init__(vocab_size)
         self.schedule = schedule
 
-    def token(self, t: Number) -> Number:
+    def uniform_mass(self, t: Number) -> Number:
         return torch.zeros_like(t)
 
-    def hidden(self, t: Number) -> Number:
+    def mask_mass(self, t: Number) -> Number:
         return self.schedule.noise(t)
 
-    def token_rate(self, t: Number) -> Number:
+    def uniform_rate(self, t: Number) -> Number:
         return torch.zeros_like(t)
 
-    def hidden_rate(self, t: Number) -> Number:
+    def mask_rate(self, t: Number) -> Number:
         return self.schedule.slope(t) / self.schedule.signal(t)
 
     def odds(self, t: Number) -> Number:
-        return torch.full_like(t, torch.inf)  # a token that is seen is certain, also where nothing should be seen
+        return torch.full_like(t, torch.inf)  # an unmasked token is certain, also at t = 1
 
 
 class Uniform(MixingDistribution):
     """All noise is a random token: b_t = (1 - a_t)/V (Hoogeboom et al. 2021; Schiff et al. 2024, UDLM)."""
 
-    hides, spreads = False, True
+    has_mask, has_uniform = False, True
 
     def __init__(self, vocab_size: int, schedule: Schedule):
         super().__init__(vocab_size)
         self.schedule = schedule
 
-    def token(self, t: Number) -> Number:
+    def uniform_mass(self, t: Number) -> Number:
         return self.schedule.noise(t) / self.vocab_size
 
-    def hidden(self, t: Number) -> Number:
+    def mask_mass(self, t: Number) -> Number:
         return torch.zeros_like(t)
 
-    def token_rate(self, t: Number) -> Number:
+    def uniform_rate(self, t: Number) -> Number:
         return self.schedule.slope(t) / (self.schedule.signal(t) * self.vocab_size)
 
-    def hidden_rate(self, t: Number) -> Number:
+    def mask_rate(self, t: Number) -> Number:
         return torch.zeros_like(t)
 
 
 class Hybrid(MixingDistribution):
-    """Masks and random tokens (von Rütte et al. 2025, GIDD, section 3.3). With τ the noise of a plain schedule:
+    """Masks and random tokens (von Rütte et al. 2025, GIDD, section 3.3). With τ the noise of a base schedule:
 
         a = (1 - τ)/C,  m = τ/C,  u = c/(C V),   c = B √(τ (1 - τ)),  C = 1 + c,  B = 2 p_u/(1 - p_u)
 
-    Half way a share p_u of all tokens is random; at both ends none is. p_u = 0 *is* masked diffusion.
+    At τ = 1/2 the fraction p_u of all tokens is random; at both ends none is. p_u = 0 *is* masked diffusion.
     """
 
-    hides = True
+    has_mask = True
 
-    def __init__(self, vocab_size: int, random: float, schedule: Schedule | None = None):
+    def __init__(self, vocab_size: int, p_uniform: float, schedule: Schedule | None = None):
         super().__init__(vocab_size)
-        if not 0 <= random < 1:
-            raise UserError(f"The share of random tokens (p_u) must be at least 0 and below 1, not {random}.")
+        if not 0 <= p_uniform < 1:
+            raise UserError(f"The fraction of random tokens (p_u) must be at least 0 and below 1, not {p_uniform}.")
         self.base = schedule or Polynomial(1.0)
-        self.spreads, self.strength = random > 0, 2 * random / (1 - random)
+        self.has_uniform, self.strength = p_uniform > 0, 2 * p_uniform / (1 - p_uniform)
         self.schedule = HybridSchedule(self.base, self.strength)
 
-    def _parts(self, t: Number) -> tuple[Number, Number]:
+    def _tau_and_c(self, t: Number) -> tuple[Number, Number]:
         tau = self.base.noise(t)
         return tau, self.strength * (tau * self.base.signal(t)).sqrt()
 
-    def token(self, t: Number) -> Number:
-        _, c = self._parts(t)
+    def uniform_mass(self, t: Number) -> Number:
+        _, c = self._tau_and_c(t)
         return c / (1 + c) / self.vocab_size
 
-    def hidden(self, t: Number) -> Number:
-        tau, c = self._parts(t)
+    def mask_mass(self, t: Number) -> Number:
+        tau, c = self._tau_and_c(t)
         return tau / (1 + c)
 
-    def token_rate(self, t: Number) -> Number:
-        """u/(2 τ (1 - τ)) for each unit of τ."""
-        return self.token(t) * self.base.slope(t) / (2 * self.base.noise(t) * self.base.signal(t))
+    def uniform_rate(self, t: Number) -> Number:
+        """u/(2 τ (1 - τ)) per unit of τ."""
+        return self.uniform_mass(t) * self.base.slope(t) / (2 * self.base.noise(t) * self.base.signal(t))
 
-    def hidden_rate(self, t: Number) -> Number:
-        """m/(τ (1 - τ)) for each unit of τ."""
-        _, c = self._parts(t)
+    def mask_rate(self, t: Number) -> Number:
+        """m/(τ (1 - τ)) per unit of τ."""
+        _, c = self._tau_and_c(t)
         return self.base.slope(t) / ((1 + c) * self.base.signal(t))
 
     def odds(self, t: Number) -> Number:
-        _, c = self._parts(t)
+        _, c = self._tau_and_c(t)
         left = self.base.signal(t)
-        # Where there are no random tokens, at t = 0 and for p_u = 0, a token that is seen is certain.
+        # Without random tokens, at t = 0 and for p_u = 0, an unmasked token is certain.
         return torch.where(c > 0, self.vocab_size * left / c, torch.where(left > 0, torch.inf, 0.0).to(t.dtype))
 
 
 @dataclass(frozen=True)
 class HybridSchedule(Schedule):
-    """The signal of a hybrid law, a = (1 - τ)/(1 + B √(τ (1 - τ)))."""
+    """The signal of hybrid noise, a = (1 - τ)/(1 + B √(τ (1 - τ)))."""
 
     base: Schedule
     strength: float
@@ -244,7 +251,7 @@ class HybridSchedule(Schedule):
         """-da/dt = τ' (1 + c/(2τ)) / C²."""
         tau = self.base.noise(t)
         c = self.strength * (tau * self.base.signal(t)).sqrt()
-        # c/τ at τ = 0 is infinite, and 0 when no token is random.
+        # c/τ is infinite at τ = 0, and 0 without random tokens.
         return self.base.slope(t) * (1 + torch.where(c > 0, c / (2 * tau), 0.0)) / (1 + c) ** 2
 
     def time(self, noise: Number) -> Number:
@@ -253,3 +260,39 @@ class HybridSchedule(Schedule):
         half = noise + bend / 2
         root = (half**2 - (1 + bend) * noise**2).clamp_min(0).sqrt()
         return self.base.time(torch.where(noise > 0, noise**2 / (half + root), 0.0))
+
+
+# ---- weights of hybrid diffusion in training, in place of elbo_weight, which diverges at both ends of time (GIDD, 4.2)
+
+Weighting = Callable[[MixingDistribution, States, States, Tensor], Tensor]
+"""A training weight of the divergence of the marginals, from (mixing, x, z, t)."""
+
+
+def clipped_weight(mixing: MixingDistribution, x: States, z: States, t: Tensor) -> Tensor:
+    """min(w, 1)."""
+    return mixing.elbo_weight(x, z, t).clamp_max(1.0)
+
+
+def dynamic_weight(mixing: MixingDistribution, x: States, z: States, t: Tensor) -> Tensor:
+    """2 at masks, 1 at random tokens, u_t/a_t at clean ones, at most 2.
+
+    u_t/a_t = B/V e^{-λ/2}, with λ the log signal-to-noise ratio, is the probability of a random token relative to that
+    of the clean one.
+    """
+    clean = torch.where(z == x, (1 / mixing.odds(t)).clamp_max(2.0), 1.0)
+    return torch.where(mixing.is_mask(z), 2.0, clean)
+
+
+def gidd_clipped_weight(mixing: MixingDistribution, x: States, z: States, t: Tensor) -> Tensor:
+    """min(w, 2), the limit in the configuration of GIDD's code."""
+    return mixing.elbo_weight(x, z, t).clamp_max(2.0)
+
+
+def gidd_dynamic_weight(mixing: MixingDistribution, x: States, z: States, t: Tensor) -> Tensor:
+    """2 at masks, 1 at random tokens, B/K exp(sigmoid(-t)/2) at clean ones, at most 2, for K = V + 1 states.
+
+    GIDD's code uses sigmoid(-t) in place of the log signal-to-noise ratio of `dynamic_weight`: nearly constant in t.
+    """
+    assert isinstance(mixing, Hybrid)
+    clean = (mixing.strength / (mixing.vocab_size + 1) * (torch.sigmoid(-t) / 2).exp()).clamp_max(2.0)
+    return torch.where(mixing.is_mask(z), 2.0, torch.where(z == x, clean, 1.0))

@@ -1,18 +1,21 @@
 """Diffusion on the sphere (Jo and Hwang 2025, RDLM): a bridge leads from a common start to the vertex of each token.
 
-Inside this file the bridge's own clock s runs from 0 (start) to 1 (vertex); outside, t runs from 0 (data) to 1 (noise).
-The path is followed to s* < 1, where the token is read off, through N tabulated times, of which the last is the
-reconstruction. With p_k the posterior and g the bridge's pull, model and bridge move by
+Inside this file the bridge's time s runs from 0 (start) to 1 (vertex); outside, t runs from 0 (data) to 1 (noise).
+The path is followed to s* < 1, where the token is decoded, through N tabulated times, of which the last is the
+reconstruction. With p_k the posterior and g the strength of the bridge's drift, model and bridge drift by
 
     η_θ = Σ_k p_k g(<X, e_k>) (e_k - <X, e_k> X)        η_x = g(<X, e_x>) (e_x - <X, e_x> X)
 
-and both share their noise, so that by Girsanov's theorem
+and both have the same noise, so that by Girsanov's theorem
 
     -log p(x) ≤ ∫₀^{s*} E |η_θ - η_x|² / 2V ds + E[-log p_θ(x | X_{s*})]
 
 is a bound for every network; for the heat bridge it is tight. The integral is a trapezoidal sum over the tabulated
 times. With `chain` it is the sum of left ends instead: the exact divergence of the geodesic random walk over those
-times, a bound for the sampler that takes just these steps.
+times, a bound for the sampler that takes exactly these steps.
+
+Along the *joint* path all positions move at the same time, or with rolling offsets. Along the *any-order* path one
+position moves at a time, and bounds and samples have a closed form (times.py).
 """
 
 from collections.abc import Sequence
@@ -24,101 +27,131 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
+from logosphere.errors import UserError
 from logosphere.geometry import sphere
-from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge
+from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge, tangent_moments, tangent_normal_log_p
+from logosphere.processes import capabilities
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
-from logosphere.processes.capabilities import (
-    MixtureOfPaths,
-    OnlineStatistics,
-    PositionTimes,
-    TrainingPhases,
-    Unmasking,
-)
-from logosphere.processes.spherical.any_order import AnyOrder
-from logosphere.processes.spherical.noise_rates import noise_left
-from logosphere.processes.spherical.rolling import RollingOffsets
-from logosphere.processes.spherical.steps import MOVES, Move
-from logosphere.processes.spherical.tangent_normal import normal_log_p, tangent_moments
-from logosphere.processes.time_sampler import TimeSampler, locate, place, rdlm_time
+from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
+from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, noise_left, rdlm_time
+from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.rng import Noise, categorical, running_sum
-from logosphere.types import Float, Int64, Logits, Positions, State, Times
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
+PathName = Literal["joint", "any-order"]
 T_MAX = 1 - 1e-6
-"""The time of a position that is on its way but still at its start; at 1 it waits for its turn."""
+"""The time of a position that moves but is still at its start. At t = 1 a position waits in the any-order path."""
 
 
 class Start(NamedTuple):
-    """A point that is as far from every vertex as from any other, and the law of the bridges that begin there."""
+    """A point with the same distance to every vertex, and the table of the bridges that begin there."""
 
     origin: Float[Tensor, " d"]
-    law: BridgeTable
+    table: BridgeTable
 
 
-class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPaths, PositionTimes, Unmasking):
-    """Bridges from one of `starts` to vertices, along tabulated laws that have the same times.
+class SphericalDiffusion(
+    Process,
+    capabilities.OnlineStatistics,
+    capabilities.TrainingPhases,
+    capabilities.MixtureOfPaths,
+    capabilities.SeveralPaths,
+    capabilities.PositionTimes,
+    capabilities.Unmasking,
+):
+    """Bridges from one of `starts` to vertices, along tabulated distributions that have the same times.
 
-    `shares` [N, C] say how likely each start is, at each time. Where they are constant the start is drawn once per
-    sequence, and the bound is one. Where they change, no process has these marginals by itself: what is computed then,
-    as in the paper's mixture paths, is a surrogate.
+    `start_probabilities` [N, C] are those of the starts at each time. Where they are constant the start is drawn once
+    per sequence, and the value is a bound. Where they change, no process has these marginals: the value is then a
+    surrogate, as for the paper's mixture paths. It is also one along the joint path with transitions that are not
+    `exact`.
 
-    All positions move together, or staggered. With `turns` bounds are measured and samples drawn along another path, on
-    which one position moves at a time (turns.py). Training shows states of the first path, and in the share
-    `any_order_fraction` of the sequences states of the second.
+    `path` is the path of bounds and samples. Along the joint path positions may have `rolling` offsets. Training draws
+    states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path.
     """
 
     schedule = "geometric"
-    """RDLM's schedule, in whose time its sampler walks (rates.py)."""
+    """RDLM's noise schedule, in whose time its sampler takes equal steps (times.py)."""
     times: Tensor
     lengths: Tensor
     origins: Tensor
     a: Tensor
     b: Tensor
     moments: Tensor
-    shares: Tensor
+    start_probabilities: Tensor
 
     def __init__(
         self,
         codec: Codec,
         bridge: Bridge,
         starts: Sequence[Start],
-        clock: TimeSampler,
+        time_sampler: TimeSampler,
         *,
-        shares: Float[Tensor, "N C"] | None = None,
+        start_probabilities: Float[Tensor, "N C"] | None = None,
         loss: Loss = "cross-entropy",
         switch: float | None = None,
         exact: bool = True,
         chain: bool = False,
-        stagger: RollingOffsets | None = None,
-        turns: AnyOrder | None = None,
+        rolling: RollingOffsets | None = None,
+        path: PathName = "joint",
+        any_order: AnyOrder | None = None,
         any_order_fraction: float = 0.0,
     ):
         super().__init__()
-        self.codec, self.bridge, self.clock, self.num_classes = codec, bridge, clock, codec.num_classes
-        times = starts[0].law.times
+        self.codec, self.bridge, self.time_sampler, self.num_classes = codec, bridge, time_sampler, codec.num_classes
+        times = starts[0].table.times
         self.timesteps = len(times)
         self.recon_time = 1.5 / self.timesteps
-        self.loss_type, self.switch, self.done = loss, switch, 0.0
-        self.chain, self.stagger = chain, stagger
-        self.turns, self.any_order_fraction = turns, any_order_fraction
-        self.path_name = "joint" if turns is None else "any-order"
-        self.time_conditional = turns is None  # in turn a state is a start or a vertex, and shows which
-        shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
-        alike = bool((shares == shares[0]).all())
-        # Girsanov's integral is a bound under the law of the bridge alone; in turn no table is read.
-        self.kind = "bound" if alike and (exact or turns is not None) else "surrogate"
-        self.num_components = len(starts) if alike else 1
+        self.loss_type, self.switch, self.progress = loss, switch, 0.0
+        self.exact, self.chain, self.rolling = exact, chain, rolling
+        self.path_name, self.any_order, self.any_order_fraction = path, any_order or AnyOrder(), any_order_fraction
+        equal = torch.full((self.timesteps, len(starts)), 1 / len(starts))
+        p = equal if start_probabilities is None else start_probabilities
+        self.constant_start = bool((p == p[0]).all())
+        self.num_components = len(starts) if self.constant_start else 1
         self.component: int | None = None
         d = self.num_classes + 1
+        moments = [tangent_moments(start.table.a, start.table.b, d) for start in starts]
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
-        self.register_buffer("origins", torch.stack([s.origin for s in starts]).float(), persistent=False)
-        self.register_buffer("a", torch.stack([s.law.a for s in starts]), persistent=False)
-        self.register_buffer("b", torch.stack([s.law.b for s in starts]), persistent=False)
-        self.register_buffer("moments", torch.stack([tangent_moments(s.law, d) for s in starts]), persistent=False)
-        self.register_buffer("shares", shares.float(), persistent=False)
+        self.register_buffer("origins", torch.stack([start.origin for start in starts]).float(), persistent=False)
+        self.register_buffer("a", torch.stack([start.table.a for start in starts]), persistent=False)
+        self.register_buffer("b", torch.stack([start.table.b for start in starts]), persistent=False)
+        self.register_buffer("moments", torch.stack(moments), persistent=False)
+        self.register_buffer("start_probabilities", p.float(), persistent=False)
 
-    # ---- clocks -----------------------------------------------------------------------------------------------
+    # ---- paths and mixtures -------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """Girsanov's integral is a bound under the distribution of the bridge; any order needs no transitions."""
+        exact = self.exact or self.path_name == "any-order"
+        return "bound" if self.constant_start and exact else "surrogate"
+
+    @property
+    def time_conditional(self) -> bool:  # type: ignore[override]
+        """In any order a state is a start or a vertex, which shows the time."""
+        return self.path_name == "joint"
+
+    @property
+    def path_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """A chain and a start that changes with time have the joint path only."""
+        return ("joint", "any-order") if self.constant_start and not self.chain else ("joint",)
+
+    def with_path(self, name: str) -> "SphericalDiffusion":
+        if name not in self.path_names:
+            raise UserError(f"There is no path '{name}' here; there is {' and '.join(self.path_names)}.")
+        selected = copy(self)  # shares parameters and buffers
+        selected.path_name = name
+        return selected
+
+    def select_component(self, component: int) -> "SphericalDiffusion":
+        selected = copy(self)  # shares parameters and buffers
+        selected.component = component
+        return selected
+
+    # ---- times --------------------------------------------------------------------------------------------------
 
     def _node(self, t: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
         """The row of the table nearest to time t > 0."""
@@ -131,21 +164,20 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         return torch.lerp(self.times[low], self.times[low + 1], place - low)
 
     def grid(self, steps: int) -> Float[Tensor, " n"]:
-        """Times of the common clock. In turn it runs evenly, and every step lets as many positions move."""
-        return super().grid(steps) if self.turns is not None else self.joint_grid(steps)
+        """Times of the sampler: equal steps in any order, so that every step moves as many positions."""
+        return super().grid(steps) if self.path_name == "any-order" else self.joint_grid(steps)
 
     def joint_grid(self, steps: int) -> Float[Tensor, " n"]:
-        """Times 1 … 0 between which equal shares of the information appear, as the clock has measured it.
+        """Times 1 … 0 between which equal fractions of the information appear, as the time sampler has measured it.
 
-        A chain has its own steps, and its bound is that of a sampler which takes just these. Staggered positions have
-        their own clocks, and the common one runs evenly.
+        The bound of a chain is that of a sampler with its steps. With rolling offsets steps are equal.
         """
-        if self.chain or self.stagger is not None:
+        if self.chain or self.rolling is not None:
             return super().grid(steps)
-        return self.clock.grid(steps)
+        return self.time_sampler.grid(steps)
 
     def schedule_time(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """RDLM's own time τ (rates.py) at t; times below that of the last row stand for s* … 1."""
+        """RDLM's own time τ (times.py) at t; times below that of the last row stand for s* … 1."""
         last = 1 - float(self.times[-1])
         s = torch.where(t * self.timesteps < 1, 1 - t.double() * self.timesteps * last, self._s(t).double())
         return rdlm_time(self.schedule, s)
@@ -159,24 +191,24 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         return torch.where(s < times[-1], 1 - place / self.timesteps, beyond).float()
 
     def position_times(self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise) -> Float[Tensor, " S #B M"]:
-        if self.turns is not None:
-            return self.turns.position_times(rows, free, noise)
+        if self.path_name == "any-order":
+            return self.any_order.position_times(rows, free, noise)
         return self.joint_position_times(rows, free, noise)
 
     def joint_position_times(
         self, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
     ) -> Float[Tensor, " S #B M"]:
-        """Clocks of the path on which positions move together, whatever path bounds and samples take by default."""
-        if self.stagger is None:
+        """Times of the positions along the joint path, also where bounds and samples take the any-order path."""
+        if self.rolling is None:
             return rows[:, None]
-        q = self.stagger.covered(1 - rows[:, None].double(), self.stagger.offsets(free, noise))
-        t = 1 - place(self.clock.pace(), q.clamp(0, 1)) / self.timesteps
+        q = self.rolling.covered(1 - rows[:, None].double(), self.rolling.offsets(free, noise))
+        t = 1 - inverse_cdf(self.time_sampler.step_allocation(), q.clamp(0, 1)) / self.timesteps
         return torch.where(q < 1, t, 0.0).float()
 
     @property
     def unmasks_tokens(self) -> bool:
-        """In any order positions are at the start or at a vertex; digits of one token move at once and do not count."""
-        return self.turns is not None and self.turns.together == 1
+        """Along the any-order path a position is at the start or at a vertex. Digits of one token move at once."""
+        return self.path_name == "any-order" and self.any_order.states_per_token == 1
 
     def masked_fraction(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return t
@@ -187,112 +219,102 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
     # ---- forward ----------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        which = self._which(torch.ones(batch, length, device=self.times.device), noise)
+        which = self._sample_start(torch.ones(batch, length, device=self.times.device), noise)
         return self.origins[which].expand(batch, length, -1).clone()
 
-    def _which(self, t: Times, noise: Noise) -> Int64[Tensor, "#B #L"]:
-        """Which start: drawn once for each sequence, or as told."""
+    def _sample_start(self, t: Times, noise: Noise) -> Int64[Tensor, "#B #L"]:
+        """The index of the start, drawn once for each sequence, or that of the selected component."""
         if len(self.origins) == 1 or self.component is not None:
             return torch.full((1, 1), self.component or 0, device=t.device)
         u = noise.uniform(len(t))[:, None, None]
-        return (u > running_sum(self.shares_at(t).double())).sum(-1).clamp_max(len(self.origins) - 1)
+        return (u > running_sum(self.start_probabilities_at(t).double())).sum(-1).clamp_max(len(self.origins) - 1)
 
-    def select_component(self, component: int) -> "SphericalDiffusion":
-        selected = copy(self)  # shares parameters and buffers
-        selected.component = component
-        return selected
-
-    def shares_at(self, t: Times) -> Float[Tensor, "B L C"]:
-        """How likely each start is at time t."""
-        return self.shares[self._node(t)]
+    def start_probabilities_at(self, t: Times) -> Float[Tensor, "B L C"]:
+        return self.start_probabilities[self._node(t)]
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
-        """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform across both: exact, and no simulation."""
-        a, b, origin = self._drawn(t, noise)
-        cosine = origin[..., :1]  # of the start with every vertex alike
+        """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform orthogonal to both, without simulation."""
+        a, b, origin = self._sample_ab(t, noise)
+        cosine = origin[..., :1]  # the same with every vertex
         across = (origin - cosine * u) / (1 - cosine.square()).sqrt()
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
         c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
         return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalise(nu), u)
 
-    def _drawn(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_ab(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
-        node, which = self._node(t), self._which(t, noise)
+        node, which = self._node(t), self._sample_start(t, noise)
         particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
         at = (which, node, particle)
         return self.a[at][..., None], self.b[at][..., None], self.origins[which]
 
-    @property
-    def in_turn(self) -> bool:
-        """Is a bound being measured along the path on which one position moves at a time?"""
-        return self.turns is not None and not self.training
-
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
-        if self.turns is not None and self.in_turn:
-            waiting, weight = self.turns.waiting(w, free, noise)
-            return ForwardSample(
-                torch.where(waiting[..., None], self.prior(len(free), free.shape[1], noise), u), waiting.float(), weight
-            )
-        t, weight = self._times(w, free, noise)
+        if self.path_name == "any-order" and not self.training:
+            waiting, weight = self.any_order.waiting(w, free, noise)
+            z = torch.where(waiting[..., None], self.prior(len(free), free.shape[1], noise), u)
+            return ForwardSample(z, waiting.float(), weight)
+        t, weight = self._sample_times(w, free, noise)
         return ForwardSample(self.corrupt(u, t, noise), t, weight)
 
-    def _times(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Times, Float[Tensor, "B M"]]:
-        """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is done at t = 0.
+    def _sample_times(
+        self, w: Float[Tensor, "B J"], free: Positions, noise: Noise
+    ) -> tuple[Times, Float[Tensor, "B M"]]:
+        """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is clean at t = 0.
 
-        Sequences that are taught in turn count as in their own bound, so that the mean of all is one too.
+        Sequences with states of the any-order path have the weights of its bound, so that the mean of all is a bound.
         """
         block = free.shape[1] // w.shape[1]
-        if self.stagger is None:
-            node, weight = locate(self.clock.probabilities(together=block), w.repeat_interleave(block, 1))
+        if self.rolling is None:
+            node, weight = sample_step(self.time_sampler.probabilities(group_size=block), w.repeat_interleave(block, 1))
         else:
-            q = self.stagger.covered(w.repeat_interleave(block, 1), self.stagger.offsets(free, noise))
-            node, weight = locate(self.clock.pace(), q.clamp(0, 1))
-            weight = torch.where((q > 0) & (q < 1), weight / (1 - self.stagger.spread), 0.0)
+            q = self.rolling.covered(w.repeat_interleave(block, 1), self.rolling.offsets(free, noise))
+            node, weight = sample_step(self.time_sampler.step_allocation(), q.clamp(0, 1))
+            weight = torch.where((q > 0) & (q < 1), weight / (1 - self.rolling.spread), 0.0)
             node = torch.where(q < 1, node, self.timesteps)
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
         t = torch.where(weight > 0, t.clamp_max(T_MAX), t)
         if self.training and self.any_order_fraction:
-            turned = noise.uniform(len(free))[:, None] < self.any_order_fraction
-            waiting, counts = (self.turns or AnyOrder()).waiting(w, free, noise)
-            t = torch.where(turned, waiting.float(), t)
-            weight = torch.where(turned, counts.double(), weight)
+            chosen = noise.uniform(len(free))[:, None] < self.any_order_fraction
+            waiting, weights = self.any_order.waiting(w, free, noise)
+            t = torch.where(chosen, waiting.float(), t)
+            weight = torch.where(chosen, weights.double(), weight)
         return t, weight.float()
 
     def needs_prediction(self, z: State, moving: Positions) -> Positions:
-        return moving & (z[..., : self.num_classes].amax(-1) < 1) if self.in_turn else moving
+        if self.path_name == "joint" or self.training:
+            return moving
+        return moving & (z[..., : self.num_classes].amax(-1) < 1)
 
-    # ---- what a state says ------------------------------------------------------------------------------------
+    # ---- the posterior of a token -------------------------------------------------------------------------------
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k), whatever its start.
+        """log p(X | token k), up to a constant: exact for the heat bridge, log p_{V(1-s)}(X, e_k), for every start.
 
-        For the log bridge X is taken for normal in the tangent space at its mean direction (tangents.py).
+        For the log bridge X is approximated as normal in the tangent space at its mean direction (geometry/bridges.py).
         """
         cosine = z[..., : self.num_classes]
         if isinstance(self.bridge, HeatBridge):
-            said = self.bridge.log_p(cosine, self._s(t))
+            log_p = self.bridge.log_p(cosine, self._s(t))
         else:
             node = self._node(t)
-            every = [self._normal_likelihood(z, node, which) for which in range(len(self.origins))]
-            said = every[0] if len(every) == 1 else torch.stack(every).logsumexp(0)
-        said = said - said.amax(-1, keepdim=True)
+            per_start = [self._normal_likelihood(z, node, which) for which in range(len(self.origins))]
+            log_p = per_start[0] if len(per_start) == 1 else torch.stack(per_start).logsumexp(0)
+        log_p = log_p - log_p.amax(-1, keepdim=True)
         clean = MAX_LOGIT * (F.one_hot(cosine.argmax(-1), self.num_classes) - 1)
-        return torch.where(t[..., None] > 0, said, clean.to(said.dtype))
+        return torch.where(t[..., None] > 0, log_p, clean.to(log_p.dtype))
 
     def _normal_likelihood(self, z: State, node: Tensor, which: int) -> Float[Tensor, "... K"]:
         origin, cosine = self.origins[which], z[..., : self.num_classes]
         start, d = origin[0], z.shape[-1]
         b = (sphere.dot(z, origin) - start * cosine) / (1 - start.square()).sqrt()
         moments = self.moments[which][node]
-        said = normal_log_p(cosine, b, moments, d)
+        log_p = tangent_normal_log_p(cosine, b, moments, d)
         if len(self.origins) > 1:
-            share = self.shares[node, which][..., None].clamp_min(1e-30).log()
+            log_prior = self.start_probabilities[node, which][..., None].clamp_min(1e-30).log()
             along, across = moments[..., 3:, None].clamp_min(1e-6).log().unbind(-2)
-            said = said + share + 0.5 * (along + (d - 2) * across)
-        return said
-
-    # ---- the law of the token, by which splitting differs -------------------------------------------------------
+            log_p = log_p + log_prior + 0.5 * (along + (d - 2) * across)
+        return log_p
 
     def probabilities(self, out: Logits) -> Float[Tensor, "... K"]:
         """p_k of each state."""
@@ -304,71 +326,72 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
     def draw(self, out: Logits, noise: Noise) -> Int64[Tensor, " N"]:
         return categorical(out, noise.uniform(len(out)))
 
-    # ---- the bound --------------------------------------------------------------------------------------------
+    # ---- the bound ------------------------------------------------------------------------------------------------
 
     def elbo_rate(self, out: Logits, u: State, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The divergence of the walk around this time; at the last one also that of reading the token off.
+        """The divergence of the drifts around this time; at the last one also the reconstruction term.
 
-        A position that waits goes all its way at once when its turn comes, and the evidence cancels (turns.py).
+        A waiting position, t = 1, covers its whole path at once when it moves, and the evidence cancels (times.py).
         """
         node = self._node(t)
-        nats = self.apart(out, u, z, self._s(t)) * self.lengths[node] / (2 * self.bridge.total_noise)
+        error = self.squared_drift_error(out, u, z, self._s(t))
+        rate = error * self.lengths[node] / (2 * self.bridge.total_noise)
         cross_entropy = self.cross_entropy(out, u)
-        nats = nats + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
-        return torch.where(t == 1, cross_entropy, nats)
+        rate = rate + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
+        return torch.where(t == 1, cross_entropy, rate)
 
-    def apart(self, out: Logits, u: State, z: State, s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def squared_drift_error(self, out: Logits, u: State, z: State, s: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """|η_θ - η_x|² at the bridge's time s."""
         target, cosine = u[..., : self.num_classes], z[..., : self.num_classes]
         excess = (self.probabilities(out) - target) * self.bridge.drift_strength(cosine, s)
         return (excess.square().sum(-1) - (excess * cosine).sum(-1).square()).clamp_min(0)
 
-    def loss(self, nats: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        """Cross-entropy at the times the clock draws, plain or weighted, or the bound itself (drift).
+    def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        """Cross-entropy at the times of the time sampler, plain or weighted, or the bound itself (drift).
 
-        Plain cross-entropy is also learned from positions that wait, as from masks.
+        Plain cross-entropy includes waiting positions, as masked diffusion includes masks.
         """
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
             moving = (weight > 0) & (t < 1)
-            self.clock.observe(node[moving], nats[moving], cross_entropy[moving])
+            self.time_sampler.observe(node[moving], rate[moving], cross_entropy[moving])
         if self.loss_type == "drift":
-            return nats * weight
-        late = self.switch is not None and self.done >= self.switch
+            return rate * weight
+        late = self.switch is not None and self.progress >= self.switch
         if self.loss_type == "bound-weighted" or late:
-            return cross_entropy * (self.clock.worth(node) * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.nats_per_ce(node) * weight).to(cross_entropy.dtype)
         if self.loss_type == "importance-weighted":
-            return cross_entropy * (self.clock.base[node] * weight).to(cross_entropy.dtype)
+            return cross_entropy * (self.time_sampler.base[node] * weight).to(cross_entropy.dtype)
         return torch.where(t > 0, cross_entropy, 0.0)
 
     def on_step_start(self, progress: float) -> None:
-        self.done = progress
+        self.progress = progress
 
     def accumulators(self) -> list[Tensor]:
-        return [self.clock.pending]
+        return [self.time_sampler.accumulated]
 
     def update_statistics(self, progress: float = 0.0) -> None:
-        self.clock.update_statistics()
+        self.time_sampler.update_statistics()
 
     # ---- backward ---------------------------------------------------------------------------------------------
 
     def step(self, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        """Towards a token drawn from p_θ by a step of its bridge, or the walk of a chain; at the end to a vertex."""
-        return self.moved(MOVES["geodesic" if self.chain else "bridge"], out, z, t, s, noise)
+        """A step of the bridge to a token drawn from p_θ, or one of the geodesic random walk of a chain."""
+        return self.apply_step(SPHERICAL_STEPS["geodesic" if self.chain else "bridge"], out, z, t, s, noise)
 
-    def moved(self, move: Move, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        """A step by any of the moves; the last one, to s = 0, has no noise but that of the token drawn from p_θ."""
+    def apply_step(self, rule: SphericalStep, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
+        """A step by any of the rules. The last one, to s = 0, ends in the vertex of a token drawn from p_θ."""
         token = self.draw(out, noise)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
         if bool((s == 0).all()):
             return torch.where((t > 0)[..., None], vertex, z)
         now = self._s(t)
-        walked = move(self.bridge, self.probabilities(out), token, z, now, self._s(s).maximum(now), noise)
-        return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), walked)
+        stepped = rule(self.bridge, self.probabilities(out), token, z, now, self._s(s).maximum(now), noise)
+        return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), stepped)
 
 
 def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, " N"]:
-    """How much time each tabulated time stands for: up to the next one, or half of the way to both neighbours."""
+    """The weight of each tabulated time: the step to the next one, or half of the steps to both neighbours."""
     steps = times.diff()
     after = F.pad(steps, (0, 1))
     return after if chain else (after + F.pad(steps, (1, 0))) / 2

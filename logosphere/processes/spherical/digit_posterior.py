@@ -1,8 +1,8 @@
-"""Digits that spell tokens: of the b^m codes only V are valid, and the others have probability 0.
+"""Digits of tokens: of the b^m codes only V are valid, and the others have probability 0.
 
 A network predicts each digit by itself, p(code) = Π_i p_i(digit i). Given that the code is valid, that is a number
-below V, the digits are no longer independent, but their law is a chain with two states: the digits so far equal those
-of V - 1 (the next must not exceed the next of V - 1), or they are already smaller (the next is free). Running over this
+below V, the digits are dependent, and their distribution is a chain with two states: the digits so far equal those of
+V - 1 (the next must not exceed the next of V - 1), or they are already smaller (the next is free). Recursion over this
 chain gives the exact marginals of digits, the exact probability of a token, and exact draws, in O(m b) operations.
 """
 
@@ -17,8 +17,8 @@ from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.rng import Noise, running_sum
 from logosphere.types import Float, Int64, Logits, State
 
-NEVER = -1e30
-"""The logarithm of 0, finite so that no inf - inf can arise."""
+LOG_ZERO = -1e30
+"""The logarithm of 0. It is finite, so that inf - inf cannot occur."""
 
 
 class ValidCodes:
@@ -26,7 +26,7 @@ class ValidCodes:
 
     def __init__(self, codec: DigitCodec):
         self.digits, self.base = codec.digits, codec.base
-        # In whole numbers: a tensor would have to be on the device of the codec.
+        # Python integers, which need no device.
         self.last = [(codec.vocab_size - 1) // codec.base**i % codec.base for i in reversed(range(codec.digits))]
         self.all_valid = codec.base**codec.digits == codec.vocab_size
 
@@ -35,7 +35,7 @@ class ValidCodes:
         rest = [torch.zeros_like(log_p[:, 0, 0])]
         for i in reversed(range(self.digits)):
             own = self.last[i]
-            smaller = log_p[:, i, :own].logsumexp(-1) if own else torch.full_like(rest[0], NEVER)
+            smaller = log_p[:, i, :own].logsumexp(-1) if own else torch.full_like(rest[0], LOG_ZERO)
             rest.insert(0, torch.logaddexp(smaller, log_p[:, i, own] + rest[0]))
         return torch.stack(rest, 1)
 
@@ -43,13 +43,13 @@ class ValidCodes:
         """p(digit i | the code is valid)."""
         rest = self.remaining(log_p)
         equal = torch.zeros_like(rest[:, 0])  # log probability that the digits before i equal those of V - 1 …
-        smaller = torch.full_like(equal, NEVER)  # … or make a smaller number
+        smaller = torch.full_like(equal, LOG_ZERO)  # … or make a smaller number
         rows = []
         for i, own in enumerate(self.last):
             value = torch.arange(self.base, device=log_p.device)
-            after = torch.where(value < own, 0.0, torch.where(value == own, rest[:, i + 1, None], NEVER))
+            after = torch.where(value < own, 0.0, torch.where(value == own, rest[:, i + 1, None], LOG_ZERO))
             rows.append(log_p[:, i] + torch.logaddexp(smaller[:, None].expand_as(after), equal[:, None] + after))
-            below = log_p[:, i, :own].logsumexp(-1) if own else torch.full_like(equal, NEVER)
+            below = log_p[:, i, :own].logsumexp(-1) if own else torch.full_like(equal, LOG_ZERO)
             smaller = torch.logaddexp(smaller, equal + below)
             equal = equal + log_p[:, i, own]
         return (torch.stack(rows, 1) - rest[:, :1, None]).exp()
@@ -61,7 +61,7 @@ class ValidCodes:
         drawn = []
         for i, own in enumerate(self.last):
             value = torch.arange(self.base, device=log_p.device)
-            bound = torch.where(value < own, 0.0, torch.where(value == own, rest[:, i + 1, None], NEVER))
+            bound = torch.where(value < own, 0.0, torch.where(value == own, rest[:, i + 1, None], LOG_ZERO))
             weights = running_sum((log_p[:, i] + torch.where(equal[:, None], bound, 0.0)).double().softmax(-1))
             u = noise.uniform(len(log_p)).to(log_p.device)[:, None] * weights[:, -1:]
             digit = torch.searchsorted(weights, u, right=True).squeeze(-1).clamp_max(self.base - 1)
@@ -72,7 +72,7 @@ class ValidCodes:
 
 
 class DigitSphericalDiffusion(SphericalDiffusion):
-    """Bridges to digits, the invalid codes left out of drift, likelihood and samples."""
+    """Bridges to digits; codes of no token are excluded from drift, likelihood and samples."""
 
     codec: DigitCodec
 
@@ -89,7 +89,7 @@ class DigitSphericalDiffusion(SphericalDiffusion):
         return self.valid.marginals(self._by_token(out)).flatten(0, 1)
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
-        """-log p(token), shared out over its digits: log Z is split evenly."""
+        """-log p(token), as a sum over its digits with equal parts of log Z."""
         plain = F.cross_entropy(out, u[..., : self.num_classes].argmax(-1), reduction="none")
         if self.valid.all_valid:
             return plain

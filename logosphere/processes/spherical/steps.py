@@ -1,11 +1,11 @@
-"""Moves on the sphere from time s to s' of the bridge, given the law p of the token.
+"""Steps on the sphere from time s to s' of the bridge, given the distribution p of the token.
 
     geodesic   X' = exp_X(Σ_k p_k η_k ds + √(V ds) z)                 one Euler step, as in the paper
     bridge     X' = exp_X(η_k ds + √(V ds (1-s')/(1-s)) z),  k ~ p    towards one token drawn from p
-    matched    the mean and the covariance of `bridge` in one normal step: second order, and no token is drawn
+    moment_matched   the mean and the covariance of `bridge` in one normal step: second order, and no token is drawn
 
 with η_k = g(<X, e_k>) (e_k - <X, e_k> X) the drift to token k. A step towards a given token is exact in a flat space,
-so that `bridge` errs only by the curvature within a step and by drawing tokens one position at a time.
+so that the errors of `bridge` are those of curvature within a step and of drawing tokens independently.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from logosphere.geometry.bridges import Bridge
 from logosphere.rng import Noise
 from logosphere.types import Float, Int64
 
-Move = Callable[[Bridge, Tensor, Tensor, Tensor, Tensor, Tensor, Noise], Tensor]
+SphericalStep = Callable[[Bridge, Tensor, Tensor, Tensor, Tensor, Tensor, Noise], Tensor]
 """(bridge, p [N, K], tokens drawn from it [N], X [N, d], s [N], s' [N], noise) -> X' [N, d]"""
 
 
@@ -28,31 +28,32 @@ def geodesic(
 ) -> Tensor:
     ds = (then - s)[:, None]
     drift = _to_vertices(p * bridge.drift_strength(x[:, : p.shape[1]], s), x) * ds
-    return _moved(x, drift, bridge.total_noise * ds, noise)
+    return _exponential_step(x, drift, bridge.total_noise * ds, noise)
 
 
 def bridge(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    strength = bridge.drift_strength(x.gather(1, k[:, None]), s)
-    drift = torch.zeros_like(x).scatter(1, k[:, None], (strength * ds).to(x.dtype))
-    return _moved(x, drift, _bridge_variance(bridge, s, then), noise)
+    pull = bridge.drift_strength(x.gather(1, k[:, None]), s)
+    drift = torch.zeros_like(x).scatter(1, k[:, None], (pull * ds).to(x.dtype))
+    return _exponential_step(x, drift, _bridge_variance(bridge, s, then), noise)
 
 
-def matched(
+def moment_matched(
     bridge: Bridge, p: Float[Tensor, "N K"], k: Int64[Tensor, " N"], x: Tensor, s: Tensor, then: Tensor, noise: Noise
 ) -> Tensor:
     ds = (then - s)[:, None]
-    strength = bridge.drift_strength(x[:, : p.shape[1]], s)
+    pull = bridge.drift_strength(x[:, : p.shape[1]], s)
     # Σ_k √p_k ζ_k (e_k - m) has the covariance diag(p) - p pᵀ of a token drawn from p.
     zeta = p.sqrt() * noise.normal(*p.shape).to(p.dtype)
     spread = zeta - p * zeta.sum(1, keepdim=True)
-    drift = _to_vertices((p + spread) * strength, x) * ds
-    return _moved(x, drift, _bridge_variance(bridge, s, then), noise)
+    drift = _to_vertices((p + spread) * pull, x) * ds
+    return _exponential_step(x, drift, _bridge_variance(bridge, s, then), noise)
 
 
-MOVES: dict[str, Move] = {"bridge": bridge, "geodesic": geodesic, "matched": matched}
+SPHERICAL_STEPS: dict[str, SphericalStep] = {"bridge": bridge, "geodesic": geodesic, "matched": moment_matched}
+"""By the name of the sampler."""
 
 
 def _to_vertices(weights: Float[Tensor, "N K"], x: Tensor) -> Tensor:
@@ -64,6 +65,6 @@ def _bridge_variance(bridge: Bridge, s: Tensor, then: Tensor) -> Float[Tensor, "
     return (bridge.total_noise * (then - s) * (1 - then) / (1 - s))[:, None]
 
 
-def _moved(x: Tensor, drift: Tensor, variance: Tensor, noise: Noise) -> Tensor:
+def _exponential_step(x: Tensor, drift: Tensor, variance: Tensor, noise: Noise) -> Tensor:
     ambient = drift + variance.clamp_min(0).sqrt() * noise.normal(*x.shape).to(x.dtype)
     return sphere.normalise(sphere.exp(x, sphere.project(x, ambient)))

@@ -20,52 +20,52 @@ from torch import Tensor
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
-from logosphere.processes.gaussian.diffusion import FIRST, Gaussian, GaussianPath
-from logosphere.processes.gaussian.latent import Latent
-from logosphere.processes.gaussian.parameterization import LEAST
-from logosphere.processes.gaussian.updates import Move, ancestral, ddim
+from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
+from logosphere.processes.gaussian.latent import LatentDiffusion
+from logosphere.processes.gaussian.parameterization import MIN_LEVEL
+from logosphere.processes.gaussian.updates import Update, ancestral, ddim
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, Requirement, Stepper, require
 from logosphere.types import Float, State, Times
 
 GAUSSIAN = Requirement(
-    "Gaussian diffusion such as plaid or gaussian-ce", lambda process: isinstance(process, GaussianPath)
+    "Gaussian diffusion such as plaid or gaussian-ce", lambda process: isinstance(process, GaussianDiffusion)
 )
-LATENT = Requirement("latent diffusion such as tencdm or ld4lg", lambda process: isinstance(process, Latent))
+LATENT = Requirement("latent diffusion such as tencdm or ld4lg", lambda process: isinstance(process, LatentDiffusion))
 
-X0Target = Callable[[Gaussian, Tensor, State, Tensor, Noise], State]
+X0Target = Callable[[GaussianDiffusion, Tensor, State, Tensor, Noise], State]
 """(process, prediction, z, t, noise) -> the clean state to move towards, for the evaluated positions."""
 
 
-def expected_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def expected_x0(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂, the posterior mean."""
-    return process.clean(out, z, t)
+    return process.predict_x0(out, z, t)
 
 
-def sampled_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def sampled_x0(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """The embedding of a token drawn from p(x | z) (SSD-LM's projection by sampling)."""
     if process.predicts_states or not isinstance(process.codec, Embeddings):
         raise UserError("This sampler draws tokens in every step and needs a network that predicts tokens.")
     return process.codec.rows(categorical(out, noise.uniform(len(out))))
 
 
-def rounded_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def rounded_x0(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """The embedding nearest to x̂ (Li et al. 2022: the clamping trick)."""
     if not isinstance(process.codec, Embeddings):
         raise UserError("This sampler rounds states to tokens and needs one embedding per token; use ancestral.")
-    return process.codec.rows(process.codec.nearest(process.clean(out, z, t)))
+    return process.codec.rows(process.codec.nearest(process.predict_x0(out, z, t)))
 
 
-def renormalised_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def renormalised_x0(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂ rescaled to the common length of the embeddings (Dieleman et al. 2022, CDCD)."""
     if not isinstance(process.codec, Embeddings) or process.codec.norm is None:
         raise UserError("This sampler rescales states and needs embeddings of one length; use ancestral.")
-    return process.codec.norm * F.normalize(process.clean(out, z, t), dim=-1)
+    return process.codec.norm * F.normalize(process.predict_x0(out, z, t), dim=-1)
 
 
-def clipped_x0(process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+def clipped_x0(process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
     """x̂ clipped to ±1, the range of bits (Chen et al. 2022, Bit Diffusion)."""
-    return process.clean(out, z, t).clamp(-1, 1)
+    return process.predict_x0(out, z, t).clamp(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class ScoreTemperature:
 
     temperature: float
 
-    def __call__(self, process: Gaussian, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
-        alpha, _ = process.levels(t)
-        clean = process.clean(out, z, t)
-        return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(LEAST)
+    def __call__(self, process: GaussianDiffusion, out: Tensor, z: State, t: Tensor, noise: Noise) -> State:
+        alpha, _ = process.alpha_sigma(t)
+        clean = process.predict_x0(out, z, t)
+        return (z - (z - alpha * clean) / self.temperature) / alpha.clamp_min(MIN_LEVEL)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class GaussianStepper(PointwiseStepper):
 
     needs = GAUSSIAN
 
-    update: Move = ancestral
+    update: Update = ancestral
     x0_target: X0Target = expected_x0
     ahead: float = 0.0
     greedy: bool = False
@@ -98,11 +98,11 @@ class GaussianStepper(PointwiseStepper):
             raise UserError(f"ahead is a fraction of the time, at least 0 and below 1, not {self.ahead}.")
 
     def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        path = require(process, GaussianPath, self.needs).gaussian_path
+        path = require(process, GaussianDiffusion, self.needs)
         if self.ahead:
-            s = torch.where(s > 0, (s - self.ahead).clamp_min(FIRST), s)
+            s = torch.where(s > 0, (s - self.ahead).clamp_min(T_DECODE), s)
         target = self.x0_target(path, out, z, t, noise)
-        return path.moved(self.update, target, out, z, t, s, noise, greedy=self.greedy)
+        return path.apply_step(self.update, target, out, z, t, s, noise, greedy=self.greedy)
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,19 @@ class Heun(Stepper):
     needs = GAUSSIAN
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = require(process, GaussianPath, self.needs).gaussian_path, process.needs_prediction(z, t > s)
+        path, where = require(process, GaussianDiffusion, self.needs), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, moved = evaluate(z, t, where), z.clone()
-        clean = path.clean(out, z[where], t[where])
-        moved[where] = path.moved(ddim, clean, out, z[where], t[where], s[where], noise.for_positions(where))
+        clean = path.predict_x0(out, z[where], t[where])
+        moved[where] = path.apply_step(ddim, clean, out, z[where], t[where], s[where], noise.for_positions(where))
         again = where & (s > 0)
         if not again.any():
             return moved
         out_after = evaluate(moved, s, again)
-        after = path.clean(out_after, moved[again], s[again])
+        after = path.predict_x0(out_after, moved[again], s[again])
         mean = (clean[again[where]] + after) / 2
-        moved[again] = path.moved(ddim, mean, out_after, z[again], t[again], s[again], noise.for_positions(again))
+        moved[again] = path.apply_step(ddim, mean, out_after, z[again], t[again], s[again], noise.for_positions(again))
         return moved
 
 
@@ -142,11 +142,11 @@ class DPMSolverPP2M(Stepper):
         return DPMSolverPP2M()
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
-        path, where = require(process, GaussianPath, self.needs).gaussian_path, process.needs_prediction(z, t > s)
+        path, where = require(process, GaussianDiffusion, self.needs), process.needs_prediction(z, t > s)
         if not where.any():
             return z
         out, now, then = evaluate(z, t, where), t[where], s[where]
-        clean = path.clean(out, z[where], now)
+        clean = path.predict_x0(out, z[where], now)
         if self.last is None or self.length is None:
             self.last = torch.zeros_like(z)
             self.length = torch.full(t.shape, torch.inf, dtype=torch.float64, device=t.device)
@@ -154,7 +154,7 @@ class DPMSolverPP2M(Stepper):
         weight = torch.where(length.isfinite(), length / (2 * self.length[where]), 0.0)[:, None].float()
         target = clean + weight * (clean - self.last[where])
         moved, last, lengths = z.clone(), self.last.clone(), self.length.clone()
-        moved[where] = path.moved(ddim, target, out, z[where], now, then, noise.for_positions(where))
+        moved[where] = path.apply_step(ddim, target, out, z[where], now, then, noise.for_positions(where))
         last[where], lengths[where] = clean, length
         self.last, self.length = last, lengths
         return moved
@@ -163,7 +163,7 @@ class DPMSolverPP2M(Stepper):
 # ---- latent diffusion ------------------------------------------------------------------------------------------------
 
 
-def path_time(path: Gaussian, t: float) -> float:
+def path_time(path: GaussianDiffusion, t: float) -> float:
     """The time of the path's schedule at which the whole schedule has the time t, or the nearest on the path."""
     return float(path.schedule.restricted_time(torch.tensor(t, dtype=torch.float64)).clamp(0, 1))
 
@@ -172,14 +172,14 @@ def path_time(path: Gaussian, t: float) -> float:
 class EvenTimes:
     """n equally spaced times 1, …, end + (1 - end)/n of the whole schedule; after the last the latents are decoded."""
 
-    path: Gaussian
+    path: GaussianDiffusion
     end: float = 0.0
 
     def __call__(self, steps: int) -> Float[Tensor, " n"]:
         own = self.path.schedule.restricted_time(torch.linspace(1, self.end, steps + 1, dtype=torch.float64)).clamp(
             0, 1
         )
-        times = (FIRST + (1 - FIRST) * own).float()
+        times = (T_DECODE + (1 - T_DECODE) * own).float()
         times[0], times[-1] = 1.0, 0.0
         return times
 
@@ -200,13 +200,13 @@ class EulerMaruyama(PointwiseStepper):
     latest: float = 0.95
 
     def move(self, process: Process, out: Tensor, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        path = require(process, Latent, self.needs).gaussian_path
-        own, next_own = ((time.double() - FIRST) / (1 - FIRST) for time in (t, s))
+        path = require(process, LatentDiffusion, self.needs)
+        own, next_own = ((time.double() - T_DECODE) / (1 - T_DECODE) for time in (t, s))
         is_last = s == 0
         step = (own - torch.where(is_last, path_time(path, self.end), next_own))[:, None].clamp_min(0)
         early = own.clamp_max(path_time(path, self.latest))
         variance = (torch.sigmoid(-path.schedule.logsnr(early)) * path.schedule.slope(early))[:, None] * step
-        alpha, sigma = path.levels(t)
-        score = (alpha * path.clean(out, z, t) - z) / sigma.square()
+        alpha, sigma = path.alpha_sigma(t)
+        score = (alpha * path.predict_x0(out, z, t) - z) / sigma.square()
         mean = z + variance.float() * (z / 2 + score)
         return torch.where(is_last[:, None], mean, mean + variance.sqrt().float() * noise.normal(*z.shape))

@@ -27,7 +27,6 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
-from logosphere.processes.discrete.parameterization import Score
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Evaluate, Requirement, Stepper, is_active, require
 from logosphere.sampling.steppers.unmasking import log_probability, select_best, unpack
@@ -49,18 +48,18 @@ Mass = Float[Tensor, "N K"]
 
 def forward_rates(process: DiscreteDiffusion, z: State, t: Float[Tensor, " N"]) -> Mass:
     """The rates z → j of noise at time t, 0 at j = z; the mask is the last state."""
-    law = process.law
-    rates = law.token_rate(t)[:, None].expand(-1, law.vocab_size)
-    if law.hides:
-        rates = torch.cat([rates, law.hidden_rate(t)[:, None]], 1)
+    mixing = process.mixing
+    rates = mixing.uniform_rate(t)[:, None].expand(-1, mixing.vocab_size)
+    if mixing.has_mask:
+        rates = torch.cat([rates, mixing.mask_rate(t)[:, None]], 1)
     return rates.scatter(1, z[:, None], 0.0)
 
 
 def backward_rates(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
     """The rates z → y of the model, 0 at y = z."""
-    law, own = process.law, z[:, None]
-    q = law.marginal(process.head.context(law, out, z, t), t)
-    into = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t))[:, None]
+    mixing, own = process.mixing, z[:, None]
+    q = mixing.marginal(process.parameterization.context_probs(mixing, out, z, t), t)
+    into = torch.where(mixing.is_mask(z), mixing.mask_rate(t), mixing.uniform_rate(t))[:, None]
     return torch.where(into > 0, into * q / q.gather(1, own), 0.0).scatter(1, own, 0.0)
 
 
@@ -138,26 +137,26 @@ class TauLeaping(Stepper):
 
 def ratios(process: DiscreteDiffusion, out: Logits, z: State, t: Float[Tensor, " N"]) -> Mass:
     """p_t(y)/p_t(z) for every state y, 1 at y = z: those of the network where it predicts ratios, else those of x̂."""
-    law, own = process.law, z[:, None]
-    if not isinstance(process.head, Score):
-        q = law.marginal(process.context(out, z, t), t)
+    mixing, own = process.mixing, z[:, None]
+    if not process.predicts_ratios:
+        q = mixing.marginal(process.context_probs(out, z, t), t)
         return q / q.gather(1, own)
-    found = F.pad(out.exp(), (0, int(law.hides)))
+    found = F.pad(out.exp(), (0, int(mixing.has_mask)))
     return found.scatter(1, own, 1.0)
 
 
 def euler_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by one Euler step of the backward rates."""
-    law, own = process.law, z[:, None]
-    rate = torch.where(law.is_mask(z), law.hidden_rate(t), law.token_rate(t)) * (t - s)
+    mixing, own = process.mixing, z[:, None]
+    rate = torch.where(mixing.is_mask(z), mixing.mask_rate(t), mixing.uniform_rate(t)) * (t - s)
     moved = (rate[:, None] * score).scatter(1, own, 0.0)
     return moved.scatter(1, own, 1 - moved.sum(1, keepdim=True)).clamp_min(0)
 
 
 def analytic_step(process: DiscreteDiffusion, score: Mass, z: State, t: Tensor, s: Tensor) -> Mass:
     """Probabilities of z_s by Tweedie's formula: the inverse of the noise from s to t applied to the score."""
-    law, states = process.law, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
-    stayed, added = law.jump(states, t[:, None], s[:, None])
+    mixing, states = process.mixing, torch.arange(score.shape[1], device=z.device).expand(len(z), -1)
+    stayed, added = mixing.transition(states, t[:, None], s[:, None])
     earlier = (score.double() - added * score.double().sum(1, keepdim=True)) / stayed
     into = stayed * (states == z[:, None]) + added.gather(1, z[:, None])
     return (earlier * into).clamp_min(0)
@@ -180,7 +179,7 @@ class ScoreStepper(Stepper):
         if not where.any():
             return z
         out, here, late, early = evaluate(z, t, where), z[where], t[where].double(), s[where].double()
-        blind = path.law.signal(late) == 0
+        blind = path.mixing.signal(late) == 0
         late = torch.where(blind, (late + early) / 2, late)
         score = ratios(path, out, here, late.to(out.dtype)).double()
         mass = analytic_step(path, score, here, late, early)
@@ -215,7 +214,9 @@ class SelfCorrecting(Stepper):
         if not active.any():
             return z
         out = path.add_evidence(
-            path.head.context(path.law, evaluate(z, t, active), z[active], t[active]).log(), z[active], t[active]
+            path.parameterization.context_probs(path.mixing, evaluate(z, t, active), z[active], t[active]).log(),
+            z[active],
+            t[active],
         )
         drawn = categorical(out / self.temperature, noise.for_positions(active).uniform(len(out)))
         proposed = z.masked_scatter(active, drawn)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from logosphere.processes.base import Process
 from logosphere.processes.simplex.bfn import BFNPath
+from logosphere.processes.simplex.flow_matching import TangentFlow
 from logosphere.processes.simplex.process import DeterministicPath, EulerPath, SimplexProcess
-from logosphere.processes.simplex.tangent_flow import TangentFlow
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
-from logosphere.processes.spherical.noise_rates import noise_left, noise_rate
-from logosphere.processes.spherical.steps import Move, geodesic
+from logosphere.processes.spherical.steps import SphericalStep, geodesic
+from logosphere.processes.spherical.times import noise_left, noise_rate
 from logosphere.rng import Noise
 from logosphere.sampling.steppers.base import (
     Evaluate,
@@ -61,7 +61,7 @@ class SphericalStepper(PointwiseStepper):
 
     needs = SPHERE
 
-    update: Move
+    update: SphericalStep
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
         return require(process, SphericalDiffusion, self.needs).joint_grid(steps)
@@ -72,7 +72,7 @@ class SphericalStepper(PointwiseStepper):
         return require(process, SphericalDiffusion, self.needs).joint_position_times(rows, free, noise)
 
     def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
-        return require(process, SphericalDiffusion, self.needs).moved(self.update, out, z, t, s, noise)
+        return require(process, SphericalDiffusion, self.needs).apply_step(self.update, out, z, t, s, noise)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class GeodesicRandomWalk(Stepper):
             return z
         out, x, moved = evaluate(z, t, where), z[where], z.clone()
         stepped = self.step(path, out, x, t[where], s[where], noise.for_positions(where))
-        token = stepped[..., : path.choices].argmax(-1)
+        token = stepped[..., : path.num_classes].argmax(-1)
         vertex = F.one_hot(token, z.shape[-1]).to(z.dtype)
         moved[where] = torch.where((s[where] == 0)[..., None], vertex, stepped)
         return moved
@@ -138,11 +138,11 @@ class HeunFlow(Stepper):
         again = where & (s > 0)
         if not again.any():
             return ahead
-        now, then, here = flow.share(t[again]), flow.share(s[again]), z[again]
-        first = path.flow(out[again[where]], here, now)
-        second = path.flow(evaluate(ahead, s, again), ahead[again], then)
+        now, then, here = flow.fraction(t[again]), flow.fraction(s[again]), z[again]
+        first = path.velocity(out[again[where]], here, now)
+        second = path.velocity(evaluate(ahead, s, again), ahead[again], then)
         moved = ahead.clone()
-        moved[again] = path.onto(here + (then - now)[:, None] * (first + second) / 2)
+        moved[again] = path.project(here + (then - now)[:, None] * (first + second) / 2)
         return moved
 
 
@@ -156,14 +156,14 @@ class EulerFlow(PointwiseStepper):
         flow = require(process, SimplexProcess, self.needs)
         path: object = flow.path
         assert isinstance(path, EulerPath)
-        return F.pad(flow.time(path.paced(torch.arange(steps) / steps)), (0, 1))
+        return F.pad(flow.time(path.euler_times(torch.arange(steps) / steps)), (0, 1))
 
     def move(self, process: Process, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         flow = require(process, SimplexProcess, self.needs)
         path: object = flow.path
         assert isinstance(path, EulerPath)
-        now, then = flow.share(t), flow.share(s)
-        corner = F.one_hot(path.decided(out, z, now), z.shape[-1]).to(z.dtype)
+        now, then = flow.fraction(t), flow.fraction(s)
+        corner = F.one_hot(path.final_token(out, z, now), z.shape[-1]).to(z.dtype)
         return torch.where((s == 0)[:, None], corner, path.euler(out, z, now, then, noise))
 
 
