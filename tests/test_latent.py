@@ -21,6 +21,7 @@ from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.recipes.latent import _clock
+from logosphere.schedules.logsnr import find_logsnr
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
