@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from harness import present
+from logosphere.recipes.spherical import default_noise
+from logosphere.recipes.starts import start_point
 from step_overhead import BATCH, LENGTH, VOCABULARY, overheads
 from torch import Tensor
 
@@ -38,8 +40,6 @@ from logosphere.noise import Keyed
 from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.recipes.spherical import default_noise
-from logosphere.recipes.starts import start_point
 from logosphere.runs.run import Run
 
 LETTERS = 27

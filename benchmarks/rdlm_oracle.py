@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from harness import present
+from logosphere.recipes.spherical import default_noise
 from torch import Tensor
 
 import logosphere as ls
@@ -23,7 +24,6 @@ from logosphere.geometry.laws import PARTICLES, horizon
 from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.steps import MOVES
-from logosphere.recipes.spherical import default_noise
 from logosphere.sampling.steppers import Moved
 
 LETTERS = 27

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from logosphere.atomic import write_json, write_whole
 from logosphere.errors import UserError
+from logosphere.migration import VERSION, migrate
 
 RECIPE, WEIGHTS, AVERAGED = "recipe.json", "model.safetensors", "ema.safetensors"
 REMASKER = "remasker.safetensors"
@@ -18,7 +19,6 @@ REMASKER = "remasker.safetensors"
 WHOLE = 2**28
 """Bytes up to which a file of tensors is read whole instead of being mapped."""
 FORMAT = "logosphere-model"
-VERSION = 2
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -56,7 +56,7 @@ def write_recipe(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """A recipe.json, checked to be ours and not from the future."""
+    """The content of a recipe.json of this or an earlier version, as that of this version."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -68,13 +68,4 @@ def read_recipe(path: Path) -> dict[str, Any]:
     version = content.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
-    return _without_neighbours(content) if version < 2 else content
-
-
-def _without_neighbours(content: dict[str, Any]) -> dict[str, Any]:
-    """A recipe of version 1, whose network had attention alone: it says so now."""
-    for part, options in (("model", "options"), ("recipe", "network")):
-        found = content.get(part)
-        if isinstance(found, dict) and isinstance(found.get(options), dict):
-            found[options].setdefault("neighbours", 0)
-    return content
+    return migrate(content)

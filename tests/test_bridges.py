@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from logosphere.recipes.spherical import default_noise
 from scipy import special
 from toy_languages import generator
 
@@ -21,7 +22,6 @@ from logosphere.geometry.bridges import (
 )
 from logosphere.geometry.heat import heat_kernel
 from logosphere.geometry.laws import bridge_laws
-from logosphere.recipes.spherical import default_noise
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:

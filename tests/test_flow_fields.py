@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from logosphere.presets import preset
 from scipy import stats
 from statistical_checks import MIN_P_VALUE, bound_excess, mean_and_error, sequence_p_value
 from torch import Tensor
@@ -15,7 +16,6 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Drawn
-from logosphere.presets import preset
 from logosphere.processes.simplex.dirichlet import DirichletPath
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.stick_scores import StickScores

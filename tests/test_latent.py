@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from logosphere.recipes.latent import _clock
 from statistical_checks import mean_and_error
 from torch import Tensor
 from toy_languages import enumerate_sequences, generator, random_joint, skewed_chain
@@ -21,7 +22,6 @@ from logosphere.networks.conditioning import Conditioner
 from logosphere.processes.gaussian.diffusion import FIRST, Gaussian
 from logosphere.processes.gaussian.latent import Latent
 from logosphere.processes.gaussian.parameterization import STATES
-from logosphere.recipes.latent import _clock
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition

@@ -5,12 +5,12 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from logosphere.presets import ASPECTS, DEFAULT, preset_label
 from tiny_encoder import use_tiny_encoder
 
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.errors import UserError
-from logosphere.presets import ASPECTS, DEFAULT, preset_label
 from logosphere.runs.config import TrainConfig, config_from_dict
 from logosphere.training.optimizer import OptimizerConfig
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from logosphere.recipes.starts import start_point
 from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
 from toy_languages import generator, independent_tokens, random_joint, skewed_chain, sticky_chain
 from toy_models import SMALL, joint_sphere_model
@@ -14,7 +15,6 @@ import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
-from logosphere.recipes.starts import start_point
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.presets import DEFAULT
 from logosphere.shapes import Float
+from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Kind, Predict, Tokens
 
 
@@ -167,7 +167,7 @@ def evaluate(
         seconds=time.perf_counter() - started,
         nats=estimate.total.tolist(),
         counts=estimate.count.tolist(),
-        preset=DEFAULT if model.spec is None else model.spec.preset_label,
+        preset=DEFAULT if model.spec is None else preset_label(model.spec),
     )
 
 

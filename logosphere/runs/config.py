@@ -13,8 +13,7 @@ import yaml
 
 from logosphere.errors import UserError, nearest
 from logosphere.networks.config import NetworkConfig
-from logosphere.presets import DEFAULT
-from logosphere.presets import preset as find_preset
+from logosphere.systems import DEFAULT, find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.evaluation.costs import count_step_flops
-from logosphere.presets import DEFAULT
-from logosphere.presets import preset as find_preset
 from logosphere.pretrained import resolve_folder
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Elapsed, build_model
 from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget
-from logosphere.systems import system
+from logosphere.systems import DEFAULT, find_preset, system
 from logosphere.training.checkpoint import latest
 from logosphere.weights import RECIPE, WEIGHTS
 

@@ -16,7 +16,6 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.presets import DEFAULT
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.interrupts import Interrupts
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, create_run_and_model, run_training
@@ -24,6 +23,7 @@ from logosphere.runs.progress import SILENT, Bar, Display
 from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.warm_start import tokenizer_for
 from logosphere.sampling.generate import generate
+from logosphere.systems import DEFAULT, preset_label
 
 SAMPLES, SAMPLING_STEPS = 4, 128
 """Texts that are sampled at the end of a training, and the largest number of steps they take."""
@@ -124,7 +124,7 @@ def run_to_end(
     model: Model | None = None,
 ) -> Outcome:
     """Train a run until its end, a signal or `should_stop`, with its folder locked against other trainings."""
-    preset = run.spec.preset_label
+    preset = preset_label(run.spec)
     name = f"[bold]{run.config.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
     display.log(f"{name} on {corpus.name} ({describe_size(corpus.train)}) in {run.path}")
     report: Report | None = None

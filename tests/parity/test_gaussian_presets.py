@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from logosphere.presets import presets
 from statistical_checks import bound_excess, mean_and_error
 from torch import Tensor, nn
 from toy_languages import generator, sticky_chain
@@ -19,7 +20,6 @@ from logosphere.errors import UserError
 from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
 from logosphere.networks.transformer import FullTransformer
 from logosphere.noise import Keyed, Noise
-from logosphere.presets import presets
 from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.sampling.samplers import sampler
 from logosphere.types import Batch

@@ -86,6 +86,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         chain: bool = False,
         stagger: RollingOffsets | None = None,
         turns: AnyOrder | None = None,
+        training_turns: AnyOrder | None = None,
         any_order_fraction: float = 0.0,
     ):
         super().__init__()
@@ -96,6 +97,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         self.loss_type, self.switch, self.done = loss, switch, 0.0
         self.chain, self.stagger = chain, stagger
         self.turns, self.any_order_fraction = turns, any_order_fraction
+        self.training_turns = training_turns or turns or AnyOrder()
         self.time_conditional = turns is None  # in turn a state is a start or a vertex, and shows which
         shares = torch.full((self.timesteps, len(starts)), 1 / len(starts)) if shares is None else shares
         alike = bool((shares == shares[0]).all())
@@ -237,7 +239,7 @@ class SphericalDiffusion(Process, OnlineStatistics, TrainingPhases, MixtureOfPat
         t = torch.where(weight > 0, t.clamp_max(T_MAX), t)
         if self.training and self.any_order_fraction:
             turned = noise.uniform(len(free))[:, None] < self.any_order_fraction
-            waiting, counts = (self.turns or AnyOrder()).waiting(w, free, noise)
+            waiting, counts = self.training_turns.waiting(w, free, noise)
             t = torch.where(turned, waiting.float(), t)
             weight = torch.where(turned, counts.double(), weight)
         return t, weight.float()
