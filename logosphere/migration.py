@@ -1,10 +1,11 @@
 """Migration of recipe.json files to the current format version.
 
 A recipe.json holds `model` (the system, its sizes and its options) and, in run folders, `recipe` (the configuration of
-the training, with the options as a list of name=value). The classifier.json of a classifier has the same format. Each step turns the content of one version into that of the
-next. Renamed options and fields are listed in tables, which also serve for the errors about former names.
+the training, with the options as a list of name=value). The classifier.json of a classifier has the same format. Each
+step turns the content of one version into that of the next. Renamed options and fields are listed in tables, which also
+serve for the errors about former names.
 
-Version 1 networks had attention alone; version 2 added the network option `neighbours`; version 3 renamed options of the
+Version 2 added the network option `neighbours`; earlier networks had attention alone. Version 3 renamed options of the
 systems and changed the default path of rdlm-heat from any-order to joint.
 """
 
@@ -75,13 +76,17 @@ NETWORK_FIELDS_3: dict[str, str] = {}
 OPTIM_FIELDS_3: dict[str, str] = {}
 """Fields of the optimiser's configuration."""
 
+RENAMED_FIELDS = TRAIN_FIELDS_3 | NETWORK_FIELDS_3 | OPTIM_FIELDS_3
+"""Former names of fields of configurations, for errors."""
+
 Content = dict[str, Any]
 
 
-def migrate(content: Content) -> Content:
+def migrate(content: Content, place: str) -> Content:
     """The content of a recipe.json of any version as that of the current one; `content` itself is not changed."""
     version = content.get("version")
-    assert isinstance(version, int) and version <= VERSION
+    if not isinstance(version, int) or version > VERSION:
+        raise UserError(f"{place} was written by a newer version of Logosphere; upgrade to read it.")
     for step in _STEPS[max(version, 1) - 1 :]:
         content = step(content)
     return content | {"version": VERSION}
@@ -100,7 +105,7 @@ def check_current_option(system: str, option: str, value: Any, known: Collection
         raise UserError(f"The option '{option}' is now '{NETWORK_FIELDS_3[option]}'.")
 
 
-# ---- steps ------------------------------------------------------------------------------------------------------------
+# ---- steps ----------------------------------------------------------------------------------------------------------
 
 
 def _to_version_2(content: Content) -> Content:

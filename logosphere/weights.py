@@ -65,7 +65,4 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} was not written by Logosphere.")
-    version = content.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
-    return migrate(content)
+    return migrate(content, str(path))

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from logosphere.errors import UserError, nearest
+from logosphere.migration import RENAMED_FIELDS, migrate
 from logosphere.networks.config import NetworkConfig
 from logosphere.systems import DEFAULT, find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
@@ -166,7 +167,7 @@ def read_config_file(path: Path) -> TrainConfig:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
     if isinstance(content, dict) and "recipe" in content:
-        content = content["recipe"]
+        content = (migrate(content, str(path)) if "version" in content else content)["recipe"]
     return config_from_dict(content, str(path))
 
 
@@ -178,6 +179,8 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
     values: dict[str, Any] = {}
     for name, value in content.items():
         if name not in known:
+            if RENAMED_FIELDS.get(name) in known:
+                raise UserError(f"The entry '{name}' of {place} is now '{RENAMED_FIELDS[name]}'.")
             raise UserError(f"{place} has an unknown entry '{name}'.{nearest(str(name), known)}")
         inner = None if default is None else getattr(default, name)
         values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}", inner)

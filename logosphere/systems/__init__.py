@@ -1,8 +1,8 @@
 """The systems: for each its description, its settings, its build function and its published configurations.
 
 A module holds the systems of one family. Its build functions are registered in `registry`, and the published
-configurations are the YAML files in presets/. Importing this package does not import torch; the modules of the families,
-which do, are imported when a system is first looked up.
+configurations are the YAML files in presets/. Importing this package does not import torch. The modules of the
+families do; they are imported when a system is first looked up.
 """
 
 from logosphere.systems.preset import ASPECTS, DEFAULT, Aspect, Preset

@@ -217,8 +217,8 @@ class CDCDSettings(GaussianSettings):
 
     embedding: int = 32
     max_snr: float = 32.0
-    """|e|²/t² at the smallest noise level t; the largest t is 300 times as large. The 256 of the paper, at t = 1, is for
-    tens of thousands of tokens. Two tokens are 8 standard deviations apart at 32, and a network without a posterior head
+    """|e|²/t² at the smallest noise level t; the largest t is 300 times as large. The paper has 256, at t = 1, for tens
+    of thousands of tokens. Two tokens are 8 standard deviations apart at 32, and a network without a posterior head
     pays in the bound for precision beyond that."""
     time_sampler: str | None = "entropy"
     posterior_head: bool = False

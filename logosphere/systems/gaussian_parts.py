@@ -88,7 +88,7 @@ class SimplexStem(Coordinates):
 
 
 class Standardised(Wrapper):
-    """Scales states to variance 1, z/√(α²|e|²/d + σ²), and the estimates appended to them likewise, √d x̂/|e| (Plaid)."""
+    """Scales states to variance 1, z/√(α²|e|²/d + σ²), and appended estimates likewise, √d x̂/|e| (Plaid)."""
 
     def __init__(self, inner: Denoiser, process: Gaussian):
         super().__init__(inner)

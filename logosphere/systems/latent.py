@@ -35,8 +35,8 @@ INTERVALS = 128
 """The time sampler measures nats in this number of intervals of the path."""
 COMPRESSION, LATENT_WIDTH = 4, 16
 """Default tokens for each latent and numbers in it: at the end of the path, at a log-SNR of 3, 16 numbers can carry
-½ · 16 log(1 + e³) = 24 nats, 6 for each token. The papers have 64 numbers and more; the bound pays for numbers that carry
-no information as well, because the path must predict them (docs/results.md)."""
+½ · 16 log(1 + e³) = 24 nats, 6 for each token. The papers have 64 numbers and more; the bound pays for numbers that
+carry no information as well, because the path must predict them (docs/results.md)."""
 SCALES: dict[str, Scale] = {name: name for name in get_args(Scale)}
 WEIGHTINGS: dict[str, Weighting] = {name: name for name in get_args(Weighting)}
 
@@ -220,7 +220,7 @@ def _network(process: Latent, codec: TextAutoencoder, network: NetworkConfig, se
     return SelfConditioning(inner, width, width, process.estimate, settings.self_conditioning, null=null)
 
 
-# ---- systems ----------------------------------------------------------------------------------------------------------
+# ---- systems --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ register(
         paper="Meshchaninov et al. 2025, arXiv:2506.21170",
         family="latent",
         kind="bound",
-        summary="few latents, made smooth by noise, drops and dropout; states are reconstructed and decoded all at once",
+        summary="few latents, made smooth by noise, drops and dropout; reconstructed states are decoded all at once",
     ),
     CosmosSettings,
 )(build_latent)

@@ -343,7 +343,7 @@ def _model(
     """A model of a process; `transform` is applied to the states where the input is scaled or doubled."""
     denoiser: Denoiser | None = None
     if network is not None:
-        # Tokens depend on states through their likelihoods alone: for a network that reads those, the time adds nothing.
+        # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
         denoiser = FullTransformer(process.codec, length, network, reads_time=settings.input != "belief")
         tokens = process.codec.vocab_size
         width = 2 * tokens if settings.input == "doubled" else tokens

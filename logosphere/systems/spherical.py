@@ -73,9 +73,9 @@ class RDLMSettings:
     rho_scale: float = 1.0
     """Factor of the standard deviation ρ of the Riemannian normal (the paper has 1.14 on LM1B)."""
     protocol: str = "bound"
-    """bound: tabulated times that end where tokens are certain, and a reconstruction term; published: continuous time of
-    the schedule up to 1 - 10⁻⁴, training on `transitions`, values on simulated bridges without a reconstruction term,
-    which are surrogates (processes/spherical/published.py)."""
+    """bound: tabulated times that end where tokens are certain, and a reconstruction term; published: continuous time
+    of the schedule up to 1 - 10⁻⁴, training on `transitions`, values on simulated bridges without a reconstruction
+    term, which are surrogates (processes/spherical/published.py)."""
     timesteps: int | None = None
     """Bound and sampler of the geodesic random walk with this number of steps; None: continuous time."""
     base: int | None = None

@@ -54,7 +54,7 @@ def sphere_codec(vocab_size: int, settings: "RDLMSettings") -> Codec:
     return VertexCodec(vocab_size)
 
 
-# ---- where bridges begin ----------------------------------------------------------------------------------------------
+# ---- where bridges begin --------------------------------------------------------------------------------------------
 
 
 class SpherePoints(NamedTuple):
@@ -117,7 +117,7 @@ def start_probabilities(uniform: UniformShare, times: Tensor) -> Tensor:
     return torch.stack([1 - probability, probability], 1)
 
 
-# ---- times ------------------------------------------------------------------------------------------------------------
+# ---- times ----------------------------------------------------------------------------------------------------------
 
 
 def time_sampler(name: str, window: list[float] | None, times: Tensor) -> TimeSampler:
@@ -163,7 +163,7 @@ def schedule_tables(
     return starts, torch.stack(rows)
 
 
-# ---- network ----------------------------------------------------------------------------------------------------------
+# ---- network --------------------------------------------------------------------------------------------------------
 
 
 def sphere_network(
