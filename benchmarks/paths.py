@@ -31,14 +31,14 @@ SPREADS = (0.5, 0.75, 0.9, 0.95)
 def paths(process: SphericalDiffusion) -> Iterator[str]:
     """Set the process on one path after another."""
     process.turns, process.stagger = None, None
-    yield "together"
+    yield "joint"
     for spread in SPREADS:
         process.stagger = RollingOffsets(spread)
         yield f"stagger {spread}"
     process.stagger = None
     for order in ("random", "left-to-right"):
         process.turns = AnyOrder(order)
-        yield f"in turn, {order}"
+        yield f"any-order, {order}"
 
 
 def measured(model: ls.Model, sequences: int, draws: int) -> Tensor:

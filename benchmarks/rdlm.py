@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from harness import present
-from logosphere.recipes.spherical import default_noise
-from logosphere.recipes.starts import start_point
 from step_overhead import BATCH, LENGTH, VOCABULARY, overheads
 from torch import Tensor
 
@@ -41,6 +39,7 @@ from logosphere.processes.spherical.any_order import AnyOrder
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
 from logosphere.runs.run import Run
+from logosphere.systems.spherical_parts import default_noise, start_point
 
 LETTERS = 27
 NOISE = 0.0376
@@ -207,7 +206,7 @@ def oracle() -> Case:
 
 def trained(run: Path) -> Case:
     """A network of `rdlm` trained on text8, asked about the test split; the clock is the one it has learnt."""
-    model = Run(run).model("ema", {"path": "together"})
+    model = Run(run).model("ema", {"path": "joint"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
     theirs = BeliefInput(model.denoiser.inner, published.process.log_likelihood)  # type: ignore[union-attr, arg-type]
@@ -235,7 +234,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
         "published": repeated(their_draw, case.log_p, theirs),
         "published, to s*": repeated(lambda: their_draw(stop), case.log_p, theirs),
     }
-    own = {"together": repeated(our_draw, case.log_p, ours)}
+    own = {"joint": repeated(our_draw, case.log_p, ours)}
     process.turns = AnyOrder()
     own["in turn"] = repeated(our_draw, case.log_p, ours)
     pairs = [(name, other) for name in own for other in opponents]

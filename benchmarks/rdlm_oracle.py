@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from harness import present
-from logosphere.recipes.spherical import default_noise
 from torch import Tensor
 
 import logosphere as ls
@@ -25,6 +24,7 @@ from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.steps import MOVES
 from logosphere.sampling.steppers import Moved
+from logosphere.systems.spherical_parts import default_noise
 
 LETTERS = 27
 WALKERS = 100_000
@@ -52,7 +52,7 @@ def sharp(length: int) -> Markov:
 def calibrated(name: str, language: Language, **options: Any) -> Model:
     """A model without a network whose clock has looked at the language in several passes."""
     size: dict[str, Any] = {"vocab_size": language.vocab_size, "length": language.length}
-    model = ls.build(name, denoiser=None, path="together", **size, **options)
+    model = ls.build(name, denoiser=None, path="joint", **size, **options)
     model.process.train()
     rng = generator(1)
     for _ in range(4):

@@ -22,8 +22,9 @@ RATE = "optim.lr="
 OTHER_RATE = "2e-3"
 """Of systems that were not tried with several."""
 
-TOGETHER = ["path=together"]
-"""All positions at once, as in the paper; rdlm-heat otherwise moves them in turn. Rows that vary the sphere have it."""
+JOINT = ["path=joint", "any_order_fraction=0"]
+ANY_ORDER = ["path=any-order"]
+"""The joint path without any-order training sequences, as in the paper; rows that vary the sphere have it."""
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
@@ -44,23 +45,23 @@ ROWS: dict[str, list[str]] = {
     "multinomial": ["multinomial"],
     "bd3lm, blocks of 16": ["bd3lm", "block=16"],
     "rdlm": ["rdlm"],
-    "rdlm-heat": ["rdlm-heat"],
+    "rdlm-heat": ["rdlm-heat", *ANY_ORDER],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
-    "rdlm-heat, together": ["rdlm-heat", *TOGETHER],
-    "rdlm-heat, not taught in turn": ["rdlm-heat", "any_order_fraction=0"],
-    "rdlm-heat, taught in turn alone": ["rdlm-heat", "any_order_fraction=0.99"],
-    "rdlm-heat, a quarter taught in turn": ["rdlm-heat", "any_order_fraction=0.25"],
-    "rdlm-heat, in turn, learning rate 4e-3": ["rdlm-heat", "optim.lr=4e-3"],
-    "rdlm, in turn": ["rdlm", "path=in-turn"],
-    "rdlm-heat, posterior head": ["rdlm-heat", *TOGETHER, "posterior_head=True"],
-    "rdlm-heat, states as input": ["rdlm-heat", *TOGETHER, "input=state"],
-    "rdlm-heat, start uniform": ["rdlm-heat", *TOGETHER, "start=uniform"],
-    "rdlm-heat, V = 0.01": ["rdlm-heat", *TOGETHER, "total_noise=0.01"],
-    "rdlm-heat, V = 0.1": ["rdlm-heat", *TOGETHER, "total_noise=0.1"],
-    "rdlm-heat, even clock": ["rdlm-heat", *TOGETHER, "clock=even"],
-    "rdlm-heat, geometric clock": ["rdlm-heat", *TOGETHER, "clock=geometric"],
-    "rdlm-heat, geometric clock in a window": ["rdlm-heat", *TOGETHER, "clock=geometric", "window=[0.2, 0.72]"],
-    "rdlm-heat, drift loss": ["rdlm-heat", *TOGETHER, "loss=drift"],
+    "rdlm-heat, together": ["rdlm-heat", *JOINT],
+    "rdlm-heat, not taught in turn": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0"],
+    "rdlm-heat, taught in turn alone": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.99"],
+    "rdlm-heat, a quarter taught in turn": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.25"],
+    "rdlm-heat, in turn, learning rate 4e-3": ["rdlm-heat", *ANY_ORDER, "optim.lr=4e-3"],
+    "rdlm, in turn": ["rdlm", "path=any-order"],
+    "rdlm-heat, posterior head": ["rdlm-heat", *JOINT, "posterior_head=True"],
+    "rdlm-heat, states as input": ["rdlm-heat", *JOINT, "input=state"],
+    "rdlm-heat, start uniform": ["rdlm-heat", *JOINT, "start=uniform"],
+    "rdlm-heat, V = 0.01": ["rdlm-heat", *JOINT, "total_noise=0.01"],
+    "rdlm-heat, V = 0.1": ["rdlm-heat", *JOINT, "total_noise=0.1"],
+    "rdlm-heat, even clock": ["rdlm-heat", *JOINT, "time_sampler=even"],
+    "rdlm-heat, geometric clock": ["rdlm-heat", *JOINT, "time_sampler=geometric"],
+    "rdlm-heat, geometric clock in a window": ["rdlm-heat", *JOINT, "time_sampler=geometric", "window=[0.2, 0.72]"],
+    "rdlm-heat, drift loss": ["rdlm-heat", *JOINT, "loss=drift"],
     "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
     "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
     "rdlm-heat, stagger 0.9": ["rdlm-heat", "stagger=0.9", "posterior_head=True"],
@@ -70,14 +71,14 @@ ROWS: dict[str, list[str]] = {
     "gaussian-ce": ["gaussian-ce"],
     "gaussian-ce, posterior head": ["gaussian-ce", "posterior_head=True"],
     "gaussian-ce, states as input": ["gaussian-ce", "input=state"],
-    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "highest=2.8"],
+    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "max_logsnr=2.8"],
     "gaussian-ce, one-hot": ["gaussian-ce", "codec=one-hot"],
     "cdcd": ["cdcd"],
     "diffusion-lm": ["diffusion-lm"],
     "bit-diffusion": ["bit-diffusion"],
     "simplex": ["simplex"],
     "bfn": ["bfn"],
-    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "clock=even", "accuracy=0.5625"],
+    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "time_sampler=even", "accuracy=0.5625"],
     "fisher-flow": ["fisher-flow"],
     "dirichlet-flow": ["dirichlet-flow"],
     "ddsm": ["ddsm"],

@@ -14,7 +14,7 @@ def load(path: str | Path, options: dict[str, Any] | None = None) -> Model:
     """The model in a folder, with averaged weights where there are any; pretrained:NAME is a bundled one.
 
     With `options` it is built with other options of its system than it was trained with, where its weights allow it:
-    {"path": "together"}.
+    {"path": "joint"}.
     """
     folder = resolve_folder(path)
     if not folder.is_dir():

@@ -40,9 +40,9 @@ class Renamed:
         return isinstance(value, str | bool) and value in self.values
 
 
-_MASKED = ("mdlm", "remdm", "star", "p2", "g-star")
+_MASKED = ("mdlm", "remdm", "star", "p2")
 _SPHERICAL = ("rdlm", "rdlm-heat")
-_GAUSSIAN = ("plaid", "gaussian-ce", "cdcd", "diffusion-lm", "bit-diffusion", "simplex")
+_GAUSSIAN = ("plaid", "gaussian-ce", "diffusion-lm", "bit-diffusion")
 _LATENT = ("ld4lg", "planner", "tencdm", "cosmos")
 OPTIONS_3 = (
     Renamed("clock", "time_sampler"),
@@ -56,8 +56,8 @@ OPTIONS_3 = (
     Renamed("anchor", "rounding_loss_weight", ("diffusion-lm",)),
     Renamed("clear", "max_snr", ("cdcd",)),
     Renamed("steps", "timesteps", ("diffusion-lm",)),
-    Renamed("self_conditioned", "self_conditioning_by", _GAUSSIAN),
-    Renamed("highest", "max_logsnr", _GAUSSIAN),
+    Renamed("self_conditioned", "self_conditioning_by", ("plaid", "cdcd")),
+    Renamed("highest", "max_logsnr", (*_GAUSSIAN, "simplex")),
     Renamed("last", "max_logsnr", _LATENT),
     Renamed("lowest", "min_logsnr", (*_GAUSSIAN, *_LATENT)),
     Renamed("blurred", "min_decode_logsnr", _LATENT),

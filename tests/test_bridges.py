@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from logosphere.recipes.spherical import default_noise
 from scipy import special
 from toy_languages import generator
 
@@ -22,6 +21,7 @@ from logosphere.geometry.bridges import (
 )
 from logosphere.geometry.heat import heat_kernel
 from logosphere.geometry.laws import bridge_laws
+from logosphere.systems.spherical_parts import default_noise
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:

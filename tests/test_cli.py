@@ -56,13 +56,13 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
 def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "rdlm-heat")
     found = []
-    for options in ([], ["--options", "path=together"]):
+    for options in ([], ["--options", "path=any-order"]):
         capsys.readouterr()
         assert main(["evaluate", "run", "--sequences", "8", "--json", *options]) == 0
         found.append(read_json(capsys)["bits"])
     assert found[0] != found[1]
-    assert len([path for path in Path("run/eval").glob("*.json") if "-path=together" in path.name]) == 1
-    assert main(["evaluate", "run", "--options", "pth=together"]) != 0
+    assert len([path for path in Path("run/eval").glob("*.json") if "-path=any-order" in path.name]) == 1
+    assert main(["evaluate", "run", "--options", "pth=joint"]) != 0
 
 
 @pytest.mark.thorough

@@ -132,10 +132,10 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
     "options, says",
     [
         ({"encoder": "minilm"}, "reads its own 120 word pieces, but the vocabulary has 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2]}, "for each of the 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 120]}, "pieces must name one of the 120"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
-        ({"encoder": "bert", "pieces": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2]}, "for each of the 5 tokens"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 120]}, "encoder_token_ids must name one of the 120"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
+        ({"encoder": "bert", "encoder_token_ids": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder: Path, options: dict, says: str) -> None:
@@ -152,7 +152,7 @@ def test_a_text_too_long_or_a_damaged_file_is_refused(folder: Path) -> None:
 
 
 def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -> None:
-    model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, pieces=[3, 9, 4, 7, 110])
+    model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, encoder_token_ids=[3, 9, 4, 7, 110])
     assert not any("words" in name for name in model.state_dict())
     reader = model.process.codec.reader
     assert torch.equal(reader.spelt(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
@@ -272,7 +272,7 @@ def test_one_token_more_is_the_end_of_a_text() -> None:
 
 
 def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from logosphere.recipes import latent
+    from logosphere.systems import latent
 
     counting = Counting()
     monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: counting)

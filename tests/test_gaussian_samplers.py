@@ -29,7 +29,13 @@ NAMES = [one.name for one in LISTINGS if one.fits == GAUSSIAN]
 
 def plain(language: Language, **options: object) -> Model:
     """One-hot tokens and a schedule linear in λ."""
-    options = {"codec": "one-hot", "schedule": "linear", "highest": 2.0, "lowest": -6.0, "spacing": "logsnr"} | options
+    options = {
+        "codec": "one-hot",
+        "schedule": "linear",
+        "max_logsnr": 2.0,
+        "min_logsnr": -6.0,
+        "spacing": "logsnr",
+    } | options
     return ls.build(
         "gaussian-ce", vocab_size=language.vocab_size, length=language.length, denoiser=None, **options
     ).eval()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from logosphere.recipes.starts import start_point
 from statistical_checks import MIN_P_VALUE, bound_excess, chi_square_p_value, mean_and_error
 from toy_languages import generator, independent_tokens, random_joint, skewed_chain, sticky_chain
 from toy_models import SMALL, joint_sphere_model
@@ -15,6 +14,7 @@ import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.noise import Keyed
+from logosphere.systems.spherical_parts import start_point
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_no_network_comes_below_the_entropy() -> None:
 
 def test_a_clock_that_has_measured_gives_the_same_bound_more_calmly() -> None:
     language = sticky_chain(3, 4)
-    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together").eval()
+    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="joint").eval()
     even, even_error = mean_and_error(bound_excess(fresh, language, n=2000, draws=48))
     learned, learned_error = mean_and_error(
         bound_excess(joint_sphere_model("rdlm-heat", language), language, n=2000, draws=48)
@@ -84,7 +84,7 @@ def test_clocks_rule_training() -> None:
     """Drawn evenly, as told, or where there are nats and a context that could tell them: in the middle."""
     language, laws = sticky_chain(3, 4), {}
     for clock in ("even", "geometric", "information"):
-        model = joint_sphere_model("rdlm-heat", language, clock=clock)
+        model = joint_sphere_model("rdlm-heat", language, time_sampler=clock)
         laws[clock] = model.process.clock.train().probabilities()
         assert float(laws[clock].sum()) == pytest.approx(1)
     assert float(laws["even"].std()) == 0
@@ -145,7 +145,7 @@ def test_a_state_points_to_its_token_more_and_more() -> None:
 
 def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
     """With one position and equal tokens the informed zero network is the exact posterior: its bound is log V."""
-    model = ls.build("rdlm-heat", vocab_size=6, length=1, posterior_head=True, path="together", **SMALL)
+    model = ls.build("rdlm-heat", vocab_size=6, length=1, posterior_head=True, path="joint", **SMALL)
     tokens = torch.arange(6).repeat(400)[:, None]
     bound = model.nelbo(tokens, generator(10), draws=64).total
     mean, error = mean_and_error(bound)
@@ -210,7 +210,7 @@ def test_impossible_settings_are_refused() -> None:
         ({"total_noise": 0.0}, "total_noise"),
         ({"input": "belif"}, "belief"),
         ({"loss": "mse"}, "drift"),
-        ({"clock": "fast"}, "information"),
+        ({"time_sampler": "fast"}, "information"),
     ):
         with pytest.raises(UserError, match=hint):
             ls.build("rdlm", vocab_size=3, length=4, denoiser=None, **options)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from logosphere.encoders.pretrained import Encoder
+from logosphere.systems import latent
 
 
 class TinyEncoder(Encoder):
@@ -24,4 +25,4 @@ class TinyEncoder(Encoder):
 
 def use_tiny_encoder(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
     """Let every encoder by name be a tiny one."""
-    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))
+    monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))

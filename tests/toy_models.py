@@ -92,7 +92,7 @@ def calibrated_model(name: str, language: Language, **options: object) -> Model:
 
 def joint_sphere_model(name: str, language: Language, **options: object) -> Model:
     """A calibrated model of which all positions move together unless `path` says otherwise."""
-    return calibrated_model(name, language, **({"path": "together"} | options))
+    return calibrated_model(name, language, **({"path": "joint"} | options))
 
 
 def calibrated_system(system: System, language: Language) -> Model:

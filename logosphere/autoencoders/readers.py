@@ -73,13 +73,13 @@ class Frozen(Reader):
         if pieces is None and vocab_size - encoder.vocab_size not in (0, 1):
             raise UserError(
                 f"The encoder {encoder.name} reads its own {encoder.vocab_size:,} word pieces, but the vocabulary has "
-                f"{vocab_size:,} tokens; use its tokenizer, or say with pieces=… which piece each token is."
+                f"{vocab_size:,} tokens; use its tokenizer, or name the piece of each token with encoder_token_ids=…."
             )
         own = list(range(encoder.vocab_size)) + [encoder.end] * (vocab_size - encoder.vocab_size)
         table = torch.tensor(own if pieces is None else pieces)
         if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
             raise UserError(
-                f"pieces must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
+                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
                 f"{vocab_size:,} tokens."
             )
         if length > encoder.longest:

@@ -123,6 +123,8 @@ class LatentSettings:
             raise UserError(
                 f"min_decode_logsnr must not be above max_logsnr, {self.max_logsnr}, but is {self.min_decode_logsnr}."
             )
+        if not 0 < self.autoencoder_fraction < 1:
+            raise UserError(f"autoencoder_fraction must be above 0 and below 1, not {self.autoencoder_fraction}.")
         if self.kl_sum and self.kl_weight is None:
             raise UserError("kl_sum=True needs a kl_weight, not None.")
         if self.state_loss_weight < 0 or (self.kl_weight is not None and self.kl_weight < 0):

