@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import logosphere as ls
+from logosphere.systems import option_docs
 
 PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -109,6 +110,8 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
         model = ls.build(name, vocab_size=3, length=4, width=8, depth=1, heads=1)
         assert model.process.kind == card.kind
         assert {"width", "depth", "heads", "dropout"} <= ls.options(name).keys()
+        docs = option_docs(name)
+        assert docs.keys() <= ls.options(name).keys() and all(docs.values()), f"an option of {name} is not documented"
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ MISTAKES = [
     ("ddsm", {"concentration": 0}, "concentration must be above 0"),
     ("ddsm", {"dilation": 0.0}, "dilation must be above 0"),
     ("ddsm", {"construction": "stick"}, "Did you mean 'sticks'"),
-    ("ddsm", {"construction": "sticks", "vocab_size": 1000}, "too many sticks"),
+    ("ddsm", {"construction": "sticks", "vocab_size": 1000}, "at most 512 tokens"),
 ]
 
 

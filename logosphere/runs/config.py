@@ -27,7 +27,7 @@ class TrainConfig:
     preset: str = DEFAULT
     """default, or paper: the published system with its optimiser; `logosphere systems NAME` shows the differences."""
     options: tuple[str, ...] = ()
-    """Options of the system as name=value, for example timesteps=500."""
+    """Options of the system as name=value, for example timesteps=500; `logosphere systems NAME` lists them."""
     data: str = "pydoc"
     """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, any of these after letters:
     in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE, pairs:FILE,

@@ -160,7 +160,8 @@ def options(name: str) -> dict[str, Any]:
 def option_docs(name: str) -> dict[str, str]:
     """The documentation of the options of a system; those of its network are documented by `NetworkConfig`."""
     entry = _entry(name)
-    return {f.name: _field_docs(entry.settings).get(f.name, "") for f in entry.option_fields}
+    docs = _field_docs(entry.settings)
+    return {f.name: docs.get(f.name, "") for f in entry.option_fields}
 
 
 @cache
@@ -170,7 +171,6 @@ def _defaults(name: str) -> dict[str, Any]:
     return {f.name: f.default for f in found}
 
 
-@cache
 def _field_docs(settings: type) -> dict[str, str]:
     """The docstrings below the fields of a dataclass and of its bases."""
     docs: dict[str, str] = {}

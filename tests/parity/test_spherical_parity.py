@@ -358,7 +358,9 @@ def heat_slope(cosine: float, tau: float) -> float:
 
 def test_the_integrand_of_the_heat_bridge() -> None:
     """3 tokens on S³; the kernel is a table over 1,025 cosines and 96 times, linear in between: 0.1%."""
-    process = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="joint", total_noise=0.3).process
+    process = ls.build(
+        "rdlm-heat", vocab_size=3, length=4, denoiser=None, path="joint", any_order_fraction=0.0, total_noise=0.3
+    ).process
     assert isinstance(process, SphericalDiffusion)
     times = process.times.double().numpy()
     x, out, token = points(40, 3, 12)
