@@ -74,6 +74,8 @@ def register(
     """
 
     def add(build: Builder[Settings]) -> Builder[Settings]:
+        if info.name in _ENTRIES:
+            raise ValueError(f"a system named '{info.name}' is registered already")
         _ENTRIES[info.name] = _Entry(info, settings, build, tuple(fixed.split()))
         return build
 

@@ -20,7 +20,7 @@ from logosphere.processes.spherical.rolling import RollingOffsets
 from logosphere.systems.discrete import check_choice
 from logosphere.systems.registry import SystemInfo, register
 from logosphere.systems.spherical_parts import (
-    SpherePoints,
+    MIXTURES,
     check_window,
     default_noise,
     schedule_tables,
@@ -125,6 +125,8 @@ class RDLMSettings:
             raise UserError(f"any_order_fraction must be from 0 to below 1, not {self.any_order_fraction}.")
         if self.any_order_fraction and not self.has_plain_loss:
             raise UserError("any_order_fraction > 0 requires loss=cross-entropy and switch=None.")
+        if self.path == "any-order" and (self.has_mixture_path or self.timesteps is not None):
+            raise UserError("path=any-order allows no timesteps and no start that changes with time; use path=joint.")
         if self.protocol == "published":
             self._check_published()
 
@@ -149,7 +151,13 @@ class RDLMSettings:
         """Whether the loss is unweighted cross-entropy throughout."""
         return self.loss == "cross-entropy" and self.switch is None
 
-    def default_any_order_fraction(self, points: SpherePoints) -> float:
+    @property
+    def has_mixture_path(self) -> bool:
+        """Whether the probabilities of the start points change with time."""
+        return str(self.start).partition(":")[0] in MIXTURES
+
+    @property
+    def default_any_order_fraction(self) -> float:
         """The value of any_order_fraction=None."""
         return 0.5 if self.path == "any-order" and self.has_plain_loss else 0.0
 
@@ -162,9 +170,10 @@ class RDLMHeatSettings(RDLMSettings):
     """Fraction of training sequences with states of the any-order path; None: 0.5 with plain cross-entropy, unless
     positions are staggered, timesteps are fixed or the start changes with time; else 0."""
 
-    def default_any_order_fraction(self, points: SpherePoints) -> float:
+    @property
+    def default_any_order_fraction(self) -> float:
         """Half of the sequences also on the joint path, so that one network serves both paths."""
-        plain = points.uniform is None and self.timesteps is None and self.stagger == 0
+        plain = not self.has_mixture_path and self.timesteps is None and self.stagger == 0
         return 0.5 if (plain or self.path == "any-order") and self.has_plain_loss else 0.0
 
 
@@ -231,16 +240,12 @@ def _build(
             switch=settings.switch,
         )
         return _model(process, length, network, settings)
-    if settings.path == "any-order" and (points.uniform is not None or settings.timesteps is not None):
-        raise UserError("path=any-order allows no timesteps and no start that changes with time; use path=joint.")
-    fraction = settings.any_order_fraction
-    if fraction is None:
-        fraction = settings.default_any_order_fraction(points)
     steps = STEPS if settings.timesteps is None else settings.timesteps - 1
     tables = bridge_laws(bridge, d, points.cosines, steps, geodesic_walk=settings.timesteps is not None)
     if settings.transitions != "exact":
         is_published = settings.transitions == "published"
         tables = [moment_matched(table, d, published=is_published, scale=settings.rho_scale) for table in tables]
+    fraction = settings.any_order_fraction
     times, digits = tables[0].times, codec.digits if isinstance(codec, DigitCodec) else 1
     any_order = AnyOrder(settings.order, digits)  # type: ignore[arg-type]
     kind = SphericalDiffusion
@@ -261,7 +266,7 @@ def _build(
         stagger=RollingOffsets(settings.stagger, settings.order, digits) if settings.stagger else None,  # type: ignore[arg-type]
         turns=any_order if settings.path == "any-order" else None,
         training_turns=any_order,
-        any_order_fraction=fraction,
+        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,
     )
     return _model(process, length, network, settings)
 

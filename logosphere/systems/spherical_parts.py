@@ -57,6 +57,10 @@ def sphere_codec(vocab_size: int, settings: "RDLMSettings") -> Codec:
 # ---- where bridges begin --------------------------------------------------------------------------------------------
 
 
+MIXTURES = ("step", "linear", "sqrt")
+"""Starts whose probabilities change with time."""
+
+
 class SpherePoints(NamedTuple):
     """The points where bridges begin."""
 
@@ -80,7 +84,7 @@ def start_points(start: str | float, tokens: int) -> SpherePoints:
     if start == "mask+uniform":
         return SpherePoints(both, None)
     kind, _, threshold = str(start).partition(":")
-    if kind not in ("step", "linear", "sqrt"):
+    if kind not in MIXTURES:
         return SpherePoints([start_point(start, tokens)], None)
     try:
         switch = float(threshold) if kind == "step" else 0.0
@@ -101,7 +105,7 @@ def start_point(start: str | float, tokens: int) -> Tensor:
     if isinstance(start, str):
         named = {"mask": 0.0, "uniform": tokens / (tokens + 1)}
         if start not in named:
-            known = [*named, "mask+uniform", "step", "linear", "sqrt"]
+            known = [*named, "mask+uniform", *MIXTURES]
             raise UserError(f"There is no start '{start}'.{nearest(start, known)}")
         start = named[start]
     if not 0 <= start <= 1:
