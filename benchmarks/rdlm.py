@@ -236,7 +236,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
     }
     own = {"joint": repeated(our_draw, case.log_p, ours)}
     process.turns = AnyOrder()
-    own["in turn"] = repeated(our_draw, case.log_p, ours)
+    own["any-order"] = repeated(our_draw, case.log_p, ours)
     pairs = [(name, other) for name in own for other in opponents]
     return opponents | own, {f"{name} / {other}": compared(own[name], opponents[other]) for name, other in pairs}
 

@@ -52,7 +52,7 @@ def sharp(length: int) -> Markov:
 def calibrated(name: str, language: Language, **options: Any) -> Model:
     """A model without a network whose clock has looked at the language in several passes."""
     size: dict[str, Any] = {"vocab_size": language.vocab_size, "length": language.length}
-    model = ls.build(name, denoiser=None, path="joint", **size, **options)
+    model = ls.build(name, denoiser=None, path="joint", any_order_fraction=0.0, **size, **options)
     model.process.train()
     rng = generator(1)
     for _ in range(4):

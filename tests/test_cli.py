@@ -161,7 +161,7 @@ def test_what_a_recipe_has_switched_can_be_said_again_and_taken_back(recipe: str
 
 def test_help_comes_without_torch() -> None:
     """`--help` is instant because it never loads torch."""
-    for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems"], ["data", "list"]):
+    for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems", "--help"], ["data", "list"]):
         program = f"import sys; from logosphere.cli import main; main({words!r}); print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip().endswith("False"), words

@@ -377,7 +377,7 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
         ("plaid", {"min_logsnr": None}, "min_logsnr"),
         ("gaussian-ce", {"max_logsnr": None}, "infinite signal-to-noise"),
         ("gaussian-ce", {"codec": "bit"}, "Did you mean 'bits'"),
-        ("gaussian-ce", {"norm": None}, "grow without end"),
+        ("gaussian-ce", {"norm": None}, "grow without bound"),
         ("gaussian-ce", {"schedule": "learned", "min_logsnr": -3.0}, "loss=bound"),
         ("gaussian-ce", {"spacing": "even"}, "angle"),
     ],

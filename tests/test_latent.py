@@ -109,7 +109,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None:
     language = skewed_chain(3, 4)
-    model = random_network(name, language, **small(name, last=1.0)).eval()
+    model = random_network(name, language, **small(name, max_logsnr=1.0)).eval()
     tokens = language.sample(1500, generator(4))
     bound = model.nelbo(tokens, generator(5), draws=2)
     mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
@@ -117,7 +117,7 @@ def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None
 
 
 def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
-    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", last=2.0))
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", max_logsnr=2.0))
     alpha, sigma = model.process.path.levels(torch.tensor([model.process.recon_time]))
     assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
 
@@ -345,7 +345,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
     torch.manual_seed(2)
     language = skewed_chain(4, 6)
     options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
-    model = ls.build("ld4lg", vocab_size=4, length=6, last=1.0, predicts="x0", **options)
+    model = ls.build("ld4lg", vocab_size=4, length=6, max_logsnr=1.0, predicts="x0", **options)
     optim = ls.OptimizerConfig(lr=4e-3, warmup=20)
     with torch.enable_grad():
         for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
@@ -381,8 +381,8 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         ("ld4lg", {"latent_width": 0}, "at least 1"),
         ("ld4lg", {"state_loss_weight": 1.0}, "a parallel decoder"),
         ("tencdm", {"state_loss_weight": 1.0}, "needs few latents"),
-        ("tencdm", {"latents": 2}, "every token has a latent"),
-        ("tencdm", {"position_drop": 0.3}, "for compressed latents"),
+        ("tencdm", {"latents": 2}, "Every token has a latent"),
+        ("tencdm", {"position_drop": 0.3}, "need compressed latents"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:

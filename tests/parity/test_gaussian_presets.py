@@ -384,7 +384,7 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
         ("plaid", {"norm": None}, "scaled"),
         ("cdcd", {"max_snr": 0.0}, "max_snr"),
         ("diffusion-lm", {"target": "noise"}, "target"),
-        ("diffusion-lm", {"steps": 1}, "at least 2 steps"),
+        ("diffusion-lm", {"timesteps": 1}, "at least 2 steps"),
         ("diffusion-lm", {"max_logsnr": 3.0}, "max_logsnr=None"),
         ("diffusion-lm", {"predicts": "v"}, "noisy start"),
     ],
