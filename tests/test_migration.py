@@ -4,12 +4,14 @@ tests/migration/version2 holds models and runs written by the last code of versi
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import logosphere as ls
+from logosphere.cli import main
 from logosphere.migration import OPTIONS_3, VERSION, migrate
 from logosphere.runs.config import read_config_file
 from logosphere.runs.run import Run
@@ -44,6 +46,18 @@ def test_the_configuration_of_a_run_has_the_options_of_its_model(name: str) -> N
     assert options == {key: run.spec.options[key] for key in options}
     assert ls.build(run.spec.system, vocab_size=5, length=8, **options).spec is not None
     assert read_config_file(FOLDER / name / "recipe.json") == run.config
+
+
+def test_a_run_of_version_2_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is complete: resuming reads its optimiser and measures it again."""
+    for name in ("rdlm-heat-run", "text.txt"):
+        copy = shutil.copytree if (FOLDER / name).is_dir() else shutil.copy
+        copy(FOLDER / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    old = json.loads(Path("rdlm-heat-run/eval/valid.json").read_text())["bits"]
+    assert main(["train", "--resume", "--out", "rdlm-heat-run"]) == 0
+    assert json.loads(Path("rdlm-heat-run/eval/valid.json").read_text())["bits"] == pytest.approx(old, rel=1e-6)
 
 
 def test_options_of_runs_are_renamed() -> None:
