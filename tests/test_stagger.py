@@ -111,7 +111,7 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
     assert (t[0][free] == 1).all() and (t[-1][free] == 0).all() and (t.diff(dim=0) <= 0).all()
     moving = ((t > 0) & (t < 1)).sum(-1)[:, 0]
     assert 0 < int(moving.max()) < 7  # some wait, some move, some are done
-    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="joint", any_order_fraction=0.0).process
+    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="joint").process
     assert torch.equal(together.position_times(rows, free, Drawn(generator(4), 5)), rows[:, None])
 
 

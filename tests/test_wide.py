@@ -76,7 +76,7 @@ def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
 
 def test_it_trains_on_a_surrogate_and_is_measured_by_a_bound() -> None:
     torch.manual_seed(0)
-    model = ls.build("rdlm-heat", vocab_size=40, length=8, projected=True, path="joint", any_order_fraction=0.0, **SMALL)
+    model = ls.build("rdlm-heat", vocab_size=40, length=8, projected=True, any_order_fraction=0.0, **SMALL)
     tokens = torch.randint(0, 40, (1, 8), generator=generator(1))  # one sentence to learn by heart
     before = float(model.eval().nelbo(tokens.expand(64, -1), generator(2), draws=8).total.mean())
     for progress in ls.fit(

@@ -79,8 +79,8 @@ class Frozen(Reader):
         table = torch.tensor(own if pieces is None else pieces)
         if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
             raise UserError(
-                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
-                f"{vocab_size:,} tokens."
+                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} "
+                f"for each of the {vocab_size:,} tokens."
             )
         if length > encoder.longest:
             raise UserError(f"The encoder {encoder.name} reads at most {encoder.longest} tokens at once, not {length}.")

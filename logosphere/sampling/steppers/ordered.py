@@ -158,6 +158,6 @@ def _hiding(process: Process) -> Level:
     if process.turns is None or process.turns.together > 1:
         raise UserError(
             "This sampler chooses whose turn it is, but positions of this model do not take turns by whole tokens; it "
-            "needs masked diffusion such as mdlm, or rdlm-heat with path=any-order and without base. Use ancestral here."
+            "needs masked diffusion such as mdlm, or rdlm-heat with path=any-order and no base. Use ancestral here."
         )
     return lambda t: t
