@@ -41,6 +41,8 @@ def sized(width: int, depth: int, heads: int, batch: int) -> list[str]:
 
 def of(system: str, *words: str, **options: str) -> list[str]:
     """A row: the system, its options, other words of the command line."""
+    if system == "rdlm-heat":
+        options = {"path": "any-order"} | options
     chosen = [f"{name}={value}" for name, value in options.items()]
     return ["--system", system, *(["--options", *chosen] if chosen else []), *words]
 

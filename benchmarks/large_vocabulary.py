@@ -29,7 +29,7 @@ from logosphere.types import Batch
 V = 30_522
 LARGE = {"batch": 16, "length": 128, "width": 256, "depth": 4, "heads": 4}
 LITTLE = {"batch": 8, "length": 32, "width": 64, "depth": 2, "heads": 2}
-SYSTEMS: dict[str, dict[str, Any]] = {"mdlm": {}, "rdlm": {"projected": True, "path": "in-turn"}}
+SYSTEMS: dict[str, dict[str, Any]] = {"mdlm": {}, "rdlm": {"projected": True, "path": "any-order"}}
 
 
 def zipf() -> torch.Tensor:

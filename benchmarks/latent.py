@@ -36,7 +36,7 @@ from logosphere.runs.run import Run
 from logosphere.training.trainer import Trainer
 from logosphere.types import SIGN, Batch, Kind
 
-SMOOTHING = ("match", "position_drop", "feature_noise", "latent_dropout")
+SMOOTHING = ("state_loss_weight", "position_drop", "feature_noise", "latent_dropout")
 FEW = ["latents=8", "latent_width=16"]
 MINILM = ["encoder=minilm", "layer=4"]
 
@@ -57,7 +57,7 @@ GROUPS: dict[str, dict[str, list[str]]] = {
         "cosmos": ["cosmos", *FEW],
         **{f"cosmos, no {part}": ["cosmos", *FEW, f"{part}=0.0"] for part in SMOOTHING},
         "cosmos, none of them": ["cosmos", *FEW, *(f"{part}=0.0" for part in SMOOTHING[1:])],
-        "cosmos, blurred": ["cosmos", *FEW, "blurred=0.0"],
+        "cosmos, blurred": ["cosmos", *FEW, "min_decode_logsnr=0.0"],
         "cosmos, joint": ["cosmos", *FEW, "joint=True"],
     },
     "self-conditioning": {
@@ -192,7 +192,7 @@ class Rows:
             if self.data != "captions":
                 sys.exit("Rows on MiniLM are for --data captions, whose tokenizer is a part of MiniLM's.")
             pieces = self._part.with_name("pieces.json").read_text()
-            options.append(f"pieces={pieces}")
+            options.append(f"encoder_token_ids={pieces}")
         recipe = TrainConfig(
             system=system, options=tuple(options), data=self.data, length=LENGTH[self.data], batch=32, steps=None,
             cpu_minutes=self.minutes, ema=0.998, precision=self.precision, seed=seed,

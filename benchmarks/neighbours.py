@@ -29,8 +29,10 @@ ROWS = [("mdlm", 0), ("mdlm", 1), ("mdlm", 2), ("rdlm-heat", 0), ("rdlm-heat", 1
 
 def figures(name: str, splits: list[Split], vocabulary: int, length: int, steps: int, reach: int) -> dict[str, float]:
     torch.manual_seed(0)
-    wide: dict[str, Any] = {"projected": True} if name == "rdlm-heat" and vocabulary > SIZE["width"] + 2 else {}
-    model = ls.build(name, vocab_size=vocabulary, length=length, neighbours=reach, **SIZE, **wide)
+    options: dict[str, Any] = {}
+    if name == "rdlm-heat":
+        options = {"path": "any-order", "projected": vocabulary > SIZE["width"] + 2}
+    model = ls.build(name, vocab_size=vocabulary, length=length, neighbours=reach, **SIZE, **options)
     drawn = train_batches(splits[0], length, 4096 // length, seed=0)
     begun = time.process_time()
     optim = ls.OptimizerConfig(lr=3e-3, warmup=30, min_lr_ratio=0.1)

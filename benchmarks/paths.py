@@ -31,7 +31,7 @@ SPREADS = (0.5, 0.75, 0.9, 0.95)
 def paths(process: SphericalDiffusion) -> Iterator[str]:
     """Set the process on one path after another."""
     process.path_name, process.rolling = "joint", None
-    yield "together"
+    yield "joint"
     for spread in SPREADS:
         process.rolling = RollingOffsets(spread)
         yield f"stagger {spread}"

@@ -37,10 +37,9 @@ from logosphere.networks.wrappers import BeliefInput
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.recipes.spherical import default_noise
-from logosphere.recipes.starts import start_point
 from logosphere.rng import CounterNoise
 from logosphere.runs.run import Run
+from logosphere.systems.spherical_parts import default_noise, start_point
 
 LETTERS = 27
 NOISE = 0.0376
@@ -208,7 +207,7 @@ def oracle() -> Case:
 
 def trained(run: Path) -> Case:
     """A network of `rdlm` trained on text8, asked about the test split; the clock is the one it has learnt."""
-    model = Run(run).model("ema", {"path": "together"})
+    model = Run(run).model("ema", {"path": "joint"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = Published(model.length)
     theirs = BeliefInput(model.denoiser.inner, published.process.log_likelihood)  # type: ignore[union-attr, arg-type]
@@ -236,7 +235,7 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
         "published": repeated(their_draw, case.log_p, theirs),
         "published, to s*": repeated(lambda: their_draw(stop), case.log_p, theirs),
     }
-    own = {"together": repeated(our_draw, case.log_p, ours)}
+    own = {"joint": repeated(our_draw, case.log_p, ours)}
     case.model.process = process.with_path("any-order")
     own["in turn"] = repeated(our_draw, case.log_p, ours)
     pairs = [(name, other) for name in own for other in opponents]

@@ -24,8 +24,8 @@ from logosphere.model import Model
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
-from logosphere.recipes.spherical import default_noise
 from logosphere.sampling.steppers import SphericalStepper
+from logosphere.systems.spherical_parts import default_noise
 
 LETTERS = 27
 WALKERS = 100_000
@@ -53,7 +53,7 @@ def sharp(length: int) -> Markov:
 def calibrated(name: str, language: Language, **options: Any) -> Model:
     """A model without a network whose clock has looked at the language in several passes."""
     size: dict[str, Any] = {"vocab_size": language.vocab_size, "length": language.length}
-    model = ls.build(name, denoiser=None, path="together", **size, **options)
+    model = ls.build(name, denoiser=None, path="joint", any_order_fraction=0.0, **size, **options)
     model.process.train()
     rng = generator(1)
     for _ in range(4):

@@ -25,11 +25,9 @@ RATE = "optim.lr="
 OTHER_RATE = "2e-3"
 """The learning rate of the other systems, which was not tuned."""
 
-SPHERE = {"rdlm": "together", "rdlm-heat": "in-turn"}
-"""Systems on the sphere with their default path."""
-
-JOINT = ["path=together"]
-"""The joint path of the paper; the default of rdlm-heat is any-order. Rows that vary the sphere have it."""
+JOINT = ["path=joint", "any_order_fraction=0"]
+"""The joint path without any-order training sequences, as in the paper. Rows that vary the sphere have it."""
+ANY_ORDER = ["path=any-order"]
 
 ROWS: dict[str, list[str]] = {
     "ar": ["ar"],
@@ -50,22 +48,22 @@ ROWS: dict[str, list[str]] = {
     "multinomial": ["multinomial"],
     "bd3lm, blocks of 16": ["bd3lm", "block=16"],
     "rdlm": ["rdlm"],
-    "rdlm-heat": ["rdlm-heat"],
+    "rdlm-heat": ["rdlm-heat", *ANY_ORDER],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
     "rdlm-heat, joint": ["rdlm-heat", *JOINT],
-    "rdlm-heat, joint training only": ["rdlm-heat", "any_order_fraction=0"],
-    "rdlm-heat, any-order training only": ["rdlm-heat", "any_order_fraction=0.99"],
-    "rdlm-heat, a quarter any-order": ["rdlm-heat", "any_order_fraction=0.25"],
-    "rdlm-heat, learning rate 4e-3": ["rdlm-heat", "optim.lr=4e-3"],
-    "rdlm, any-order": ["rdlm", "path=in-turn"],
+    "rdlm-heat, joint training only": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0"],
+    "rdlm-heat, any-order training only": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.99"],
+    "rdlm-heat, a quarter any-order": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.25"],
+    "rdlm-heat, learning rate 4e-3": ["rdlm-heat", *ANY_ORDER, "optim.lr=4e-3"],
+    "rdlm, any-order": ["rdlm", "path=any-order"],
     "rdlm-heat, posterior head": ["rdlm-heat", *JOINT, "posterior_head=True"],
     "rdlm-heat, states as input": ["rdlm-heat", *JOINT, "input=state"],
     "rdlm-heat, start uniform": ["rdlm-heat", *JOINT, "start=uniform"],
     "rdlm-heat, V = 0.01": ["rdlm-heat", *JOINT, "total_noise=0.01"],
     "rdlm-heat, V = 0.1": ["rdlm-heat", *JOINT, "total_noise=0.1"],
-    "rdlm-heat, uniform times": ["rdlm-heat", *JOINT, "clock=even"],
-    "rdlm-heat, geometric times": ["rdlm-heat", *JOINT, "clock=geometric"],
-    "rdlm-heat, geometric times in a window": ["rdlm-heat", *JOINT, "clock=geometric", "window=[0.2, 0.72]"],
+    "rdlm-heat, uniform times": ["rdlm-heat", *JOINT, "time_sampler=even"],
+    "rdlm-heat, geometric times": ["rdlm-heat", *JOINT, "time_sampler=geometric"],
+    "rdlm-heat, geometric times in a window": ["rdlm-heat", *JOINT, "time_sampler=geometric", "window=[0.2, 0.72]"],
     "rdlm-heat, drift loss": ["rdlm-heat", *JOINT, "loss=drift"],
     "rdlm-heat, stagger 0.5": ["rdlm-heat", "stagger=0.5"],
     "rdlm-heat, stagger 0.75": ["rdlm-heat", "stagger=0.75", "posterior_head=True"],
@@ -76,14 +74,14 @@ ROWS: dict[str, list[str]] = {
     "gaussian-ce": ["gaussian-ce"],
     "gaussian-ce, posterior head": ["gaussian-ce", "posterior_head=True"],
     "gaussian-ce, states as input": ["gaussian-ce", "input=state"],
-    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "highest=2.8"],
+    "gaussian-ce, bits": ["gaussian-ce", "codec=bits", "max_logsnr=2.8"],
     "gaussian-ce, one-hot": ["gaussian-ce", "codec=one-hot"],
     "cdcd": ["cdcd"],
     "diffusion-lm": ["diffusion-lm"],
     "bit-diffusion": ["bit-diffusion"],
     "simplex": ["simplex"],
     "bfn": ["bfn"],
-    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "clock=even", "accuracy=0.5625"],
+    "bfn, network as published": ["bfn", "posterior_head=False", "loss=bound", "time_sampler=even", "accuracy=0.5625"],
     "fisher-flow": ["fisher-flow"],
     "dirichlet-flow": ["dirichlet-flow"],
     "ddsm": ["ddsm"],
@@ -130,9 +128,8 @@ def _print_records(given: argparse.Namespace) -> None:
             row: dict[str, Any] = {"row": f"`{system}`" + (f", {variant}" if variant else ""), "system": system}
             row["commit"] = report.get("commit")
             row["options"] = dict(option.split("=", 1) for option in options)
-            if system in SPHERE:
-                any_order = row["options"].get("path", SPHERE[system]) == "in-turn" and "stagger" not in row["options"]
-                row["path"] = "any-order" if any_order else "joint"
+            if system.startswith("rdlm"):
+                row["path"] = row["options"].get("path", "joint")
             figure = {"value": round(report["bits"], 3), "error": round(report["error"], 3), "kind": report["kind"]}
             records.append({**row, "metric": "training_steps", "value": steps})
             records.append({**row, "metric": "bits_per_character", **figure, "unit": "bits per character"})

@@ -6,8 +6,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 import logosphere
-from logosphere.cards import CARDS
-from logosphere.presets import ASPECTS, DEFAULT, Aspect
+from logosphere.systems import ASPECTS, DEFAULT, Aspect, infos, option_docs
 
 
 def math(source: str, *_: Any, **__: Any) -> str:
@@ -16,21 +15,36 @@ def math(source: str, *_: Any, **__: Any) -> str:
 
 
 def systems(*_: Any, **__: Any) -> str:
-    """Return a table of all systems, from their cards."""
-    rows = [[f"<code>{card.name}</code>", card.title, card.difference, card.kind, card.paper] for card in CARDS]
-    return _table(["name", "title", "difference", "likelihood", "paper"], rows)
+    """Every system, as the registry describes it."""
+    rows = [[f"<code>{info.name}</code>", info.title, info.summary, info.kind, info.paper] for info in infos()]
+    return _table(["name", "what it is", "difference", "number", "paper"], rows)
+
+
+def options(*_: Any, **__: Any) -> str:
+    """The options of every system, as the fields of its settings are documented."""
+    parts = []
+    for info in infos():
+        defaults = logosphere.options(info.name)
+        rows = [
+            [f"<code>{option}</code>", f"<code>{escape(str(defaults[option]))}</code>", escape(text)]
+            for option, text in option_docs(info.name).items()
+        ]
+        if rows:
+            table = _table(["option", "default", "meaning"], rows)
+            parts.append(f"<details><summary><code>{info.name}</code></summary>{table}</details>")
+    return "".join(parts)
 
 
 def presets(*_: Any, **__: Any) -> str:
     """Return a table of all published presets: each aspect with its default, and the test that checks it."""
     shown = [aspect for aspect in ASPECTS if aspect not in ("optimiser", "network")]
     rows = []
-    for card in CARDS:
-        for preset in logosphere.presets(card.name).values():
+    for info in infos():
+        for preset in logosphere.presets(info.name).values():
             if preset.name == DEFAULT:
                 continue
             cells = {aspect.name: _aspect(aspect) for aspect in preset.aspects}
-            name = f"<code>{card.name}</code>" + ("" if preset.name == "paper" else f" ({preset.name})")
+            name = f"<code>{info.name}</code>" + ("" if preset.name == "paper" else f" ({preset.name})")
             rows.append([name, *(cells[aspect] for aspect in shown), f"<code>{escape(preset.checked)}</code>"])
     return _table(["system", *shown, "test"], rows)
 

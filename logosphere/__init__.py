@@ -53,7 +53,7 @@ _LAZY = {
     "NoisyClassifier": "logosphere.networks.classifier:NoisyClassifier",
     "train_classifier": "logosphere.training.auxiliary:train_classifier",
     "train_remasker": "logosphere.training.auxiliary:train_remasker",
-    "with_remasker": "logosphere.recipes.remasking:with_remasker",
+    "with_remasker": "logosphere.systems.remasking:with_remasker",
     "ode_nelbo": "logosphere.evaluation.ode_likelihood:ode_nelbo",
     "evaluate": "logosphere.evaluation.report:evaluate",
     "Report": "logosphere.evaluation.report:Report",

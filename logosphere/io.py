@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from logosphere.errors import UserError
+from logosphere.migration import VERSION, migrate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +25,6 @@ REMASKER = "remasker.safetensors"
 MAX_UNMAPPED = 2**28
 """Files of tensors up to this size in bytes are read into memory; larger ones are mapped."""
 FORMAT = "logosphere-model"
-VERSION = 2
 RENAMED_TENSORS = (
     (r"(.*\.)?clock\.(measured|seen)$", r"\1time_sampler.\2"),
     (r"process\.path\.clock\.", "process.time_sampler."),  # the Gaussian path of latent diffusion
@@ -177,16 +177,4 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({problem}); restore it from a copy.") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} was not written by Logosphere.")
-    version = content.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise UserError(f"{path} was written by a newer version of Logosphere; upgrade to read it.")
-    return _upgrade_v1(content) if version < 2 else content
-
-
-def _upgrade_v1(content: dict[str, Any]) -> dict[str, Any]:
-    """A recipe of version 1, whose networks had no local mixing, with that setting made explicit."""
-    for part, options in (("model", "options"), ("recipe", "network")):
-        found = content.get(part)
-        if isinstance(found, dict) and isinstance(found.get(options), dict):
-            found[options].setdefault("neighbours", 0)
-    return content
+    return migrate(content, str(path))

@@ -11,7 +11,6 @@ from logosphere.errors import UserError
 from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.presets import DEFAULT, preset_label
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bound, leave_one_out_bound, mean_bound, mixture_bound
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths
@@ -28,12 +27,7 @@ class Spec:
     length: int
     options: dict[str, Any] = field(default_factory=dict)
     """All options that differ from the defaults, those of the preset among them."""
-    preset: str = DEFAULT
-
-    @property
-    def preset_label(self) -> str:
-        """The preset, and the options that were set in place of its own: "paper with loss=cross-entropy"."""
-        return preset_label(self.system, self.preset, self.options)
+    preset: str = "default"
 
 
 class Model(nn.Module):

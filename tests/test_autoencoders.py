@@ -146,7 +146,7 @@ def test_a_reader_cannot_outgrow_noise_by_larger_states() -> None:
 
 def test_the_divergence_is_an_average_over_elements() -> None:
     """PLANNER's code sums it over the batch, so that its weight grows with it; here it is each sequence's own."""
-    made = codec("planner", substitution=0.0, divergence=2.0)
+    made = codec("planner", substitution=0.0, kl_weight=2.0)
     extra = taught(made).extra
     assert torch.allclose(taught(made, TOKENS[:2]).extra, extra[:2], atol=1e-5)
     raw = made._compress(made.reader(TOKENS), None)

@@ -21,7 +21,7 @@ from logosphere.geometry.bridges import (
     walk_step,
 )
 from logosphere.geometry.heat import tabulate_heat_kernel
-from logosphere.recipes.spherical import default_noise
+from logosphere.systems.spherical_parts import default_noise
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:

@@ -57,13 +57,13 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
 def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "rdlm-heat")
     found = []
-    for options in ([], ["--options", "path=together"]):
+    for options in ([], ["--options", "path=any-order"]):
         capsys.readouterr()
         assert main(["evaluate", "run", "--sequences", "8", "--json", *options]) == 0
         found.append(read_json(capsys)["bits"])
     assert found[0] != found[1]
-    assert len([path for path in Path("run/eval").glob("*.json") if "-path=together" in path.name]) == 1
-    assert main(["evaluate", "run", "--options", "pth=together"]) != 0
+    assert len([path for path in Path("run/eval").glob("*.json") if "-path=any-order" in path.name]) == 1
+    assert main(["evaluate", "run", "--options", "pth=joint"]) != 0
 
 
 @pytest.mark.thorough
@@ -171,7 +171,7 @@ def test_former_names_of_settings_are_read() -> None:
 
 def test_help_comes_without_torch() -> None:
     """`--help` is instant because it never loads torch."""
-    for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems"], ["data", "list"]):
+    for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems", "--help"], ["data", "list"]):
         program = f"import sys; from logosphere.cli import main; main({words!r}); print('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert done.stdout.strip().endswith("False"), words

@@ -213,7 +213,7 @@ def test_clipping_is_for_training_only() -> None:
 def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
     """After some training the distribution of steps is not uniform, and an oracle's bound is still the entropy."""
     language = sticky_chain(3, 4)
-    model = random_network("multinomial", language, timesteps=50, importance=True)
+    model = random_network("multinomial", language, timesteps=50, importance_sampling=True)
     for _ in ls.fit(model, (language.sample(64, generator(i)) for i in range(12)), steps=12):
         pass
     p = model.process.time_sampler.eval().probabilities(4)
@@ -274,7 +274,7 @@ def build(name: str, **options) -> None:
         (lambda: build("gidd", p_u=1.0), "p_u.*below 1, not 1.0"),
         (lambda: build("gidd", p_u=-0.1), "at least 0"),
         (lambda: build("gidd", loss="clipp"), "Did you mean 'clip'"),
-        (lambda: build("md4", loss="ce"), "There is no loss 'ce'"),
+        (lambda: build("md4", loss="ce"), "'ce' is not a choice for loss"),
         (lambda: build("multinomial", timesteps=0), "timesteps must be at least 1"),
         (lambda: build("d3pm-absorbing", hybrid=-1.0), "must be at least 0"),
         (lambda: build("d3pm-uniform", schedule=[0.1, 1.2], timesteps=2), "between 0 and 1.*not monotone"),

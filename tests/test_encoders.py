@@ -157,7 +157,7 @@ def test_a_text_too_long_or_a_damaged_file_is_refused(folder: Path) -> None:
 
 
 def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -> None:
-    model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, pieces=[3, 9, 4, 7, 110])
+    model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, encoder_token_ids=[3, 9, 4, 7, 110])
     assert not any("words" in name for name in model.state_dict())
     reader = model.process.codec.reader
     assert torch.equal(reader.to_pieces(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
@@ -280,7 +280,7 @@ def test_one_token_more_is_the_end_of_a_text() -> None:
 
 
 def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from logosphere.recipes import latent
+    from logosphere.systems import latent
 
     counting = Counting()
     monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: counting)

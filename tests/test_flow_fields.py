@@ -14,16 +14,16 @@ from toy_models import SMALL, System, calibrated_model, random_network
 import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
-from logosphere.presets import preset
 from logosphere.processes.simplex.dirichlet import DirichletPath
 from logosphere.processes.simplex.flow_matching import TangentFlow
 from logosphere.processes.simplex.process import SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickScores
 from logosphere.rng import GeneratorNoise
+from logosphere.systems import find_preset
 from logosphere.types import Batch
 
 VELOCITY = {
-    "predicts": "velocity", "posterior_head": False, "input": "state", "loss": "velocity", "clock": "uniform",
+    "predicts": "velocity", "posterior_head": False, "input": "state", "loss": "velocity", "time_sampler": "uniform",
 }  # fmt: skip
 SCORE = {
     "construction": "sticks", "predicts": "score", "posterior_head": False, "input": "state", "loss": "diffusion",
@@ -186,7 +186,7 @@ def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
     losses = {}
     for loss in ("bound", "diffusion"):
         torch.manual_seed(0)
-        model = ls.build("bfn", vocab_size=3, length=4, **SMALL, loss=loss, clock="even", posterior_head=False)
+        model = ls.build("bfn", vocab_size=3, length=4, **SMALL, loss=loss, time_sampler="even", posterior_head=False)
         losses[loss] = model.train().bound(Batch.of(tokens), GeneratorNoise(generator(2), 64), draws=65)
     both, without = losses["bound"], losses["diffusion"]
     torch.testing.assert_close(both.loss, both.recon + both.diffusion)
@@ -259,23 +259,23 @@ def test_a_published_system_trains_and_samples(name: str, which: str) -> None:
     batches = (language.sample(64, generator(i)) for i in range(120))
     losses = [p.loss for p in ls.fit(model, batches, steps=120, optim=ls.OptimizerConfig(lr=5e-3, warmup=20))]
     assert sum(losses[-20:]) < sum(losses[:20])
-    assert model.sampler == preset(name, which).sampler
+    assert model.sampler == find_preset(name, which).sampler
     drawn = ls.sample(model.eval(), n=500, steps=32, rng=generator(12))
     repeats = float((drawn[:, 1:] == drawn[:, :-1]).float().mean())
     assert repeats > 0.75, repeats  # 1/3 by chance ± 0.012, 0.95 in the language
 
 
 MISTAKES = [
-    ("fisher-flow", VELOCITY | {"clock": "even"}, "needs loss=velocity and clock=uniform"),
+    ("fisher-flow", VELOCITY | {"time_sampler": "even"}, "needs loss=velocity and time_sampler=uniform"),
     ("fisher-flow", VELOCITY | {"geometry": "flat"}, "needs geometry=sphere"),
     ("fisher-flow", VELOCITY | {"posterior_head": True}, "needs posterior_head=False"),
     ("fisher-flow", {"predicts": "velocty"}, "Did you mean 'velocity'"),
     ("ddsm", SCORE | {"construction": "shares"}, "needs construction=sticks"),
     ("ddsm", SCORE | {"self_conditioning": 0.5}, "self_conditioning=0"),
-    ("ddsm", {"clock": "importance"}, "needs predicts=score"),
-    ("ddsm", {"predicts": "noise"}, "tokens or score"),
-    ("bfn", {"input": "doubled"}, "There is no input 'doubled'"),
-    ("dirichlet-flow", {"clock": "unbound"}, "Did you mean 'unbounded'"),
+    ("ddsm", {"time_sampler": "importance"}, "needs predicts=score"),
+    ("ddsm", {"predicts": "noise"}, "'noise' is not a choice for predicts"),
+    ("bfn", {"input": "doubled"}, "'doubled' is not a choice for input"),
+    ("dirichlet-flow", {"time_sampler": "unbound"}, "Did you mean 'unbounded'"),
 ]
 
 

@@ -289,9 +289,9 @@ def test_edges_and_corners_are_harmless(system: System) -> None:
 # ---- systems ---------------------------------------------------------------------------------------------------------
 
 PLAIN = {
-    "bfn": {"posterior_head": False, "loss": "bound", "clock": "even", "accuracy": 0.5625},
-    "fisher-flow": {"posterior_head": False, "input": "state", "loss": "velocity", "clock": "even"},
-    "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "clock": "exponential"},
+    "bfn": {"posterior_head": False, "loss": "bound", "time_sampler": "even", "accuracy": 0.5625},
+    "fisher-flow": {"posterior_head": False, "input": "state", "loss": "velocity", "time_sampler": "even"},
+    "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "time_sampler": "exponential"},
     "ddsm": {"construction": "sticks", "posterior_head": False, "input": "state", "loss": "bound"},
 }
 """Options between the defaults and the published systems, which test_flow_fields.py has."""
@@ -320,20 +320,20 @@ MISTAKES = [
     ("bfn", {"accuracy": 0.0}, "accuracy must be above 0"),
     ("bfn", {"timesteps": 0}, "timesteps must be above 0"),
     ("bfn", {"input": "belif"}, "Did you mean 'belief'"),
-    ("bfn", {"loss": "velocity"}, "There is no loss 'velocity'"),
-    ("bfn", {"clock": "geometric"}, "There is no clock 'geometric'"),
-    ("fisher-flow", {"loss": "bound"}, "There is no loss 'bound'"),
+    ("bfn", {"loss": "velocity"}, "'velocity' is not a choice for loss"),
+    ("bfn", {"time_sampler": "geometric"}, "'geometric' is not a choice for time_sampler"),
+    ("fisher-flow", {"loss": "bound"}, "'bound' is not a choice for loss"),
     ("fisher-flow", {"prior": "simplx"}, "Did you mean 'simplex'"),
     ("fisher-flow", {"priors": "simplex"}, "Did you mean 'prior'"),
     ("dirichlet-flow", {"alpha": 1.0}, "alpha must be above 1"),
     ("dirichlet-flow", {"churn": -1.0}, "churn must not be negative"),
     ("dirichlet-flow", {"posterior_head": False}, "churn=0"),
     ("dirichlet-flow", {"churn": 0, "loss": "bound"}, "no bound to train on"),
-    ("dirichlet-flow", {"clock": "exponental"}, "Did you mean 'exponential'"),
+    ("dirichlet-flow", {"time_sampler": "exponental"}, "Did you mean 'exponential'"),
     ("ddsm", {"concentration": 0}, "concentration must be above 0"),
     ("ddsm", {"dilation": 0.0}, "dilation must be above 0"),
     ("ddsm", {"construction": "stick"}, "Did you mean 'sticks'"),
-    ("ddsm", {"construction": "sticks", "vocab_size": 1000}, "too many sticks"),
+    ("ddsm", {"construction": "sticks", "vocab_size": 1000}, "at most 512 tokens"),
 ]
 
 

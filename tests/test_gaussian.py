@@ -26,19 +26,19 @@ from logosphere.types import Condition
 N = 2500
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "plaid": ("plaid", {}),
-    "plaid, free embeddings": ("plaid", {"norm": None, "highest": 1.0, "lowest": -8.0}),
-    "cosine": ("gaussian-ce", {"highest": 3.0}),
+    "plaid, free embeddings": ("plaid", {"norm": None, "max_logsnr": 1.0, "min_logsnr": -8.0}),
+    "cosine": ("gaussian-ce", {"max_logsnr": 3.0}),
     "bits, sigmoid": ("gaussian-ce", {"codec": "bits", "schedule": "sigmoid"}),
-    "one-hot, sqrt": ("gaussian-ce", {"codec": "one-hot", "schedule": "sqrt", "highest": 3.5}),
+    "one-hot, sqrt": ("gaussian-ce", {"codec": "one-hot", "schedule": "sqrt", "max_logsnr": 3.5}),
     "logits, linear-beta": (
         "gaussian-ce",
-        {"codec": "logits", "schedule": "linear-beta", "shift": -2.0, "highest": 3.0},
+        {"codec": "logits", "schedule": "linear-beta", "shift": -2.0, "max_logsnr": 3.0},
     ),
     "cdcd": ("cdcd", {}),
     "diffusion-lm": ("diffusion-lm", {}),
     "bit-diffusion": ("bit-diffusion", {}),
     "simplex": ("simplex", {}),
-    "long, linear, even": ("gaussian-ce", {"norm": 2.5, "schedule": "linear", "highest": 1.0, "lowest": -9.0}),
+    "long, linear, even": ("gaussian-ce", {"norm": 2.5, "schedule": "linear", "max_logsnr": 1.0, "min_logsnr": -9.0}),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
 def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
     """With tokens read off their own noisy states it is another bound, and tight where those states are clear."""
     language = random_joint()
-    model = built("gaussian-ce", language, {"highest": 4.0, "lowest": -6.0, "loss": "bound"})
+    model = built("gaussian-ce", language, {"max_logsnr": 4.0, "min_logsnr": -6.0, "loss": "bound"})
     process = model.process
     states = Model(
         GaussianTokenDiffusion(
@@ -214,8 +214,8 @@ def test_one_hot_and_logits_are_the_same_process() -> None:
     twice = 2 * math.log(2)
     bounds = []
     for codec, shift in (("one-hot", twice), ("logits", 0.0)):
-        options = {"codec": codec, "schedule": "linear", "highest": 2.0 + shift, "lowest": -7.0 + shift}
-        model = ls.build("gaussian-ce", vocab_size=3, length=4, denoiser=None, clock="even", **options).eval()
+        options = {"codec": codec, "schedule": "linear", "max_logsnr": 2.0 + shift, "min_logsnr": -7.0 + shift}
+        model = ls.build("gaussian-ce", vocab_size=3, length=4, denoiser=None, time_sampler="even", **options).eval()
         tokens = language.sample(2000, generator(9))
         bounds.append(model.nelbo(tokens, generator(10), denoiser=Oracle(model, language), draws=16))
     # The norms of z differ by α, so the noise is not shared to the last digit.
@@ -382,11 +382,11 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
     [
         ("plaid", {"embedding": 0}, "width of at least 1"),
         ("plaid", {"norm": -1.0}, "norm"),
-        ("plaid", {"lowest": None}, "lowest"),
-        ("gaussian-ce", {"highest": None}, "infinite signal-to-noise"),
+        ("plaid", {"min_logsnr": None}, "min_logsnr"),
+        ("gaussian-ce", {"max_logsnr": None}, "infinite signal-to-noise"),
         ("gaussian-ce", {"codec": "bit"}, "Did you mean 'bits'"),
-        ("gaussian-ce", {"norm": None}, "grow without end"),
-        ("gaussian-ce", {"schedule": "learned", "lowest": -3.0}, "loss=bound"),
+        ("gaussian-ce", {"norm": None}, "grow without bound"),
+        ("gaussian-ce", {"schedule": "learned", "min_logsnr": -3.0}, "loss=bound"),
         ("gaussian-ce", {"spacing": "even"}, "angle"),
     ],
     ids=str,

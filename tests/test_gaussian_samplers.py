@@ -27,7 +27,13 @@ NAMES = [name for name, info in SAMPLERS.items() if info.supports in (GAUSSIAN, 
 
 def plain(language: Language, **options: object) -> Model:
     """One-hot tokens and a schedule linear in λ."""
-    options = {"codec": "one-hot", "schedule": "linear", "highest": 2.0, "lowest": -6.0, "spacing": "logsnr"} | options
+    options = {
+        "codec": "one-hot",
+        "schedule": "linear",
+        "max_logsnr": 2.0,
+        "min_logsnr": -6.0,
+        "spacing": "logsnr",
+    } | options
     return ls.build(
         "gaussian-ce", vocab_size=language.vocab_size, length=language.length, denoiser=None, **options
     ).eval()

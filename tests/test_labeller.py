@@ -48,9 +48,9 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
     return float(torch.stack(nats).mean())
 
 
-def exact(name: str) -> ls.Model:
+def exact(name: str, **options: object) -> ls.Model:
     """A model with the exact posterior of all texts together, zeros and ones."""
-    model = System(name).model(LANGUAGE)
+    model = System(name, options).model(LANGUAGE)
     model.denoiser = Oracle(model, LANGUAGE)
     return model
 

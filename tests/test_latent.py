@@ -20,8 +20,8 @@ from logosphere.networks.conditioning import Conditioner
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
-from logosphere.recipes.latent import _clock
 from logosphere.schedules.logsnr import find_logsnr
+from logosphere.systems.latent import uniform_times
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
@@ -96,7 +96,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
     process = LatentDiffusion(
         codec,
         find_logsnr(name, shift=shift, highest=0.5),
-        _clock(),
+        uniform_times(),
         parameterization=PARAMETERIZATIONS["x0"],
         stage_one=0.5,
         min_decode_logsnr=0.5,
@@ -113,7 +113,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None:
     language = skewed_chain(3, 4)
-    model = random_network(name, language, **small(name, last=1.0)).eval()
+    model = random_network(name, language, **small(name, max_logsnr=1.0)).eval()
     tokens = language.sample(1500, generator(4))
     bound = model.nelbo(tokens, generator(5), draws=2)
     mean, error = mean_and_error(bound.total.double() + language.log_prob(tokens))
@@ -121,7 +121,7 @@ def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None
 
 
 def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
-    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", last=2.0))
+    model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", max_logsnr=2.0))
     alpha, sigma = model.process.alpha_sigma(torch.tensor([model.process.recon_time]))
     assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
 
@@ -147,7 +147,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_stage_changes_its_own_part_and_nothing_else(name: str) -> None:
-    model = ls.build(name, vocab_size=3, length=4, **small(name, stage_one=0.5))
+    model = ls.build(name, vocab_size=3, length=4, **small(name, autoencoder_fraction=0.5))
     at: dict[int, tuple] = {0: parts(model)}
     for progress in ls.fit(model, batches(skewed_chain(3, 4)), steps=8):
         at[progress.step] = parts(model)
@@ -159,7 +159,7 @@ def test_each_stage_changes_its_own_part_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_latents_stand_still_in_the_second_stage(name: str) -> None:
     """The statistics too: they are those of the first stage."""
-    model = ls.build(name, vocab_size=3, length=4, **small(name, stage_one=0.5))
+    model = ls.build(name, vocab_size=3, length=4, **small(name, autoencoder_fraction=0.5))
     tokens, seen = skewed_chain(3, 4).sample(5, generator(7)), {}
     for progress in ls.fit(model, batches(skewed_chain(3, 4)), steps=8):
         seen[progress.step] = model.process.codec.encode(tokens)
@@ -173,7 +173,9 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Pat
 
     def fresh() -> Trainer:
         torch.manual_seed(0)
-        model = ls.build("planner", vocab_size=3, length=4, **small("planner", stage_one=0.5, self_conditioning=0.5))
+        model = ls.build(
+            "planner", vocab_size=3, length=4, **small("planner", autoencoder_fraction=0.5, self_conditioning=0.5)
+        )
         return Trainer(model, ema=0.9, seed=3)
 
     def go(trainer: Trainer, first: int, last: int) -> list[float]:
@@ -271,7 +273,7 @@ def copyist() -> Model:
     """A model that has learnt to write down its source."""
     torch.manual_seed(1)
     options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
-    model = ls.build("ld4lg", vocab_size=4, length=4, source=4, source_length=2, stage_one=0.3, **options)
+    model = ls.build("ld4lg", vocab_size=4, length=4, source=4, source_length=2, autoencoder_fraction=0.3, **options)
     rng = generator(11)
 
     def given() -> Iterator[Batch]:
@@ -347,7 +349,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
     torch.manual_seed(2)
     language = skewed_chain(4, 6)
     options = {"width": 32, "depth": 2, "heads": 2, "autoencoder_depth": 1, "latents": 2, "latent_width": 4}
-    model = ls.build("ld4lg", vocab_size=4, length=6, last=1.0, predicts="x0", **options)
+    model = ls.build("ld4lg", vocab_size=4, length=6, max_logsnr=1.0, predicts="x0", **options)
     optim = ls.OptimizerConfig(lr=4e-3, warmup=20)
     with torch.enable_grad():
         for _ in ls.fit(model, batches(language), steps=400, optim=optim, ema=0.98):
@@ -372,19 +374,19 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         ("ld4lg", {"latents": 4}, "4 latents do not compress 4 tokens"),
         ("cosmos", {"latents": 0}, "0 latents do not compress 4 tokens"),
         ("planner", {"length": 1, "latents": None}, "1 latents do not compress 1 tokens"),
-        ("cosmos", {"stage_one": 1.0}, "stage_one is a fraction of the training between 0 and 1"),
+        ("cosmos", {"autoencoder_fraction": 1.0}, "autoencoder_fraction must be"),
         ("cosmos", {"position_drop": 1.0}, "position_drop"),
-        ("planner", {"divergence": -1.0}, "must not be negative"),
+        ("planner", {"kl_weight": -1.0}, "must not be negative"),
         ("tencdm", {"tan": 0.0}, "tan, the d of a tan-d schedule, must be above 0"),
         ("tencdm", {"predicts": "vv"}, "Did you mean 'v'"),
-        ("tencdm", {"blurred": 5.0}, "below the last one"),
+        ("tencdm", {"min_decode_logsnr": 5.0}, "must not be above max_logsnr"),
         ("tencdm", {"self_conditioning": 2.0}, "probability of self-conditioning"),
         ("tencdm", {"signal": 2}, "no signal can be given along them"),
         ("ld4lg", {"latent_width": 0}, "at least 1"),
-        ("ld4lg", {"match": 1.0}, "rebuilds all states at once"),
-        ("tencdm", {"match": 1.0}, "out of few latents"),
-        ("tencdm", {"latents": 2}, "every token has a latent"),
-        ("tencdm", {"position_drop": 0.3}, "for compressed latents"),
+        ("ld4lg", {"state_loss_weight": 1.0}, "a parallel decoder"),
+        ("tencdm", {"state_loss_weight": 1.0}, "needs few latents"),
+        ("tencdm", {"latents": 2}, "Every token has a latent"),
+        ("tencdm", {"position_drop": 0.3}, "need compressed latents"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:
@@ -407,7 +409,7 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
         LatentDiffusion(
             codec,
             find_logsnr("cosine", highest=3.0),
-            _clock(),
+            uniform_times(),
             parameterization=PARAMETERIZATIONS["x0"],
             stage_one=0.5,
             min_decode_logsnr=3.0,
@@ -429,7 +431,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
         LatentDiffusion(
             codec,
             find_logsnr("cosine", highest=3.0),
-            _clock(),
+            uniform_times(),
             parameterization=PARAMETERIZATIONS["x0"],
             stage_one=0.5,
             min_decode_logsnr=3.0,
@@ -453,7 +455,7 @@ def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     torch.manual_seed(3)
     language = ls.languages.markov(0.8 * torch.eye(8) + 0.2 / 8, torch.full((8,), 1 / 8), 16)
     options = {"width": 32, "depth": 1, "heads": 2, "autoencoder_depth": 1, "latents": 4, "latent_width": 8}
-    model = ls.build(name, vocab_size=8, length=16, stage_one=0.99, **options)
+    model = ls.build(name, vocab_size=8, length=16, autoencoder_fraction=0.99, **options)
     for _ in ls.fit(model, batches(language), steps=150, optim=ls.OptimizerConfig(lr=5e-3, warmup=20)):
         pass
     found = measure_reconstruction(model, [Batch.of(language.sample(200, generator(22)))], generator(23))

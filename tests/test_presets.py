@@ -10,8 +10,9 @@ from tiny_encoder import use_tiny_encoder
 import logosphere as ls
 from logosphere.cli import main
 from logosphere.errors import UserError
-from logosphere.presets import ASPECTS, DEFAULT, preset_label
+from logosphere.model import Spec
 from logosphere.runs.config import TrainConfig, config_from_dict
+from logosphere.systems import ASPECTS, DEFAULT, preset_label
 from logosphere.training.optimizer import OptimizerConfig
 
 SIZE = {"width": 16, "depth": 1, "heads": 2}
@@ -76,10 +77,10 @@ def test_saved_models_keep_their_preset(tmp_path) -> None:
 
 def test_an_option_takes_the_place_of_the_presets_own_and_is_named() -> None:
     model = ls.build("mdlm", vocab_size=5, length=6, preset="paper", loss="cross-entropy", **SIZE)
-    assert model.spec is not None and model.spec.preset_label == "paper with loss=cross-entropy"
+    assert model.spec is not None and preset_label(model.spec) == "paper with loss=cross-entropy"
     report = ls.evaluate(model, [torch.zeros(2, 6, dtype=torch.long)], rng=0)
-    assert report.preset == model.spec.preset_label and "preset paper with loss=cross-entropy" in str(report)
-    assert preset_label("mdlm", "default", {"loss": "bound"}) == "default"
+    assert report.preset == preset_label(model.spec) and "preset paper with loss=cross-entropy" in str(report)
+    assert preset_label(Spec("mdlm", 3, 4, {"loss": "bound"})) == "default"
 
 
 def test_presets_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,17 +41,17 @@ def test_every_table_of_a_process_moves_with_it() -> None:
 
 def test_impossible_options_are_refused() -> None:
     for options, says in (
-        ({"rho_scale": 1.14}, "rho_scale=1.14 .* needs transitions=normal or published"),
+        ({"rho_scale": 1.14}, "rho_scale=1.14 needs transitions=normal or transitions=published"),
         ({"rho_scale": 0.0, "transitions": "normal"}, "above 0, not 0.0"),
-        ({"codes": "published"}, "give a base"),
+        ({"codes": "published"}, "needs a base"),
         ({"protocol": "published"}, "geometric, linear or cosine, not 'information'"),
-        ({"protocol": "published", "clock": "geometric", "stagger": 0.5}, "no stagger"),
-        ({"protocol": "published", "clock": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
+        ({"protocol": "published", "time_sampler": "geometric", "stagger": 0.5}, "no stagger"),
+        ({"protocol": "published", "time_sampler": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
     ):
         with pytest.raises(UserError, match=says):
             ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options)
     with pytest.raises(UserError, match="log bridge"):
-        ls.build("rdlm-heat", vocab_size=5, length=4, denoiser=None, protocol="published", clock="geometric")
+        ls.build("rdlm-heat", vocab_size=5, length=4, denoiser=None, protocol="published", time_sampler="geometric")
 
 
 def test_rho_scales_the_spread_of_states() -> None:

@@ -72,9 +72,8 @@ def test_every_evaluation_is_counted(name: str, steps: int) -> None:
     drawn = generate(model, n=64, steps=steps, rng=generator(1), watch=calls.append)
     blocks = {"llada": 3}.get(name, model.length // model.block)  # each has its share of the steps, and at least one
     remasked = sum(0 < t <= 0.3 for t in uniform_grid(steps)[:-2]) if name == "g-star" else 0
-    asked = min(len(calls), 6) if name == "rdlm-heat" else len(calls)  # in turn: nobody's turn costs nothing
     assert len(calls) == (6 if name == "ar" else blocks * max(1, steps // blocks))
-    assert drawn.nfe == asked + remasked and calls[-1].t.eq(0).all()
+    assert drawn.nfe == len(calls) + remasked and calls[-1].t.eq(0).all()
     assert drawn.tokens.shape == (64, 6) and 0 <= drawn.tokens.min() and drawn.tokens.max() < 5
 
 

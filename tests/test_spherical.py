@@ -13,8 +13,8 @@ from toy_models import SMALL, joint_sphere_model
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
-from logosphere.recipes.starts import start_point
 from logosphere.rng import CounterNoise
+from logosphere.systems.spherical_parts import start_point
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_no_network_comes_below_the_entropy() -> None:
 
 def test_a_clock_that_has_measured_gives_the_same_bound_more_calmly() -> None:
     language = sticky_chain(3, 4)
-    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together").eval()
+    fresh = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="joint", any_order_fraction=0.0).eval()
     even, even_error = mean_and_error(bound_excess(fresh, language, n=2000, draws=48))
     learned, learned_error = mean_and_error(
         bound_excess(joint_sphere_model("rdlm-heat", language), language, n=2000, draws=48)
@@ -84,7 +84,7 @@ def test_clocks_rule_training() -> None:
     """Drawn evenly, as told, or where there are nats and a context that could tell them: in the middle."""
     language, laws = sticky_chain(3, 4), {}
     for clock in ("even", "geometric", "information"):
-        model = joint_sphere_model("rdlm-heat", language, clock=clock)
+        model = joint_sphere_model("rdlm-heat", language, time_sampler=clock)
         laws[clock] = model.process.time_sampler.train().probabilities()
         assert float(laws[clock].sum()) == pytest.approx(1)
     assert float(laws["even"].std()) == 0
@@ -145,7 +145,9 @@ def test_a_state_points_to_its_token_more_and_more() -> None:
 
 def test_belief_and_head_are_the_posterior_of_a_lone_token() -> None:
     """With one position and equal tokens the informed zero network is the exact posterior: its bound is log V."""
-    model = ls.build("rdlm-heat", vocab_size=6, length=1, posterior_head=True, path="together", **SMALL)
+    model = ls.build(
+        "rdlm-heat", vocab_size=6, length=1, posterior_head=True, path="joint", any_order_fraction=0.0, **SMALL
+    )
     tokens = torch.arange(6).repeat(400)[:, None]
     bound = model.nelbo(tokens, generator(10), draws=64).total
     mean, error = mean_and_error(bound)
@@ -205,12 +207,12 @@ def test_states_do_not_depend_on_how_a_batch_is_cut() -> None:
 def test_impossible_settings_are_refused() -> None:
     for options, hint in (
         ({"start": "masc"}, "mask"),
-        ({"start": 1.5}, "0 to 1"),
-        ({"start": -0.1}, "0 to 1"),
+        ({"start": 1.5}, "from 0 .* to 1"),
+        ({"start": -0.1}, "from 0 .* to 1"),
         ({"total_noise": 0.0}, "total_noise"),
         ({"input": "belif"}, "belief"),
         ({"loss": "mse"}, "drift"),
-        ({"clock": "fast"}, "information"),
+        ({"time_sampler": "fast"}, "information"),
     ):
         with pytest.raises(UserError, match=hint):
             ls.build("rdlm", vocab_size=3, length=4, denoiser=None, **options)

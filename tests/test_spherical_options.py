@@ -63,7 +63,7 @@ def test_states_of_another_law_have_no_bound() -> None:
     mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=16))
     assert model.process.kind == "surrogate" and mean < -10 * error
     assert joint_sphere_model("rdlm", language, transitions="normal").process.kind == "surrogate"
-    assert joint_sphere_model("rdlm-heat", language, transitions="normal", path="in-turn").process.kind == "bound"
+    assert joint_sphere_model("rdlm-heat", language, transitions="normal", path="any-order").process.kind == "bound"
 
 
 def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +172,9 @@ def test_the_papers_clocks() -> None:
     [
         {"transitions": "normal"},
         {"transitions": "published"},
-        {"clock": "geometric", "window": [0.3, 0.6], "loss": "importance-weighted"},
-        {"clock": "linear"},
-        {"clock": "cosine", "loss": "drift"},
+        {"time_sampler": "geometric", "window": [0.3, 0.6], "loss": "importance-weighted"},
+        {"time_sampler": "linear"},
+        {"time_sampler": "cosine", "loss": "drift"},
         {"loss": "bound-weighted"},
         {"switch": 0.5},
         {"self_conditioning": True},
@@ -304,7 +304,7 @@ class DigitOracle(Denoiser):
 
 def test_the_bound_of_split_tokens_is_tight() -> None:
     language = skewed_chain(4, 2)
-    model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2, path="together")
+    model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2, path="joint", any_order_fraction=0.0)
     mean, error = mean_and_error(
         bound_excess(model, language, n=2000, draws=200, denoiser=DigitOracle(model, language))
     )
@@ -313,7 +313,7 @@ def test_the_bound_of_split_tokens_is_tight() -> None:
 
 def test_split_samples_are_valid_and_follow_the_language() -> None:
     language = independent_tokens(5, 2)
-    model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2, path="together")
+    model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2, path="joint", any_order_fraction=0.0)
     drawn = ls.sample(model, n=2000, steps=96, rng=generator(3), denoiser=DigitOracle(model, language))
     assert int(drawn.max()) < 5
     known, tokens = torch.tensor([True, False]), torch.tensor([4, 0])
@@ -328,7 +328,7 @@ def test_impossible_options_are_refused() -> None:
         ({"timesteps": 1}, "at least 2"),
         ({"switch": 1.5}, "0 to 1"),
         ({"window": [0.3, 0.6]}, "geometric"),
-        ({"clock": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
+        ({"time_sampler": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
         ({"start": "step:soon"}, "step:0.35"),
         ({"transitions": "aproximate"}, "choice for transitions"),
         ({"digits": "hands"}, "heads"),

@@ -113,7 +113,7 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
     assert (t[0][free] == 1).all() and (t[-1][free] == 0).all() and (t.diff(dim=0) <= 0).all()
     moving = ((t > 0) & (t < 1)).sum(-1)[:, 0]
     assert 0 < int(moving.max()) < 7  # some wait, some move, some are done
-    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="together").process
+    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="joint").process
     assert torch.equal(together.position_times(rows, free, GeneratorNoise(generator(4), 5)), rows[:, None])
 
 
@@ -141,7 +141,7 @@ def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
     "options",
     [
         {"order": "left-to-right"},
-        {"clock": "even", "posterior_head": False},
+        {"time_sampler": "even", "posterior_head": False},
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"loss": "drift"}, marks=pytest.mark.slow),
         pytest.param({"loss": "bound-weighted"}, marks=pytest.mark.slow),
@@ -174,7 +174,7 @@ def test_impossible_staggers_are_refused() -> None:
         ({"stagger": -0.1}, "below 1"),
         ({"stagger": 0.5, "order": "leftwards"}, "left-to-right"),
         ({"stagger": 0.5, "timesteps": 8}, "stagger=0"),
-        ({"stagger": 0.5, "clock": "geometric", "window": [0.3, 0.6]}, "stagger=0"),
+        ({"stagger": 0.5, "time_sampler": "geometric", "window": [0.3, 0.6]}, "stagger=0"),
     ):
         with pytest.raises(UserError, match=hint):
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)

@@ -24,4 +24,4 @@ class TinyEncoder(PretrainedEncoder):
 
 def use_tiny_encoder(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
     """Let every encoder by name be a tiny one."""
-    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))
+    monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))

@@ -93,8 +93,9 @@ def calibrated_model(name: str, language: Language, **options: object) -> Model:
 
 
 def joint_sphere_model(name: str, language: Language, **options: object) -> Model:
-    """A calibrated model of which all positions move together unless `path` says otherwise."""
-    return calibrated_model(name, language, **({"path": "together"} | options))
+    """A calibrated model on the joint path, without any-order sequences in training, unless `path` says otherwise."""
+    joint = {} if options.get("path") == "any-order" else {"path": "joint", "any_order_fraction": 0.0}
+    return calibrated_model(name, language, **(joint | options))
 
 
 def calibrated_system(system: System, language: Language) -> Model:

@@ -256,10 +256,10 @@ class Export(Arguments):
 
 @dataclass(frozen=True)
 class Systems(Arguments):
-    """List the systems that can be trained; with NAME, show its presets side by side."""
+    """List the systems that can be trained; with NAME, show its options and presets."""
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """A system, to see how its default differs from what was published."""
+    """A system, to see its options and how its default differs from what was published."""
     json: bool = False
     """Print as JSON."""
 

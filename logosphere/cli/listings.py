@@ -4,39 +4,43 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from logosphere.cards import CARDS
 from logosphere.cli.arguments import Data, Samplers, Systems
 from logosphere.cli.console import DISPLAY, print_json
 from logosphere.data.sources import CORPORA, DATASETS
-from logosphere.presets import DEFAULT, Preset, presets
 from logosphere.sampling.registry import SAMPLERS
-from logosphere.systems import system
+from logosphere.systems import DEFAULT, Preset, infos, option_docs, options, presets, system
 
 
 def systems(arguments: Systems, argv: list[str]) -> int:
     """logosphere systems"""
     if arguments.name:
-        return _show_presets(arguments.name, arguments.json)
+        return _show_system(arguments.name, arguments.json)
     if arguments.json:
-        print_json({"systems": [asdict(card) | {"presets": list(presets(card.name))} for card in CARDS]})
+        print_json({"systems": [asdict(info) | {"presets": list(presets(info.name))} for info in infos()]})
         return 0
-    for card in CARDS:
-        print(f"{card.name:<16} {card.title} ({card.paper}; {card.kind})\n{'':<16} {card.difference}")
-    print("\nHow a default differs from its paper: logosphere systems NAME")
+    for info in infos():
+        print(f"{info.name:<16} {info.title} ({info.paper}; {info.kind})\n{'':<16} {info.summary}")
+    print("\nOptions of a system, and how its default differs from its paper: logosphere systems NAME")
     return 0
 
 
-def _show_presets(name: str, as_json: bool) -> int:
-    card, published = system(name), [preset for key, preset in presets(name).items() if key != DEFAULT]
+def _show_system(name: str, as_json: bool) -> int:
+    info, published = system(name), [preset for key, preset in presets(name).items() if key != DEFAULT]
+    defaults, docs = options(name), option_docs(name)
     if as_json:
-        print_json(asdict(card) | {"presets": [_as_dict(preset) for preset in published]})
+        described = [{"name": option, "default": defaults[option], "help": text} for option, text in docs.items()]
+        print_json(asdict(info) | {"options": described, "presets": [_as_dict(preset) for preset in published]})
         return 0
-    print(f"{card.name}: {card.title} ({card.paper}; {card.kind})\n{card.difference}")
+    print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
+    output = Console(highlight=False)
+    if docs:
+        print("\nOptions (--options NAME=VALUE), beside those of the network:")
+        output.print(_option_table(docs, defaults))
     if not published:
         print("\nIts only preset is default: it follows no paper exactly.")
-    output = Console(highlight=False)
     for preset in published:
         print(f"\npreset {preset.name}: {preset.source}")
         output.print(_side_by_side(preset))
@@ -47,10 +51,17 @@ def _show_presets(name: str, as_json: bool) -> int:
     return 0
 
 
+def _option_table(docs: dict[str, str], defaults: dict[str, Any]) -> Table:
+    table = Table("option", "default", "", show_lines=True)
+    for option, text in docs.items():
+        table.add_row(option, str(defaults[option]), escape(text))
+    return table
+
+
 def _side_by_side(preset: Preset) -> Table:
     table = Table("", preset.name, DEFAULT, "why the default differs", show_lines=True)
     for aspect in preset.aspects:
-        table.add_row(aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)
+        table.add_row(*map(escape, (aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)))
     return table
 
 

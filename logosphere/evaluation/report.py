@@ -18,7 +18,7 @@ from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bou
 from logosphere.io import json_safe, write_json
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.presets import DEFAULT
+from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
 
 
@@ -172,7 +172,7 @@ def evaluate(
         seconds=time.perf_counter() - started,
         nats=estimate.total.tolist(),
         counts=estimate.count.tolist(),
-        preset=DEFAULT if model.spec is None else model.spec.preset_label,
+        preset=DEFAULT if model.spec is None else preset_label(model.spec),
         path=model.process.path_name,
     )
 

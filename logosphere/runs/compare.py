@@ -13,8 +13,6 @@ from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
 from logosphere.io import RECIPE, WEIGHTS, cached, file_sha256, write_json
-from logosphere.presets import DEFAULT
-from logosphere.presets import preset as find_preset
 from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, make_report
@@ -25,7 +23,7 @@ from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
 from logosphere.runs.train import open_with_display, run_to_end
-from logosphere.systems import system
+from logosphere.systems import DEFAULT, find_preset, system
 from logosphere.training.checkpoint import latest
 
 SCORER = "judge"

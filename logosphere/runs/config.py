@@ -12,18 +12,10 @@ from typing import Any
 import yaml
 
 from logosphere.errors import UserError, suggest
+from logosphere.migration import RENAMED_FIELDS, migrate
 from logosphere.networks.config import NetworkConfig
-from logosphere.presets import DEFAULT
-from logosphere.presets import preset as find_preset
+from logosphere.systems import DEFAULT, find_preset
 from logosphere.training.optimizer import OptimizerConfig, check_finite, check_training
-
-FORMER = {"withhold": "cond_dropout", "final": "min_lr_ratio", "spike": "grad_spike_factor"}
-"""Former names of settings, which recipes of older runs have."""
-
-
-def rename_former(content: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the current names."""
-    return {FORMER.get(name, name): value for name, value in content.items()}
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class TrainConfig:
     preset: str = DEFAULT
     """default, or paper: the published system with its optimiser; `logosphere systems NAME` shows the differences."""
     options: tuple[str, ...] = ()
-    """Options of the system as name=value, for example timesteps=500."""
+    """Options of the system as name=value, for example timesteps=500; `logosphere systems NAME` lists them."""
     data: str = "pydoc"
     """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, any of these after letters:
     in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE, pairs:FILE,
@@ -176,7 +168,7 @@ def read_config_file(path: Path) -> TrainConfig:
         reason = (str(problem) or "empty").splitlines()[0]
         raise UserError(f"The recipe {path} cannot be read ({reason}).") from None
     if isinstance(content, dict) and "recipe" in content:
-        content = content["recipe"]
+        content = (migrate(content, str(path)) if "version" in content else content)["recipe"]
     return config_from_dict(content, str(path))
 
 
@@ -186,8 +178,10 @@ def _filled(kind: type, content: Any, place: str, default: Any = None) -> Any:
         raise UserError(f"{place} must hold names and values.")
     known = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for name, value in rename_former(content).items():
+    for name, value in content.items():
         if name not in known:
+            if RENAMED_FIELDS.get(name) in known:
+                raise UserError(f"The entry '{name}' of {place} is now '{RENAMED_FIELDS[name]}'.")
             raise UserError(f"{place} has an unknown entry '{name}'.{suggest(str(name), known)}")
         inner = None if default is None else getattr(default, name)
         values[name] = _value(_annotation(known[name].type), value, f"'{name}' in {place}", inner)

@@ -25,7 +25,7 @@ from logosphere.runs.run import Run, sum_records
 from logosphere.runs.settings import SILENT, Display, EvaluateConfig
 from logosphere.runs.train import open_with_display
 from logosphere.sampling.generate import generate
-from logosphere.systems import system
+from logosphere.systems import preset_label, system
 from logosphere.types import SIGN, Batch, Tokens
 
 LONGEST_NAME = 200
@@ -231,7 +231,7 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
     whole, over = sum_records(trainings), f", over {len(trainings)} trainings" if len(trainings) > 1 else ""
     facts = [
         ("system", f"{about.name}: {about.title} ({about.paper})"),
-        ("preset", run.spec.preset_label),
+        ("preset", preset_label(run.spec)),
         ("network", f"{config.network.depth} blocks of width {config.network.width}, {config.network.heads} heads"),
         ("weights", f"half precision, {size / 1e6:.1f} MB; read as float32"),
         ("data", f"{corpus['name']}, sha256 {corpus['sha256']}"),

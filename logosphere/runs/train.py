@@ -24,7 +24,6 @@ from logosphere.io import REMASKER, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
-from logosphere.presets import DEFAULT
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run_and_model, tokenizer_for
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
@@ -32,6 +31,7 @@ from logosphere.runs.run import SHORT, Run, unused_path
 from logosphere.runs.settings import SILENT, AuxiliaryConfig, Bar, Display
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.generate import generate
+from logosphere.systems import DEFAULT, preset_label
 from logosphere.training.auxiliary import RemaskerStep, measure_classifier, train_classifier, train_remasker
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
@@ -142,7 +142,7 @@ def run_to_end(
     model: Model | None = None,
 ) -> Outcome:
     """Train a run until its end, a signal or `should_stop`, with its folder locked against other trainings."""
-    preset = run.spec.preset_label
+    preset = preset_label(run.spec)
     name = f"[bold]{run.config.system}[/]" + ("" if preset == DEFAULT else f" (preset {preset})")
     display.log(f"{name} on {corpus.name} ({describe_size(corpus.train)}) in {run.path}")
     report: Report | None = None

@@ -46,7 +46,7 @@ def built(system: str, preset: str, device: str = "cuda", **options: Any) -> Mod
     torch.manual_seed(0)
     size: dict[str, Any] = {"vocab_size": V, "length": L} | SMALL
     if (ls.presets(system)[preset].options | options).get("encoder") is not None:
-        size["pieces"] = list(range(V))  # tokens are the first word pieces of the encoder
+        size["encoder_token_ids"] = list(range(V))  # tokens are the first word pieces of the encoder
     return ls.build(system, preset=preset, **(size | options)).to(device)
 
 

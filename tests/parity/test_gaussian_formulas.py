@@ -244,7 +244,9 @@ def test_steps(name: str) -> None:
 
 def test_dpm_solver_2m() -> None:
     """x' = (σ'/σ) x - α' (e^{-h} - 1) ((1 + 1/2r) x̂ - x̂_before/2r), r = h_before/h (Lu et al. 2022, algorithm 2)."""
-    model = built("gaussian-ce", codec="one-hot", schedule="linear", highest=2.0, lowest=-6.0, clock="even").eval()
+    model = built(
+        "gaussian-ce", codec="one-hot", schedule="linear", highest=2.0, lowest=-6.0, time_sampler="even"
+    ).eval()
     process, stepper = model.process, DPMSolverPP2M()
     answers = [at(20 + i, 2, L, V) for i in range(4)]
     times = [1.0, 0.8, 0.55, 0.3, 0.2]

@@ -18,10 +18,10 @@ from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.networks.self_conditioning import SelfConditioning, bound_by_group
 from logosphere.networks.transformer import FullTransformer
-from logosphere.presets import presets
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import CounterNoise, Noise
 from logosphere.sampling.registry import sampler
+from logosphere.systems import presets
 from logosphere.types import Batch
 
 V, L = 7, 5
@@ -381,13 +381,13 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
     "name, options, says",
     [
         ("plaid", {"self_conditioning": 0.3}, "every n-th"),
-        ("plaid", {"self_conditioned": "batches"}, "self_conditioned=rows"),
+        ("plaid", {"self_conditioning_by": "batches"}, "self_conditioning_by=rows"),
         ("plaid", {"head_warmup": 2.0}, "head_warmup"),
         ("plaid", {"norm": None}, "scaled"),
-        ("cdcd", {"clear": 0.0}, "clear"),
+        ("cdcd", {"max_snr": 0.0}, "max_snr"),
         ("diffusion-lm", {"target": "noise"}, "target"),
-        ("diffusion-lm", {"steps": 1}, "at least 2 steps"),
-        ("diffusion-lm", {"highest": 3.0}, "highest=None"),
+        ("diffusion-lm", {"timesteps": 1}, "at least 2 steps"),
+        ("diffusion-lm", {"max_logsnr": 3.0}, "max_logsnr=None"),
         ("diffusion-lm", {"predicts": "v"}, "noisy start"),
     ],
     ids=str,

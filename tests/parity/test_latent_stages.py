@@ -255,8 +255,8 @@ def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: 
         ({"weighting": "p3"}, "not a choice for weighting"),
         ({"scale": "spheres"}, "Did you mean 'sphere'"),
         ({"compression": 0}, "at least 1, not 0"),
-        ({"divergence": None}, "divergence_sum needs the weight divergence"),
-        ({"lowest": 20.0}, "cannot run from"),
+        ({"kl_weight": None}, "kl_sum=True needs a kl_weight"),
+        ({"min_logsnr": 20.0}, "cannot run from"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict, says: str) -> None:

@@ -139,7 +139,7 @@ def test_clocks_on_a_table_share_out_the_papers_time() -> None:
 def test_the_published_integrand(schedule: str) -> None:
     """|η_θ - η_x|² / 2β per unit of the paper's time, to 1e-9; ∫β of every schedule is its own."""
     total = integral(schedule, 0, 1)
-    _, process = paper(clock=schedule, total_noise=total)
+    _, process = paper(time_sampler=schedule, total_noise=total)
     x, out, token = points(12, 27, 1)
     tau = np.concatenate([np.random.default_rng(2).uniform(0, 1, 10), [0.999, 1 - 1e-4]])
     truth = []
@@ -305,7 +305,7 @@ def test_moments_of_the_bridge_against_a_walk_of_whole_states(start: str) -> Non
 @pytest.mark.parametrize("schedule", list(RATES))
 def test_a_step_of_the_published_walk(schedule: str) -> None:
     """exp_X(η_θ dτ + √(β dτ) z) with drift and rate at the beginning of the step; the last step ends at 1 - 10⁻⁵."""
-    _, process = paper(clock=schedule, total_noise=integral(schedule, 0, 1))
+    _, process = paper(time_sampler=schedule, total_noise=integral(schedule, 0, 1))
     x, out, _ = points(5, 27, 10)
     z = np.random.default_rng(11).normal(size=(5, 28))
     tau = np.array([0.0, 0.3, 0.6, 0.9, 255 / 256 * (1 - 1e-5)])
@@ -358,7 +358,9 @@ def heat_slope(cosine: float, tau: float) -> float:
 
 def test_the_integrand_of_the_heat_bridge() -> None:
     """3 tokens on S³; the kernel is a table over 1,025 cosines and 96 times, linear in between: 0.1%."""
-    process = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, path="together", total_noise=0.3).process
+    process = ls.build(
+        "rdlm-heat", vocab_size=3, length=4, denoiser=None, path="joint", any_order_fraction=0.0, total_noise=0.3
+    ).process
     assert isinstance(process, SphericalDiffusion)
     times = process.times.double().numpy()
     x, out, token = points(40, 3, 12)

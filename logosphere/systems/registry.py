@@ -1,0 +1,211 @@
+"""The registry of the systems: their descriptions, their options and the models that they build.
+
+A system is registered by decorating its build function, which takes the size of the vocabulary, the length, the
+configuration of the network (None: no network) and the settings, a frozen dataclass whose fields are the options of the
+system. The docstring below a field is the documentation of the option.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from logosphere.errors import UserError, suggest
+from logosphere.migration import check_current_option
+from logosphere.networks.config import NetworkConfig
+from logosphere.systems.preset import DEFAULT, Preset, published_presets
+
+if TYPE_CHECKING:
+    from logosphere.model import Model, Spec
+    from logosphere.networks.base import Denoiser
+    from logosphere.types import Kind
+
+FAMILIES = ("discrete", "masked", "uniform", "remasking", "spherical", "gaussian", "simplex", "latent")
+"""Modules that register systems, in the order in which systems are listed."""
+FRESH: Any = object()
+"""The default of `denoiser` in `build`: a new network. None means no network."""
+MAX_SIZE = 1 << 24
+"""Largest vocabulary and length; larger values come from typing errors or damaged files."""
+
+Settings = TypeVar("Settings")
+Builder = Callable[[int, int, NetworkConfig | None, Settings], "Model"]
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """What a system is and what kind of number it reports."""
+
+    name: str
+    title: str
+    paper: str
+    family: Literal["autoregressive", "discrete", "continuous", "latent"]
+    kind: "Kind"
+    summary: str
+    """How it differs from similar systems, in one line."""
+    sampler: str = "ancestral"
+    """The sampler that is used unless another is named."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    info: SystemInfo
+    settings: type[Any]
+    build: Builder[Any]
+    fixed: tuple[str, ...]
+
+    @property
+    def option_fields(self) -> list["Field[Any]"]:
+        return [f for f in fields(self.settings) if f.name not in self.fixed]
+
+
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register(
+    info: SystemInfo, settings: type[Settings], *, fixed: str = ""
+) -> Callable[[Builder[Settings]], Builder[Settings]]:
+    """A decorator that registers the build function of a system together with the class of its settings.
+
+    Settings named in `fixed`, separated by spaces, keep their defaults and are no options of the system.
+    """
+
+    def add(build: Builder[Settings]) -> Builder[Settings]:
+        if info.name in _ENTRIES:
+            raise ValueError(f"a system named '{info.name}' is registered already")
+        _ENTRIES[info.name] = _Entry(info, settings, build, tuple(fixed.split()))
+        return build
+
+    return add
+
+
+@cache
+def _entries() -> dict[str, _Entry]:
+    """All systems by name, family by family."""
+    for family in FAMILIES:
+        import_module(f"logosphere.systems.{family}")
+    return _ENTRIES
+
+
+def _entry(name: str) -> _Entry:
+    entries = _entries()
+    if name not in entries:
+        raise UserError(f"There is no system '{name}'.{suggest(name, entries)}")
+    return entries[name]
+
+
+def systems() -> list[str]:
+    """The names of all systems."""
+    return sorted(_entries())
+
+
+def system(name: str) -> SystemInfo:
+    """The description of a system: title, paper, family and kind of number."""
+    return _entry(name).info
+
+
+def infos() -> list[SystemInfo]:
+    """The descriptions of all systems, family by family."""
+    return [entry.info for entry in _entries().values()]
+
+
+def build(
+    name: str,
+    *,
+    vocab_size: int,
+    length: int,
+    denoiser: "Denoiser | None" = FRESH,
+    preset: str = DEFAULT,
+    **options: Any,
+) -> "Model":
+    """A model of a system with a fresh network, with a denoiser of your own, or (None) without any.
+
+    Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
+    preset="paper" is the published system (see `presets(name)`); options given with a preset override the preset's.
+    """
+    from logosphere.model import Spec
+
+    if vocab_size < 2:
+        raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
+    if length < 1:
+        raise UserError(f"The length must be at least 1, not {length}.")
+    if max(vocab_size, length) > MAX_SIZE:
+        size = max(vocab_size, length)
+        raise UserError(f"A model has at most {MAX_SIZE:,} tokens and {MAX_SIZE:,} positions, not {size:,}.")
+    entry, known = _entry(name), _defaults(name)
+    for option, value in options.items():
+        check_current_option(name, option, value, known)
+        if option not in known:
+            raise UserError(f"'{name}' has no option '{option}'.{suggest(option, known)}")
+    chosen = find_preset(name, preset)
+    options = chosen.options | options
+    network_fields = {f.name for f in fields(NetworkConfig)}
+    network = NetworkConfig(**{key: value for key, value in options.items() if key in network_fields})
+    settings = entry.settings(**{key: value for key, value in options.items() if key not in network_fields})
+    model = entry.build(vocab_size, length, None if denoiser is None else network, settings)
+    if denoiser is not FRESH:
+        model.denoiser = denoiser
+    model.spec = Spec(name, vocab_size, length, options, preset)
+    if denoiser is FRESH:  # samples of an oracle are draws from the model, so it keeps the ancestral sampler
+        model.sampler = chosen.sampler or entry.info.sampler
+    return model
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a system and of its network with their defaults."""
+    return dict(_defaults(name))
+
+
+def option_docs(name: str) -> dict[str, str]:
+    """The documentation of the options of a system; those of its network are documented by `NetworkConfig`."""
+    entry = _entry(name)
+    docs = _field_docs(entry.settings)
+    return {f.name: docs.get(f.name, "") for f in entry.option_fields}
+
+
+@cache
+def _defaults(name: str) -> dict[str, Any]:
+    found = (*fields(NetworkConfig), *_entry(name).option_fields)
+    assert not [f.name for f in found if f.default is MISSING], "every option has a default"
+    return {f.name: f.default for f in found}
+
+
+def _field_docs(settings: type) -> dict[str, str]:
+    """The docstrings below the fields of a dataclass and of its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(settings.__mro__[:-1]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for line, below in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
+                if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                    docs[line.target.id] = inspect.cleandoc(below.value.value).replace("\n", " ")
+    return docs
+
+
+def presets(name: str) -> dict[str, Preset]:
+    """The presets of a system by name; the first is the default."""
+    system(name)
+    return {DEFAULT: Preset(name, DEFAULT, source="", aspects=(), checked="")} | published_presets().get(name, {})
+
+
+def find_preset(name: str, preset: str) -> Preset:
+    """A preset of a system."""
+    if preset == DEFAULT and name in _entries():  # does not read the files of the published ones
+        return Preset(name, DEFAULT, source="", aspects=(), checked="")
+    known = presets(name)
+    if preset not in known:
+        if len(known) == 1:
+            raise UserError(f"'{name}' has no preset '{preset}': it follows no paper exactly; its only one is default.")
+        raise UserError(f"'{name}' has no preset '{preset}'; it has {', '.join(known)}.")
+    return known[preset]
+
+
+def preset_label(spec: "Spec") -> str:
+    """The preset of a model with the options that override its own: "paper with loss=cross-entropy"."""
+    own, options = find_preset(spec.system, spec.preset).options, spec.options
+    changed = [f"{key}={options[key]}" for key in own if key in options and options[key] != own[key]]
+    return f"{spec.preset} with {', '.join(changed)}" if changed else spec.preset
