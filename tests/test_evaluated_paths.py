@@ -31,13 +31,12 @@ def test_a_report_has_the_bounds_of_both_trained_paths(run: ls.Run, tmp_path: Pa
         assert (report.kind, report.bits, report.error) == (other.kind, other.bits, other.error)
     joint.save(tmp_path / "report.json")
     assert ls.Report.load(tmp_path / "report.json") == joint
-    assert ls.evaluate_run(run, SETTINGS, other_paths=False) == replace(
-        joint, other_paths=(), seconds=pytest.approx(joint.seconds, abs=60)
-    )
+    alone = ls.evaluate_run(run, SETTINGS, other_paths=False)
+    assert alone == replace(joint, other_paths=(), seconds=alone.seconds)
 
 
 def test_a_path_without_training_states_is_not_reported(run: ls.Run) -> None:
-    report = ls.evaluate_run(run, SETTINGS, options=("any_order_fraction=0",))
+    report = ls.evaluate_run(run, SETTINGS, options=("any_order_fraction=0.0",))
     assert report.path == "joint" and report.other_paths == ()
 
 
