@@ -20,7 +20,7 @@ LogLikelihood = Callable[[State, Times], Logits]
 
 
 class PosteriorHead(Wrapper):
-    """Adds the log-likelihood of each position's own state, so that the network learns only what the context says.
+    """Adds the log-likelihood of each position's own state, so that the network predicts from the context only.
 
     For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
     """
@@ -226,7 +226,7 @@ class CountedDenoiser(Wrapper):
 
 
 class LogisticHead(Wrapper):
-    """Turns two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
+    """Converts two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
 
         logit_k = log [σ((v_k + ½h - μ)/s) - σ((v_k - ½h - μ)/s)],   v from -1 to 1 in steps of h = 2/(V - 1)
 
@@ -259,7 +259,7 @@ class LogisticHead(Wrapper):
 
 
 class ScoreHead(Wrapper):
-    """Turns raw outputs into log ratios log p_t(k)/p_t(z) by the function (outputs, z, t) -> ratios (SEDD)."""
+    """Converts raw outputs into log ratios log p_t(k)/p_t(z) by the function (outputs, z, t) -> ratios (SEDD)."""
 
     def __init__(self, inner: Denoiser, scale: OutputTransform):
         super().__init__(inner)
