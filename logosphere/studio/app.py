@@ -48,7 +48,7 @@ def create_app(
     pool: JobPool | None = None,
     reports: Sequence[ReportFile] = (),
 ) -> Starlette:
-    """Create the application for these models and reports; only requests with the token are answered."""
+    """Create the application for these models and reports; only requests with the token are accepted."""
     static, pool = load_static_files(), pool or JobPool()
 
     async def get_file(request: Request) -> Response:

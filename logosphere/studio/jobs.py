@@ -1,7 +1,7 @@
-"""Jobs: functions that run in a thread and emit events, and stop when nobody watches.
+"""Jobs: functions that run in a thread and emit events, and stop when they have no viewers.
 
-A job keeps all its events, so that every viewer gets all of them from the first on, at its own pace, without delaying
-the others.
+A job keeps all its events, so that every viewer gets all of them from the first on, at its own speed, without
+delaying the others.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Access control: only the studio's own page, on this machine and with the token in its address, is answered.
+"""Access control: requests are accepted only from the studio's own page, on this machine and with its token.
 
 Another page in the same browser can send requests to 127.0.0.1. It does not know the token, its Origin differs, and
 after DNS rebinding its Host differs.
@@ -59,11 +59,11 @@ class SecurityMiddleware:
         """Return the reason to refuse a request, or None."""
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self.hosts:
-            return "This studio answers only on this machine."
+            return "The studio accepts requests from this machine only."
         if headers.get("origin") not in {None, *self.origins}:
-            return "This studio answers only its own page."
+            return "The studio accepts requests from its own page only."
         if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
-            return "This studio answers only its own page."
+            return "The studio accepts requests from its own page only."
         token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return "The address lacks the token of this studio; open the address that it has printed."
