@@ -7,7 +7,6 @@ from pathlib import Path
 
 from logosphere.data.corpus import Corpus, split_off
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
@@ -17,6 +16,7 @@ from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.runs.create import build_model, create_run_and_model
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.loop import Elapsed
