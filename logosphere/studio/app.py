@@ -1,11 +1,8 @@
-"""The web application of the studio.
+"""The web application of the studio: the page, models, training curves, reports, and jobs as server-sent events.
 
-Access control: requests are accepted only from the studio's own page, on this machine and with its token.
-
-Another page in the same browser can send requests to 127.0.0.1. It does not know the token, its Origin differs, and
-after DNS rebinding its Host differs.
-
-The web application: the page, the list of models, training curves, reports, and jobs as server-sent events.
+Requests are accepted only from the studio's own page, on this machine and with its token. Another page in the same
+browser can send requests to 127.0.0.1. It does not have the token, its Origin differs, and after DNS rebinding its Host
+differs.
 """
 
 import json
