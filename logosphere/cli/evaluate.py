@@ -36,9 +36,12 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     if arguments.json:
         print_json(report.summary())
     else:
-        print(f"{report.name} on {report.data}: {report}")
+        name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
+        print(f"{name} on {report.data}: {report}")
         terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
         print(f"  {terms}; {plural(report.tokens, 'token')} counted")
+        for other in report.other_paths:
+            print(f"  {other}")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
     return 0
@@ -107,7 +110,7 @@ def export(arguments: Export, argv: list[str]) -> int:
         display=DISPLAY,
     )  # fmt: skip
     if arguments.json:
-        print_json({"box": str(arguments.out), **vars(record)})
+        print_json({"folder": str(arguments.out), **vars(record)})
     else:
         print(f"{arguments.out}: {report}")
         log(f"Its record: {record.bits:.6f} bits per {report.unit} on the {RECORD_SEQUENCES} sequences of its record")

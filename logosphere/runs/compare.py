@@ -329,6 +329,6 @@ def _measure(run: Run, measure: EvaluateConfig, corpus: Corpus, display: Display
     key = [asdict(measure), file_sha256(run.weights_file(measure.weights)), run.content["corpus"], corpus.sha256, shape]
 
     def make() -> object:
-        return asdict(evaluate_run(run, measure, corpus=corpus, display=display))
+        return asdict(evaluate_run(run, measure, corpus=corpus, other_paths=False, display=display))
 
     return Report(**cached(run.results / "compare.json", key, make))

@@ -9,10 +9,10 @@ from functools import partial
 
 from logosphere.errors import UserError, suggest
 from logosphere.model import Model
-from logosphere.networks.base import Denoiser
+from logosphere.networks.base import Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
-from logosphere.networks.wrappers import PosteriorHead, ScoreHead
+from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.masked import SingleStep
