@@ -23,8 +23,7 @@ from logosphere.processes.simplex.process import ConditionalPath, SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath, default_count
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 CELLS, FEW_CELLS, MANY_CELLS = 128, 64, 512
 """Cells of a path in continuous time; fewer where a cell's nats are rare and large, more for a density of times."""

@@ -26,14 +26,13 @@ from logosphere.schedules.signal import find_schedule as schedule_by_name
 from logosphere.systems.discrete import (
     ContinuousTimeSettings,
     TimestepSettings,
-    check_choice,
     decode_from_network,
     diffusion_model,
     score_model,
     timestep_schedule,
     transformer,
 )
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 
 @dataclass(frozen=True)
