@@ -42,7 +42,7 @@ def _show_system(name: str, as_json: bool) -> int:
     print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
     output = Console(highlight=False)
     if docs:
-        print("\nOptions (--options NAME=VALUE), beside those of the network:")
+        print("\nOptions (--options NAME=VALUE), in addition to those of the network:")
         output.print(_option_table(docs, defaults))
     if not published:
         print("\nIts only preset is default: it follows no paper exactly.")

@@ -44,7 +44,7 @@ class LearnedCodec(ABC):
     def auxiliary_loss(
         self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise
     ) -> Float[Tensor, " B"]:
-        """Terms of the loss beside `Process.loss`, for sequences with this diffusion term."""
+        """Terms of the loss in addition to `Process.loss`, for sequences with this diffusion term."""
 
     @abstractmethod
     def schedule_parameters(self) -> list[nn.Parameter]:
