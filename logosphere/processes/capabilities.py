@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
 
-
 Mixture = TypeVar("Mixture", bound="MixtureOfPaths")
 Paths = TypeVar("Paths", bound="SeveralPaths")
 
