@@ -1,10 +1,5 @@
 """logosphere data, launch, completion: commands that need no torch"""
 
-from typing import Any
-
-from rich.markup import escape
-from rich.table import Table
-
 from logosphere.cli import COMMANDS
 from logosphere.cli.arguments import Completion, Data, Launch
 from logosphere.cli.console import DISPLAY, log, print_json
@@ -13,21 +8,6 @@ from logosphere.data.sources import CORPORA, DATASETS
 from logosphere.errors import UserError
 from logosphere.io import write_atomic
 from logosphere.parallel.launch import batch_script
-from logosphere.systems import DEFAULT, Preset
-
-
-def _option_table(docs: dict[str, str], defaults: dict[str, Any]) -> Table:
-    table = Table("option", "default", "", show_lines=True)
-    for option, text in docs.items():
-        table.add_row(option, str(defaults[option]), escape(text))
-    return table
-
-
-def _side_by_side(preset: Preset) -> Table:
-    table = Table("", preset.name, DEFAULT, "why the default differs", show_lines=True)
-    for aspect in preset.aspects:
-        table.add_row(*map(escape, (aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)))
-    return table
 
 
 def data(arguments: Data, argv: list[str]) -> int:

@@ -61,3 +61,17 @@ def samplers(arguments: Samplers, argv: list[str]) -> int:
         kind = "samples" if info.samples_model else "does not sample"
         print(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
     return 0
+
+
+def _option_table(docs: dict[str, str], defaults: dict[str, Any]) -> Table:
+    table = Table("option", "default", "", show_lines=True)
+    for option, text in docs.items():
+        table.add_row(option, str(defaults[option]), escape(text))
+    return table
+
+
+def _side_by_side(preset: Preset) -> Table:
+    table = Table("", preset.name, DEFAULT, "why the default differs", show_lines=True)
+    for aspect in preset.aspects:
+        table.add_row(*map(escape, (aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)))
+    return table
