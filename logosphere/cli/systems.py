@@ -4,6 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from logosphere.cli.arguments import Samplers, Systems
 from logosphere.cli.console import print_json
