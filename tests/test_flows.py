@@ -294,7 +294,7 @@ PLAIN = {
     "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "time_sampler": "exponential"},
     "ddsm": {"construction": "sticks", "posterior_head": False, "input": "state", "loss": "bound"},
 }
-"""Options between the defaults and the published systems, which test_flow_fields.py has."""
+"""Options between the defaults and the published systems, which test_tangent_flows.py has."""
 
 
 @pytest.mark.thorough
