@@ -42,7 +42,7 @@ def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
 # ---- decoders -------------------------------------------------------------------------------------------------------
 
 
-def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> None:
+def test_causal_decoder_depends_on_latents_and_earlier_tokens_only() -> None:
     decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z, changed = torch.randn(6, 2, 3, generator=generator(4)), TOKENS.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 5
@@ -52,7 +52,7 @@ def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> 
     assert not torch.allclose(decoder(z.flip(1), TOKENS).logits[:, 0], before[:, 0], atol=1e-3)
 
 
-def test_what_a_causal_decoder_writes_is_likeliest_token_by_token() -> None:
+def test_causal_decoding_is_greedy() -> None:
     """With its cache it says the same as the whole pass."""
     decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z = torch.randn(6, 2, 3, generator=generator(4))
@@ -60,7 +60,7 @@ def test_what_a_causal_decoder_writes_is_likeliest_token_by_token() -> None:
     assert torch.equal(decoder(z, written).logits.argmax(-1), written)
 
 
-def test_a_parallel_decoder_does_not_look_at_the_tokens() -> None:
+def test_parallel_decoder_ignores_the_tokens() -> None:
     decoder = scrambled(ParallelDecoder(5, 8, SIZE, latents=2, features=3, state_width=4))
     z = torch.randn(6, 2, 3, generator=generator(4))
     assert torch.equal(decoder(z, TOKENS).logits, decoder(z, TOKENS.flip(1)).logits)
@@ -68,7 +68,7 @@ def test_a_parallel_decoder_does_not_look_at_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
-def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count: int) -> None:
+def test_perceiver_attends_to_visible_positions_only(memory: int, count: int) -> None:
     perceiver = scrambled(Perceiver(SIZE, memory=memory, memory_width=3, count=count))
     states = torch.randn(2, memory, 3, generator=generator(5))
     changed = states.clone()
@@ -83,7 +83,7 @@ def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count:
 
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
-def test_every_place_has_a_part_of_the_memory_and_parts_do_not_overlap(memory: int, count: int) -> None:
+def test_local_query_init_partitions_the_memory(memory: int, count: int) -> None:
     own = scrambled(LocalQueryInit(memory=memory, memory_width=3, count=count, width=4))
     states = torch.randn(1, memory, 3, generator=generator(5))
     reached = torch.zeros(memory, count, dtype=torch.bool)
@@ -101,7 +101,7 @@ def test_every_place_has_a_part_of_the_memory_and_parts_do_not_overlap(memory: i
 # ---- scales ---------------------------------------------------------------------------------------------------------
 
 
-def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
+def test_ld4lg_latents_are_normalised_to_the_sphere() -> None:
     """In sampling as in training: the decoder sees no difference between a point and its direction."""
     made = scrambled(codec("ld4lg"))
     u = made.encode(TOKENS)
@@ -110,7 +110,7 @@ def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["planner", "tencdm", "cosmos"])
-def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
+def test_latents_are_standardised_by_training_statistics(name: str) -> None:
     made = codec(name, **{"substitution": 0.0} if name == "planner" else {})
     tokens = skewed_chain(5, 8).sample(400, generator(6))
     for seed in range(3):
@@ -121,7 +121,7 @@ def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
     assert float(u.mean(0).abs().mean()) < 0.3 and 0.6 < float(spread.mean()) < 1.4
 
 
-def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
+def test_statistics_do_not_depend_on_the_batch_split() -> None:
     x = 3 * torch.randn(10, 2, 4, generator=generator(7)) + 1
     whole, cut = Standardiser(2, 4), Standardiser(2, 4)
     whole.observe(x)
@@ -133,7 +133,7 @@ def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
     assert torch.allclose(whole(x).square().mean(0), torch.ones(2, 4), atol=1e-5)
 
 
-def test_a_reader_cannot_outgrow_noise_by_larger_states() -> None:
+def test_latents_do_not_depend_on_the_scale_of_encoder_states() -> None:
     made = codec("tencdm")
     before = made.encode(TOKENS)
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_a_reader_cannot_outgrow_noise_by_larger_states() -> None:
 # ---- teaching -------------------------------------------------------------------------------------------------------
 
 
-def test_the_divergence_is_an_average_over_elements() -> None:
+def test_kl_is_a_mean_over_elements() -> None:
     """PLANNER's code sums it over the batch, so that its weight grows with it; here it is each sequence's own."""
     made = codec("planner", substitution=0.0, kl_weight=2.0)
     extra = taught(made).extra
@@ -156,7 +156,7 @@ def test_the_divergence_is_an_average_over_elements() -> None:
     assert torch.allclose(extra, 2.0 * 8 * kl.mean((1, 2)), atol=1e-4)
 
 
-def test_matching_teaches_the_decoder_and_not_the_reader_to_say_nothing() -> None:
+def test_state_matching_target_is_detached() -> None:
     """The target stands still: only through the latents does the error reach the reader."""
     made = codec("cosmos", position_drop=0.0, feature_noise=0.0, latent_dropout=0.0)
     h = made.reader(TOKENS)
@@ -171,7 +171,7 @@ def test_matching_teaches_the_decoder_and_not_the_reader_to_say_nothing() -> Non
 
 
 @pytest.mark.parametrize("part", ["position_drop", "feature_noise", "latent_dropout"])
-def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> None:
+def test_each_augmentation_changes_the_loss(part: str) -> None:
     off = {"position_drop": 0.0, "feature_noise": 0.0, "latent_dropout": 0.0}
     plain, smooth = scrambled(codec("cosmos", **off)), scrambled(codec("cosmos", **off | {part: 0.5}))
     changed = ~torch.isclose(taught(plain).nats, taught(smooth).nats, atol=1e-4).all(1)
@@ -181,7 +181,7 @@ def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> No
         assert bool(clean.any()) and not bool(clean.all()), "half of the sequences"
 
 
-def test_substitution_hides_tokens_from_the_reader_and_not_from_the_decoder() -> None:
+def test_substitution_affects_the_encoder_input_only() -> None:
     made = codec("planner", substitution=0.5)
     seen = made._substitute(TOKENS.repeat(200, 1), GeneratorNoise(generator(8), 1200))
     share = float((seen != TOKENS.repeat(200, 1)).float().mean())

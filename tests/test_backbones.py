@@ -18,7 +18,7 @@ from logosphere.report.images import encode_png, make_image_grid
 from logosphere.rng import GeneratorNoise
 
 
-def test_one_axis_is_the_plain_rotary_table() -> None:
+def test_one_axis_gives_the_standard_rotary_table() -> None:
     i = torch.arange(4)
     torch.testing.assert_close(plane_frequencies(8, 1)[0], 10_000.0 ** (-2 * i / 8))
     angles = torch.arange(5)[:, None] * 10_000.0 ** (-2 * i / 8)
@@ -26,7 +26,7 @@ def test_one_axis_is_the_plain_rotary_table() -> None:
     torch.testing.assert_close(rotary_table(6, 8, (6,)), rotary_table(6, 8))
 
 
-def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
+def test_attention_scores_of_images_depend_on_displacement_only() -> None:
     """<R_p q, R_p' k> is the same for all pairs of pixels with the same displacement along each axis."""
     axes = (4, 5, 3)
     table = rotary_table(60, 12, axes).double()
@@ -36,7 +36,7 @@ def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
     assert abs(scores[0, 0, 0, 1, 2, 1] - scores[0, 0, 0, 2, 1, 1]) > 1e-6  # rows are not columns
 
 
-def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
+def test_heads_are_initialised_to_neighbours_along_each_axis() -> None:
     attention = Attention(48, 4, 0.0)
     attention.init_to_neighbours(ahead=True, axes=2)
     table = rotary_table(25, 12, (5, 5))
@@ -50,7 +50,7 @@ def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform", "rdlm-heat", "ar"])
-def test_systems_take_images(name: str) -> None:
+def test_systems_accept_images(name: str) -> None:
     model = ls.build(name, vocab_size=5, length=12, width=24, depth=2, heads=2, shape="2x3x2")
     tokens = torch.randint(5, (4, 12), generator=generator(2))
     assert bool(model.nelbo(tokens, generator(3)).total.isfinite().all())
@@ -67,7 +67,7 @@ def test_convolutions_learn_a_motif(name: str) -> None:
     assert model.nelbo(tokens, generator(1), draws=4).total.mean() < 0.5 * 16 * np.log(4)
 
 
-def test_convolutions_hear_conditions_and_see_far() -> None:
+def test_convolutions_use_conditions_and_have_a_wide_receptive_field() -> None:
     model = ls.build("mdlm", vocab_size=4, length=300, **SMALL | {"depth": 5}, body="convolution", labels=2)
     fill_zero_weights(model)
     z = torch.full((2, 300), 4)
@@ -96,7 +96,7 @@ IMAGES = ["mdlm", "d3pm-uniform", "d3pm-gaussian", "sedd-absorb", "rdlm-heat", "
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> None:
+def test_u_net_works_for_every_bidirectional_system(name: str) -> None:
     model = ls.build(name, vocab_size=3, length=192, width=16, depth=1, heads=2, shape="8x8x3", body="unet", labels=2)
     told = ls.Condition.of(labels=torch.tensor([0, 1]))
     assert bool(model.nelbo(stripes(2, 1, channels=3), generator(3), condition=told).total.isfinite().all())
@@ -105,7 +105,7 @@ def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> No
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
-def test_a_u_net_learns_stripes(name: str) -> None:
+def test_u_net_learns_stripes(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=2, length=64, width=16, depth=1, heads=2, shape="8x8", body="unet")
     list(
@@ -122,7 +122,7 @@ def u_net(**more: object) -> tuple[ls.Model, torch.Tensor]:
     return model.eval(), torch.randint(4, (2, 384), generator=generator(5))
 
 
-def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
+def test_u_net_depends_on_all_pixels_times_and_conditions() -> None:
     model, z = u_net(labels=2, signal=1)
     t, changed = torch.full((2, 384), 0.5), z.clone()
     changed[:, -1] = (z[:, -1] + 1) % 4
@@ -138,7 +138,7 @@ def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
             assert (told(z, t, z) != plain).any()
 
 
-def test_equal_times_of_a_u_net_are_one_time() -> None:
+def test_u_net_with_equal_times_matches_one_time() -> None:
     model, z = u_net()
     backbone = model.denoiser.inner.trunk
     h = torch.randn(2, 384, 16, generator=generator(6))
@@ -149,7 +149,7 @@ def test_equal_times_of_a_u_net_are_one_time() -> None:
 
 
 @pytest.mark.parametrize("body", ["unet", "convolution"])
-def test_blocks_of_every_body_are_recomputed(body: str) -> None:
+def test_activation_checkpointing_recomputes_every_block(body: str) -> None:
     """Each block is asked once more in the backward pass, and the gradient stays."""
     torch.manual_seed(0)
     model = ls.build(
@@ -177,7 +177,7 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
 
 
 @pytest.mark.parametrize("shape, halvings", [("8x8", 1), ("32x32x3", 3), ("28x28", 2), ("16x8x1", 1), ("24x12", 1)])
-def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
+def test_u_net_downsamples_while_sides_are_even(shape: str, halvings: int) -> None:
     network = NetworkConfig(**SMALL, shape=shape, body="unet")
     assert network.halvings == halvings
     backbone = UNetBackbone(network, int(np.prod(network.axes)), reads_time=False)
@@ -198,19 +198,19 @@ def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
         ({"shape": "1x2x2x3", "heads": 8}, "too small"),
     ],
 )
-def test_bodies_that_cannot_be_are_refused(options: dict, sentence: str) -> None:
+def test_invalid_backbones_are_refused(options: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ls.build("mdlm", vocab_size=4, length=12, **SMALL | options)
 
 
 @pytest.mark.parametrize("body", [{"body": "convolution"}, {"body": "unet", "shape": "8x8"}])
 @pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 8}), ("bd3lm", {"block": 8})])
-def test_convolutions_do_not_write_from_left_to_right(name: str, options: dict, body: dict) -> None:
+def test_convolutions_refuse_autoregressive_and_block_systems(name: str, options: dict, body: dict) -> None:
     with pytest.raises(UserError, match="block by block"):
         ls.build(name, vocab_size=4, length=64, **options, **body)
 
 
-def test_a_picture_shows_every_pixel() -> None:
+def test_image_grid_contains_every_pixel() -> None:
     tokens = np.arange(2 * 12).reshape(2, 12) % 5
     picture = make_image_grid(tokens, (2, 2, 3), levels=5)
     assert picture.shape == (4, 7, 3)
@@ -220,7 +220,7 @@ def test_a_picture_shows_every_pixel() -> None:
         make_image_grid(tokens, (3, 3), levels=5)
 
 
-def test_a_png_can_be_read_back() -> None:
+def test_png_encoding_round_trips() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     content = encode_png(pixels)
     assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24]) == (7, 5)

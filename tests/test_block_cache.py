@@ -23,7 +23,7 @@ class Plain(BlockTransformer):
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "udlm"])
 @pytest.mark.parametrize("block", [1, 3, 4])
-def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, block: int) -> None:
+def test_logits_are_equal_with_and_without_the_cache(name: str, block: int) -> None:
     model = random_network(name, LANGUAGE, block=block).eval().requires_grad_(False)
     session = model.denoiser.begin_sampling()
     context = LANGUAGE.sample(4, generator(1))
@@ -38,7 +38,7 @@ def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, bloc
     assert isinstance(session.inner, BlockSession)
 
 
-def test_a_session_notices_that_its_past_has_changed() -> None:
+def test_cache_is_invalidated_when_the_context_changes() -> None:
     model = random_network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
     session, where = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2
     for seed in (1, 2):
@@ -50,7 +50,7 @@ def test_a_session_notices_that_its_past_has_changed() -> None:
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int) -> None:
+def test_samples_are_equal_with_and_without_the_cache(name: str, prompt: int) -> None:
     model = random_network(name, LANGUAGE, block=4)
     known, tokens = torch.arange(12) < prompt, LANGUAGE.sample(1, generator(1))[0]
     cached = generate(model, 20, 12, generator(2), known=known, tokens=tokens)
@@ -59,7 +59,7 @@ def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int)
     assert torch.equal(cached.tokens, plain.tokens) and cached.nfe == plain.nfe
 
 
-def test_only_one_block_is_read_in_a_step() -> None:
+def test_each_step_evaluates_one_block() -> None:
     model = random_network("mdlm", LANGUAGE, block=3)
     read = []
     model.denoiser.inner.trunk.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))

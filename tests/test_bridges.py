@@ -49,7 +49,7 @@ def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
         (255, 0.01),
     ],
 )
-def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
+def test_heat_kernel_matches_its_series(n: int, largest: float) -> None:
     kernel = tabulate_heat_kernel(n, 0.05 * largest, largest)
     for tau in (0.3 * largest, largest):
         theta = np.linspace(0.05, min(2.5, math.sqrt(2 * tau * 22)), 15)
@@ -60,7 +60,7 @@ def test_the_heat_kernel_is_its_series(n: int, largest: float) -> None:
         np.testing.assert_allclose(kernel.cosine_gradient(cosine, time)[0].numpy(), slope, rtol=1e-3)
 
 
-def test_tables_are_read_where_the_states_are() -> None:
+def test_tables_follow_the_device_of_the_states() -> None:
     """On a device that only knows shapes: whatever is asked for there is answered there."""
     cosine, time = torch.zeros(2, 3, device="meta"), torch.full((2,), 0.1, device="meta")
     kernel = tabulate_heat_kernel(5, 0.05, 0.3)
@@ -69,7 +69,7 @@ def test_tables_are_read_where_the_states_are() -> None:
 
 
 @pytest.mark.parametrize("d", [28, 1025, 4097])
-def test_the_heat_kernel_is_a_density_in_many_dimensions(d: int) -> None:
+def test_heat_kernel_integrates_to_one_in_high_dimensions(d: int) -> None:
     """∫ p_τ = 1 over S^n with the default noise, where most of the mass is as far away as the other vertices."""
     n, largest = d - 1, default_noise(d)
     kernel = tabulate_heat_kernel(n, 0.1 * largest, largest)
@@ -81,7 +81,7 @@ def test_the_heat_kernel_is_a_density_in_many_dimensions(d: int) -> None:
         assert abs(float(mass) - 1) < 0.03
 
 
-def test_on_the_three_sphere_the_kernel_is_known() -> None:
+def test_heat_kernel_on_the_three_sphere_matches_the_closed_form() -> None:
     """S³: p ∝ Σ over windings; the main term is θ/sin θ · exp(τ/2 - θ²/2τ)."""
     kernel, theta = tabulate_heat_kernel(3, 0.01, 0.2), torch.linspace(0.1, 2.5, 20).double()
     for tau in (0.02, 0.2):
@@ -106,7 +106,7 @@ def simulated(bridge: Bridge, origin: torch.Tensor, times: torch.Tensor, n: int)
 @pytest.mark.parametrize("kind", ["log", "heat"])
 @pytest.mark.parametrize(("d", "total_noise"), [(3, 0.2), (4, 0.1), (28, 0.0376)])
 @pytest.mark.parametrize("share", [0.0, 0.9])
-def test_two_numbers_carry_the_whole_law(kind: str, d: int, total_noise: float, share: float) -> None:
+def test_two_dimensional_table_matches_full_simulation(kind: str, d: int, total_noise: float, share: float) -> None:
     """Moments of (a, b) and of the rest agree with the simulation within 4 standard errors of 20,000 particles."""
     bridge = LogBridge(total_noise) if kind == "log" else HeatBridge.on(d, total_noise)
     origin = torch.full((d,), math.sqrt(share / (d - 1)))
@@ -176,7 +176,7 @@ def test_reference_moments_are_reproduced(start: str) -> None:
         assert float(row.std()) == pytest.approx(deviation, abs=3 * error + 0.02 * deviation)
 
 
-def test_tables_are_kept_and_damaged_ones_are_made_again(tmp_path: object) -> None:
+def test_tables_are_cached_and_damaged_files_are_recomputed(tmp_path: object) -> None:
     import os
     from pathlib import Path
 

@@ -62,7 +62,7 @@ def untaught(model: ls.Model, network: NetworkConfig = TINY) -> ClassifierCheckp
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "genmd4", "ar", "rdlm-heat", "bfn", "diffusion-lm"])
-def test_a_classifier_is_taught_and_steers(name: str) -> None:
+def test_classifier_trains_and_guides(name: str) -> None:
     """Without it as many ones as zeros are written; the stronger it is, the more ones."""
     model = exact(name)
     checkpoint = untaught(model)
@@ -85,7 +85,7 @@ def test_a_classifier_is_taught_and_steers(name: str) -> None:
     assert abs(more[0]) < 0.08 and more[1] > more[0] + 0.03 and more[2] > more[1] + 0.1
 
 
-def test_latents_are_steered_too() -> None:
+def test_classifier_guides_latents() -> None:
     torch.manual_seed(0)
     model = ls.build("ld4lg", vocab_size=V, length=L, **SMALL).eval()
     checkpoint = untaught(model)
@@ -100,7 +100,7 @@ def test_latents_are_steered_too() -> None:
     assert torch.equal(ends[0], ends[1]) and not torch.allclose(ends[0], ends[2], atol=1e-3)
 
 
-def test_models_of_blocks_are_classified_as_they_are_written() -> None:
+def test_block_models_are_classified_at_partially_generated_states() -> None:
     """Block after block: what is written is clean, what is not begun is noise, and one block is between."""
     model = ls.build("bd3lm", vocab_size=V, length=8, block=2, denoiser=None)
     z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
@@ -111,7 +111,7 @@ def test_models_of_blocks_are_classified_as_they_are_written() -> None:
     assert abs(float(t.mean()) - 0.5) < 0.01
 
 
-def test_labels_differ_between_sequences_and_processes_share_them() -> None:
+def test_labels_may_differ_between_sequences() -> None:
     for name, kind in [("mdlm", DiscreteClassifierGuidance), ("rdlm-heat", Gradients)]:
         model = exact(name)
         checkpoint = untaught(model)
@@ -127,7 +127,7 @@ def test_labels_differ_between_sequences_and_processes_share_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
-def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) -> None:
+def test_labels_stay_with_their_sequences_in_adaptive_samplers(name: str) -> None:
     """Adaptive samplers ask about unfinished sequences alone; what is hardly guided comes out as without a guide."""
     model = exact(name)
     checkpoint, way = untaught(model), ls.sampler("threshold", model)
@@ -142,7 +142,7 @@ def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["mdlm", "diffusion-lm"])
-def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
+def test_classifier_checkpoint_round_trips(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=V, length=L, **SMALL).eval()
     checkpoint = untaught(model)
@@ -159,7 +159,7 @@ def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
     ClassifierCheckpoint.load(tmp_path, larger)  # the size of the network is no part of the noise
 
 
-def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_mismatched_classifier_is_refused(tmp_path: Path) -> None:
     model = ls.build("mdlm", vocab_size=V, length=L, **SMALL)
     untaught(model).save(tmp_path, model, "abc")
     strangers = {
@@ -184,7 +184,7 @@ def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
             ClassifierCheckpoint.load(tmp_path, model)
 
 
-def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
+def test_invalid_requests_are_refused() -> None:
     mdlm, sphere = exact("mdlm"), exact("rdlm-heat")
     both = untaught(mdlm), untaught(sphere)
     with pytest.raises(UserError, match="no label 'two'.*Did you mean|no label 'two'.*Choose"):
@@ -231,7 +231,7 @@ def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["udlm", "plaid"])
-def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_trains_and_guides(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = str(mail / system), ["--data", f"labelled:{mail / 'mail.jsonl'}"]
     words = ["--steps", "80", "--width", "32", "--depth", "1", "--heads", "2", "--lr", "5e-3", "--json"]
     capsys.readouterr()
@@ -268,7 +268,7 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
         (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--sampler", "tau-leaping"], "ancestral"),
     ],
 )
-def test_mistakes_are_met_with_a_sentence(
+def test_command_line_errors(
     words: list[str], says: str, mail: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(mail)

@@ -18,7 +18,7 @@ from logosphere.runs.config import config_from_dict
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-def test_a_run_folder_holds_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_folder_has_the_documented_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert train("--json") == 0
     result = read_json(capsys)
     assert result["step"] == 4 and result["validation"]["kind"] == "bound"
@@ -54,7 +54,7 @@ def test_every_system_trains_evaluates_and_samples(system: str, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_accepts_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "rdlm-heat")
     found = []
     for options in ([], ["--options", "path=any-order"]):
@@ -68,7 +68,7 @@ def test_a_run_may_be_measured_with_other_options(capsys: pytest.CaptureFixture[
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["cached", "first-hitting", "llada", "entropy-bounded", "star"])
-def test_every_sampler_of_masked_models_fills_gaps(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_masked_sampler_infills(sampler: str, capsys: pytest.CaptureFixture[str]) -> None:
     train()
     capsys.readouterr()
     words = ["--infill", "the [...] of[2]", "--sampler", sampler, "--grid", "cosine", "--top-p", "0.9", "--json"]
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_text(capsys: pytest.CaptureFixture[str]) -
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_compare_trains_what_is_missing_and_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_trains_missing_runs_and_ranks_them(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Path("small.yaml")
     network = "{width: 16, depth: 1, heads: 2}"
     recipe.write_text(f"length: 16\nbatch: 4\nvalidations: 1\nvalidation_sequences: 8\nnetwork: {network}\n")
@@ -100,14 +100,14 @@ def test_compare_trains_what_is_missing_and_ranks(capsys: pytest.CaptureFixture[
     assert "= " in (table := capsys.readouterr().out) and "≤ " in table
 
 
-def test_a_finished_run_can_be_resumed_without_harm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     train()
     before = Path("run/model.safetensors").read_bytes()
     assert main(["train", "--out", "run", "--resume"]) == 0
     assert Path("run/model.safetensors").read_bytes() == before
 
 
-def test_data_of_every_kind_can_be_trained_on() -> None:
+def test_every_kind_of_data_can_be_trained_on() -> None:
     text = "Grüße aus dem Wald, sagte der Igel. " * 60
     Path("tale.txt").write_text(text, encoding="utf-8")
     Path("tale.jsonl").write_text("\n".join(json.dumps({"text": text}) for _ in range(3)), encoding="utf-8")
@@ -154,13 +154,13 @@ def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -
 
 
 @pytest.mark.parametrize("recipe, shards", [("text8-1b", True), ("demo", False)])
-def test_what_a_recipe_has_switched_can_be_said_again_and_taken_back(recipe: str, shards: bool) -> None:
+def test_boolean_options_override_the_recipe(recipe: str, shards: bool) -> None:
     assert parse_train([recipe]).config.shard == shards
     assert parse_train([recipe, "--shard"]).config.shard
     assert not parse_train([recipe, "--no-shard"]).config.shard
 
 
-def test_former_names_of_settings_are_read() -> None:
+def test_old_names_of_settings_are_accepted() -> None:
     """On the command line, and in recipes of earlier runs."""
     config = parse_train(["demo", "--withhold", "0.3", "--optim.final=0.2", "--optim.spike", "9"]).config
     assert (config.cond_dropout, config.optim.min_lr_ratio, config.optim.grad_spike_factor) == (0.3, 0.2, 9.0)
@@ -169,7 +169,7 @@ def test_former_names_of_settings_are_read() -> None:
     assert (read.cond_dropout, read.optim.min_lr_ratio, read.optim.grad_spike_factor) == (0.3, 0.2, None)
 
 
-def test_help_comes_without_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     """`--help` is instant because it never loads torch."""
     for words in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems", "--help"], ["data", "list"]):
         program = f"import sys; from logosphere.cli import main; main({words!r}); print('torch' in sys.modules)"
@@ -177,7 +177,7 @@ def test_help_comes_without_torch() -> None:
         assert done.stdout.strip().endswith("False"), words
 
 
-def test_texts_may_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_can_be_longer_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     train()
     capsys.readouterr()
     words = ["sample", "run", "-n", "2", "--steps", "4", "--length", "40", "--prompt", "the ", "--json"]
@@ -196,7 +196,7 @@ def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not sample from the model" in capsys.readouterr().out
 
 
-def test_a_remasker_is_trained_after_the_model_and_kept_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_remasker_is_trained_and_saved_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "g-star")
     words = ["sample", "run", "-n", "2", "--steps", "8", "--json"]
     texts = []

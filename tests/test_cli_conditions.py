@@ -22,7 +22,7 @@ def labelled(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_selected_by_name(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     words = ["sample", str(labelled), "--label", "spam", "--guidance", "2", "-n", "2", "--steps", "4", "--json"]
     assert main(words) == 0
@@ -39,7 +39,7 @@ def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixt
     assert not (labelled / "x.png").exists()
 
 
-def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_is_refused_by_a_model_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("\n".join(["one", "two", "three"] * 20))
     words = ["--system", "ar", "--data", f"lines:{tmp_path / 'a.txt'}", "--length", "6", *TINY]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
@@ -50,7 +50,7 @@ def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signal_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same noise, another signal, another text; a file of another shape is refused."""
     run = str(tmp_path / "run")
     words = ["--network.width", "16", "--network.depth", "1", "--steps", "20", "--batch", "8", "--optim.lr", "1e-2"]
@@ -73,7 +73,7 @@ def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_images_become_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_samples_are_saved_as_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.packbits(np.random.default_rng(0).integers(0, 2, (60, 784), dtype=np.uint8), axis=1)
     np.savez(tmp_path / "binarized_mnist.npz", train=rows, valid=rows[:8], test=rows[:8])
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))

@@ -76,7 +76,7 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
     assert judge["corpus"]["name"].endswith("(validation split)")
 
 
-def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_comparison_resumes_without_repeating_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*compare(systems="ar"), *FEW]) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("both/ar").rglob("*") if path.is_file()}
     assert main([*compare(systems="ar,mdlm"), *FEW]) == 0
@@ -85,7 +85,7 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.Capture
     assert "steps = 3, not 4" in error_line(capsys, [*compare(steps=4), *FEW])
 
 
-def test_a_wish_to_stop_is_heard_while_a_training_ends(
+def test_interrupt_at_the_last_step_stops_the_comparison(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last step of a training is no reason to begin the next one."""
@@ -118,7 +118,7 @@ def test_every_system_sees_the_same_data_in_the_same_order() -> None:
     assert all(recipe == same[0] for recipe in same)
 
 
-def test_contenders_may_have_options() -> None:
+def test_system_specs_accept_options() -> None:
     found = parse_systems("ar, mdlm:schedule=cosine:optim.lr=1e-3,rdlm:window=[0.2, 0.7]")
     assert [c.options for c in found] == [(), ("schedule=cosine",), ("window=[0.2, 0.7]",)]
     recipe = found[1].configure(TrainConfig())
@@ -134,7 +134,7 @@ def test_contenders_may_have_options() -> None:
     assert SystemSpec.parse("ar").name == "ar"
 
 
-def test_budgets_are_turned_into_steps() -> None:
+def test_budgets_are_converted_to_steps() -> None:
     recipe = TrainConfig(length=16, batch=4, system="mdlm")
     assert apply_budget(Budget(tokens=640.0), recipe, CORPUS).steps == 10
     assert apply_budget(Budget(tokens=1.0), recipe, CORPUS).steps == 1
@@ -148,7 +148,7 @@ def test_budgets_are_turned_into_steps() -> None:
             Budget(**wrong)
 
 
-def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
+def test_budget_is_reported_only_if_shared_by_all_runs() -> None:
     one = TrainConfig(steps=20)
     assert shared_budget([one, replace(one, system="ar", seed=3, optim=replace(one.optim, lr=1.0))]) == "20 steps"
     assert shared_budget([one, replace(one, steps=30)]) == "equal operations, 20 to 30 steps"
@@ -156,7 +156,7 @@ def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
     assert shared_budget([replace(one, steps=None, cpu_minutes=2.0)]) == "2 CPU minutes"
 
 
-def test_operations_are_those_of_a_transformer() -> None:
+def test_flop_count_matches_the_transformer_formula() -> None:
     """Six operations for each weight of a matrix and token, and 12 · length · width for attention in each block."""
     width, depth, length, vocabulary = 64, 3, 32, 27
     model = ls.build("ar", vocab_size=vocabulary, length=length, width=width, depth=depth, heads=4)
@@ -167,7 +167,7 @@ def test_operations_are_those_of_a_transformer() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
-def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
+def test_time_bins_average_to_the_bound(system: str, turned: bool) -> None:
     """They are counted from data to noise, also where a process counts its quantiles the other way."""
     language = skewed_chain(5, 6)
     model = random_network(system, language).eval()
@@ -183,7 +183,7 @@ def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
-def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
+def test_time_bins_are_ordered_from_data_to_noise(name: str) -> None:
     language, times = skewed_chain(5, 6), list[float]()
     model = random_network(name, language)
     assert model.denoiser is not None
@@ -208,7 +208,7 @@ def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
     ]
 
 
-def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
+def test_seeds_are_averaged_and_their_spread_is_reported() -> None:
     hard = 10 + torch.randn(200, generator=generator(3)).double()
     a, b = seeded("a", hard, hard + 0.4), seeded("b", hard + 1.0, hard + 1.8)
     first, second = rank_reports({"b": b, "a": a})
@@ -222,7 +222,7 @@ def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
     assert "seeds ±" in as_text([first, second])
 
 
-def test_surrogates_are_ranked_apart() -> None:
+def test_surrogates_are_ranked_separately() -> None:
     hard = 10 + torch.randn(50, generator=generator(4)).double()
     kinds = {"s": ("surrogate", -5), "b": ("bound", 1), "e": ("exact", 0), "t": ("surrogate", -4)}
     groups = {name: seeded(name, hard + shift, kind=kind) for name, (kind, shift) in kinds.items()}
@@ -235,7 +235,7 @@ def test_surrogates_are_ranked_apart() -> None:
     ]  # fmt: skip
 
 
-def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomparable_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.txt").write_text("another text of letters and spaces " * 100)
     assert train(steps=1, out="a") == 0 and train("--data", "other.txt", steps=1, out="b") == 0
     assert train("--length", "32", steps=1, out="c") == 0
@@ -268,6 +268,6 @@ def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) 
         ([], "--systems"),
     ],
 )
-def test_impossible_comparisons(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_comparisons_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in error_line(capsys, ["compare", *words])
     assert not Path("runs").exists()

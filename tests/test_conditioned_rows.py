@@ -15,7 +15,7 @@ from logosphere.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> None:
+def test_distributed_steps_match_one_process(sharded: bool, tmp_path: Path) -> None:
     """Two processes with two sequences each: one of them has no conditioned sequence."""
 
     def stepped(group: ProcessGroup) -> list[float]:
@@ -34,7 +34,7 @@ def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("codec", ["one-hot", "logits"])
-def test_tables_that_are_too_large_are_refused(codec: str) -> None:
+def test_oversized_embedding_tables_are_refused(codec: str) -> None:
     """A table of 50,257² numbers would fill 10 GB."""
     with pytest.raises(UserError, match="at most 8,192 tokens, not 50,257"):
         ls.build("gaussian-ce", vocab_size=50257, length=8, denoiser=None, codec=codec)
@@ -47,7 +47,7 @@ def test_simplex_of_a_large_vocabulary_is_refused() -> None:
 
 @pytest.mark.parametrize("width, norm", [(1, None), (2, 1.0), (3, 1.0), (8, None), (64, 8.0)])
 @pytest.mark.parametrize("apart", [0.0, 2e-3, 6e-3, 1e-1])
-def test_close_rows_are_found(width: int, norm: float | None, apart: float) -> None:
+def test_close_rows_are_detected(width: int, norm: float | None, apart: float) -> None:
     """Against all pairs: |e - f|²/2 > 1e-5 |e|² for every two rows."""
     rows = torch.randn(60, width, generator=generator(width))
     rows[41] = rows[7] + apart * rows[7].norm() * torch.randn(width, generator=generator(3)) / width**0.5
@@ -58,7 +58,7 @@ def test_close_rows_are_found(width: int, norm: float | None, apart: float) -> N
     assert codec.is_separable() == wanted
 
 
-def test_rows_of_large_tables_are_told_apart() -> None:
+def test_rows_of_large_tables_are_separable() -> None:
     codec = embeddings.learned_table(50257, 16, 1.0)
     assert codec.is_separable()
     with torch.no_grad():

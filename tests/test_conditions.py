@@ -46,7 +46,7 @@ def other(condition: Condition) -> Condition:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["labels", "source", "signal"])
 @pytest.mark.parametrize("name", [*NAMES, "block"])
-def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) -> None:
+def test_conditions_change_the_bound_unless_dropped(name: str, kind: str) -> None:
     model = model_of("mdlm", block=2) if name == "block" else model_of(name)
     condition = conditions(4)[kind]
     tokens = torch.randint(K, (4, L), generator=generator(6))
@@ -61,7 +61,7 @@ def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) ->
     torch.testing.assert_close(nats(condition.drop(nobody)), nats(None))
 
 
-def test_each_sequence_hears_its_own_condition() -> None:
+def test_each_sequence_uses_its_own_condition() -> None:
     model, condition = model_of("mdlm"), conditions(4)["source"]
     tokens, rng = torch.randint(K, (4, L), generator=generator(6)), generator(7)
     z, t = model.corrupt(tokens, 0.5, rng), torch.full((4, L), 0.5)
@@ -72,7 +72,7 @@ def test_each_sequence_hears_its_own_condition() -> None:
         torch.testing.assert_close(own[0], together[row])
 
 
-def test_room_behind_a_source_changes_nothing() -> None:
+def test_source_padding_changes_nothing() -> None:
     """Sources are cut to the longest of a batch, and must not be read otherwise for that."""
     model, condition = model_of("mdlm"), conditions(2)["source"]
     memory = model.denoiser.inner.conditioner(condition)
@@ -83,7 +83,7 @@ def test_room_behind_a_source_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_session_of_a_told_network_agrees_with_the_network(name: str) -> None:
+def test_conditioned_session_matches_the_network(name: str) -> None:
     model, condition = model_of(name), Condition.of(**{k: getattr(c, k) for k, c in conditions(3).items()})
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.5, generator(8)), torch.full((3, L), 0.5)
@@ -93,7 +93,7 @@ def test_the_session_of_a_told_network_agrees_with_the_network(name: str) -> Non
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_the_cached_sampler_keeps_conditions_apart(cached: bool) -> None:
+def test_cached_sampler_respects_conditions(cached: bool) -> None:
     model, condition = model_of("mdlm"), conditions(6)["labels"]
     drawn = ls.sample(model, n=6, steps=8, rng=generator(1), condition=condition, cached=cached)
     if cached:
@@ -116,7 +116,7 @@ def test_guidance_is_linear_and_costs_two_evaluations() -> None:
     assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition, guidance=3.0).nfe == 8
 
 
-def test_training_withholds_conditions_by_sample_and_step() -> None:
+def test_condition_dropout_depends_on_sample_and_step() -> None:
     model = model_of("mdlm")
     tokens = torch.randint(K, (64, L), generator=generator(6))
     batch = Batch.of(tokens, condition=Condition.of(labels=torch.arange(64) % 3))
@@ -128,7 +128,7 @@ def test_training_withholds_conditions_by_sample_and_step() -> None:
     assert int(again.denoiser.inner.conditioner.withheld) == shown
 
 
-def test_a_network_learns_what_labels_mean() -> None:
+def test_network_learns_labels() -> None:
     """Label c writes only the token c: what is left of the bound is what the label does not tell."""
     torch.manual_seed(0)
     model = ls.build("mdlm", vocab_size=3, length=4, **SMALL, labels=3)
@@ -152,12 +152,12 @@ def test_a_network_learns_what_labels_mean() -> None:
         (Condition.of(signal=torch.zeros(2, L, 3)), "2 numbers"),
     ],
 )
-def test_conditions_outside_of_what_was_built_are_refused(condition: Condition, sentence: str) -> None:
+def test_out_of_range_conditions_are_refused(condition: Condition, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         model_of("mdlm").nelbo(torch.zeros(2, L).long(), generator(1), condition=condition)
 
 
-def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
+def test_invalid_conditions_are_refused() -> None:
     labels = Condition.of(labels=torch.zeros(2).long())
     plain = ls.build("mdlm", vocab_size=K, length=L, **SMALL)
     with pytest.raises(UserError, match="built without conditions"):
@@ -175,7 +175,7 @@ def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
         ls.build("mdlm", vocab_size=K, length=L, labels=-1)
 
 
-def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> None:
+def test_conditional_model_round_trips(tmp_path) -> None:
     model, condition = model_of("ar"), conditions(2)["labels"]
     model.save(tmp_path)
     tokens = torch.zeros(2, L).long()
@@ -183,7 +183,7 @@ def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> No
     torch.testing.assert_close(again, model.nelbo(tokens, generator(1), condition=condition).total)
 
 
-def test_wrappers_made_anew_stay_in_their_mode() -> None:
+def test_rebuilt_wrappers_keep_the_training_mode() -> None:
     model, condition = model_of("mdlm"), conditions(2)["labels"]
     assert isinstance(model.denoiser, PosteriorHead)
     assert not model.denoiser.with_condition(condition).training

@@ -43,7 +43,7 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
         ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(
+def test_bad_input_gives_a_one_line_error(
     name: str, content: bytes, sentence: str, tmp_path: Path, own_cache: Path
 ) -> None:
     path = write_file(tmp_path / name, content)
@@ -58,13 +58,13 @@ def test_bad_input_is_told_in_one_sentence(
     ("columns", "sentence"),
     [({"body": ["a"]}, "no column 'text', only body"), ({"text": [3]}, "holds int, not text")],
 )
-def test_parquet_without_text(columns: dict[str, list[object]], sentence: str, tmp_path: Path) -> None:
+def test_parquet_without_a_text_column_is_refused(columns: dict[str, list[object]], sentence: str, tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=sentence):
         open_corpus(str(tmp_path / "a.parquet"))
 
 
-def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_read_permission_is_refused(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: str = "r") -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -73,14 +73,14 @@ def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch)
         open_corpus(str(prose))
 
 
-def test_a_cache_that_cannot_be_written(prose: Path, own_cache: Path) -> None:
+def test_unwritable_cache_is_refused(prose: Path, own_cache: Path) -> None:
     write_file(own_cache, "a file where the folder should be")
     with pytest.raises(UserError, match="set the environment variable LOGOSPHERE_CACHE"):
         open_corpus(str(prose))
 
 
 @pytest.mark.parametrize("later", [PROSE * 2, PROSE + "x", PROSE[:-1], PROSE[:9]])
-def test_a_file_that_changes_while_it_is_read(
+def test_file_changed_while_reading_is_refused(
     prose: Path, own_cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_stats = corpora._compute_stats
@@ -109,7 +109,7 @@ def test_a_file_that_changes_while_it_is_read(
         ("x" * 5000, "cannot be read"),
     ],
 )
-def test_a_missing_source_suggests_what_there_is(
+def test_missing_source_suggests_existing_ones(
     source: str, sentence: str, prose: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
@@ -129,7 +129,7 @@ def test_a_missing_source_suggests_what_there_is(
         ("prose.txt", "not a readable tokenizer.json"),
     ],
 )
-def test_a_wrong_tokenizer_says_what_to_use(
+def test_invalid_tokenizer_suggests_valid_ones(
     tokenizer: str, sentence: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)

@@ -24,11 +24,11 @@ from logosphere.runs.run import Run
 
 
 @pytest.mark.slow
-def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not(tmp_path: Path) -> None:
+def test_repeatedly_killed_training_gives_the_same_result(tmp_path: Path) -> None:
     assert inject_crashes(tmp_path, kills=8, seed=1)["kills"] == 8
 
 
-def test_what_a_killed_training_leaves_is_swept_up(tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_training_are_removed(tmp_path: Path) -> None:
     """Death between writing latest.json beside its place and moving it there."""
     patient = Subject(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
     for moment in (4, 9, 14, 19, 24):
@@ -52,7 +52,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_and_one_that_cannot_be_written(
+def test_full_and_read_only_disks(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_full_disk_and_one_that_cannot_be_written(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_full_disk_while_shards_are_saved(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
     """The library wraps this in a traceback, and would leave what is half written on the full disk."""
     recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64, neighbours=0))
     run, filler = create_run(recipe, corpus, small_disk / "run"), small_disk / "filler"
@@ -101,7 +101,7 @@ def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpu
     assert [type(event) for event in run_training(run, corpus)][-1] is Saved
 
 
-def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_clock_jumps_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of day may go back by years; only clocks that cannot jump are read."""
     straight = create_run(PLAIN, corpus, tmp_path / "straight")
     list(run_training(straight, corpus))
@@ -156,7 +156,7 @@ class Disk:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are looked up in the way of Linux")
 @pytest.mark.parametrize("shard", [False, True])
-def test_a_power_cut_undoes_nothing_that_was_reported(
+def test_power_cut_keeps_every_reported_checkpoint(
     shard: bool, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a step is reported as saved, and before the one before it is dropped, all that it needs is synced."""

@@ -24,7 +24,7 @@ LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 4), "table"
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 @pytest.mark.parametrize("system, other", EQUAL_BOUNDS, ids=lambda system: str(system))
-def test_some_systems_have_the_bound_of_others(system: System, other: System, language: Language) -> None:
+def test_equivalent_systems_have_equal_bounds(system: System, other: System, language: Language) -> None:
     """MDLM = MD4 = ARDM = GIDD without random tokens; BD3-LM is MDLM in blocks; UDLM is D3PM in continuous time."""
     bounds = [bound_excess(one.model(language), language, n=60, draws=3) for one in (system, other)]
     torch.testing.assert_close(*bounds, rtol=0, atol=1e-6)
@@ -53,7 +53,7 @@ def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(sched
 
 
 @pytest.mark.parametrize("mixing", [Masking, Uniform])
-def test_score_entropy_of_any_scores_is_the_published_one(mixing: type) -> None:
+def test_score_entropy_matches_sedd(mixing: type) -> None:
     """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for any scores."""
     schedule = Polynomial(1.5)
     process = DiscreteDiffusion(mixing(V, schedule), parameterization=Score())
@@ -72,7 +72,7 @@ def test_score_entropy_of_any_scores_is_the_published_one(mixing: type) -> None:
     torch.testing.assert_close(process.elbo_rate(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
 
 
-def test_scores_have_a_mass_that_logits_do_not_have() -> None:
+def test_score_entropy_depends_on_the_total_mass() -> None:
     """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
     process = DiscreteDiffusion(Masking(V, Cosine()), parameterization=Score())
     out, x, z, t = random_states(process)
@@ -83,7 +83,7 @@ def test_scores_have_a_mass_that_logits_do_not_have() -> None:
 
 
 @pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
-def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> None:
+def test_untrained_score_network_is_uniform(name: str) -> None:
     """Its bound is then that of a new network with a softmax."""
     language, plain = skewed_chain(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
     size = {"vocab_size": 5, "length": 4, "width": 8, "depth": 1, "heads": 1}
@@ -96,7 +96,7 @@ def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> No
 
 
 @pytest.mark.parametrize("p_u", [0.1, 0.5])
-def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
+def test_hybrid_weights_match_gidd(p_u: float) -> None:
     """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
     mixing = Hybrid(V, p_u)
     process = DiscreteDiffusion(mixing)
@@ -113,7 +113,7 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     torch.testing.assert_close(process.elbo_rate(out, x, z, t), published, rtol=1e-6, atol=1e-9)
 
 
-def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
+def test_hybrid_training_weights_are_bounded_and_do_not_change_the_bound() -> None:
     mixing = Hybrid(V, 0.1)
     plain, out_of = DiscreteDiffusion(mixing), random_states(DiscreteDiffusion(mixing), low=0.001)
     out, x, z, t = out_of
@@ -130,7 +130,7 @@ def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
     assert chosen[z == V].eq(2).all() and chosen[(z != x) & (z != V)].eq(1).all()
 
 
-def test_a_random_share_of_zero_is_masked_diffusion() -> None:
+def test_zero_uniform_fraction_is_masked_diffusion() -> None:
     hybrid, masked = DiscreteDiffusion(Hybrid(V, 0.0)), DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     for process in (hybrid, masked):
         assert not process.mixing.has_uniform and not process.time_conditional
@@ -148,7 +148,7 @@ def test_a_random_share_of_zero_is_masked_diffusion() -> None:
     assert torch.equal(*stepped)
 
 
-def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
+def test_absorbing_d3pm_step_with_probability_on_the_mask() -> None:
     """T·KL with x̂ that puts p_m on the mask itself, against the closed form for the linear schedule:
 
     (dt/t) [log(1 + a_t p_m/t) - log x̂_x] + (1 - dt/t) [log(1 + a_t p_m/t) - log(1 + a_s p_m/(t - dt))]
@@ -167,7 +167,7 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
 
 
 @curves
-def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
+def test_uniform_rate_matches_the_duo_form(schedule: Schedule) -> None:
     """Duo's form of the uniform rate (Sahoo et al. 2025) needs only Σ_j log x̄_j, log x̄_z and log x̄_x."""
     process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
@@ -185,7 +185,7 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
 
 
 @curves
-def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
+def test_masked_step_matches_the_md4_form(schedule: Schedule) -> None:
     """T expm1(λ_t - λ_s) a_s log p with λ = log a/(1 - a) (Shi et al. 2024, section 4)."""
     process = DiscreteDiffusion(Masking(V, schedule), timesteps=10)
     out, x, z, t = random_states(process, low=0.15)
@@ -210,7 +210,7 @@ def test_clipping_is_for_training_only() -> None:
     assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
 
 
-def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
+def test_importance_sampled_steps_leave_the_bound_unbiased() -> None:
     """After some training the distribution of steps is not uniform, and an oracle's bound is still the entropy."""
     language = sticky_chain(3, 4)
     model = random_network("multinomial", language, timesteps=50, importance_sampling=True)
@@ -225,14 +225,14 @@ def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
     assert abs(mean - plain) < 4 * error < 0.1
 
 
-def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:
+def test_masked_sampling_uses_the_md4_cosine_grid() -> None:
     language = skewed_chain(3, 4)
     md4, mdlm = (System(name).model(language).process for name in ("md4", "mdlm"))
     assert md4.grid(8)[1] > mdlm.grid(8)[1] and md4.grid(8)[0] == 1 and md4.grid(8)[-1] == 0
 
 
 @pytest.mark.parametrize("name", ["md4", "ardm", "bd3lm", "udlm", "sedd-absorb", "sedd-uniform", "gidd", "multinomial"])
-def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
+def test_every_system_trains_its_network(name: str) -> None:
     """Also where times are extreme: every weight, finite, and not zero everywhere."""
     language = sticky_chain(3, 4)
     model = random_network(name, language, seed=1)
@@ -252,7 +252,7 @@ def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
     ],
     ids=str,
 )
-def test_schedules_cut_at_their_ends_still_bound_the_entropy(system: System, lost: Tensor) -> None:
+def test_truncated_schedules_still_bound_the_entropy(system: System, lost: Tensor) -> None:
     """An oracle's bound lies above the entropy, by at most what reading tokens at both ends costs without context."""
     language = sticky_chain(3, 4)
     mean, error = mean_and_error(bound_excess(system.model(language), language, n=2000, draws=16))
@@ -302,19 +302,19 @@ def build(name: str, **options) -> None:
         (lambda: DiscreteDiffusion(Hybrid(3, 0.1), parameterization=Score()), "Score entropy"),
     ],
 )
-def test_bad_options_are_met_with_a_sentence(call, says: str) -> None:
+def test_invalid_options_are_refused(call, says: str) -> None:
     with pytest.raises(ls.UserError, match=says):
         call()
 
 
 @pytest.mark.parametrize("name", ["mdlm", "gidd", "sedd-absorb"])
-def test_the_mask_is_no_token_of_the_data(name: str) -> None:
+def test_mask_token_in_the_data_is_refused(name: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, denoiser=None)
     with pytest.raises(ls.UserError, match="from 0 to 2"):
         model.nelbo(torch.tensor([[0, 1, 2, 3]]), torch.Generator())
 
 
-def test_a_table_of_rates_is_a_chain(timesteps: int = 4) -> None:
+def test_tabulated_schedule_matches_the_linear_schedule(timesteps: int = 4) -> None:
     """β_t = 1/(T - t + 1) is the linear schedule; the bound of both is the same number."""
     language, betas = skewed_chain(3, 4), [1 / (timesteps - step) for step in range(timesteps)]
     by_name, by_table = (

@@ -65,7 +65,7 @@ def test_python_blocks_run(page: Path, elsewhere: Path) -> None:
 # ---- commands ------------------------------------------------------------------------------------------------
 
 
-def test_the_parser_of_each_command_reads_what_is_shown() -> None:
+def test_documented_commands_parse() -> None:
     read = 0
     for page in PAGES:
         for command, *words in commands(page):
@@ -126,7 +126,7 @@ def is_shown(page: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("http"):
@@ -158,7 +158,7 @@ def test_every_module_is_in_the_reference() -> None:
 # ---- results -------------------------------------------------------------------------------------------------
 
 
-def test_tables_of_results_are_those_of_the_records() -> None:
+def test_result_tables_match_the_records() -> None:
     assert results_tables.find_problems(results_tables.find_pages()) == []
 
 
@@ -184,7 +184,7 @@ def shown_by(cell: str, namespace: dict[str, object]) -> object:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)
-def test_notebooks_run_and_draw(notebook: Path, elsewhere: Path) -> None:
+def test_notebooks_run_and_produce_figures(notebook: Path, elsewhere: Path) -> None:
     content = json.loads(notebook.read_text(encoding="utf-8"))
     assert content["nbformat"] == 4 and content["metadata"]["language_info"]["name"] == "python"
     namespace: dict[str, object] = {}

@@ -23,7 +23,7 @@ from logosphere.evaluation.validators import (
 SOLVED = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
 
 
-def test_a_sudoku_is_solved_or_it_is_not() -> None:
+def test_sudoku_solutions_are_recognised() -> None:
     right = np.array([int(c) - 1 for c in SOLVED])
     rows = right.reshape(9, 9)
     shifted = np.stack([np.roll(np.arange(9), -row) for row in range(9)])  # rows and columns right, boxes wrong
@@ -62,7 +62,7 @@ def test_slots_are_found_in_descriptions() -> None:
     assert slot_accuracy([meaning], ["blue spice, coffee shop, café adriatic"]) == 1.0
 
 
-def test_words_of_letters_are_compared_by_their_frequencies() -> None:
+def test_kmer_frequencies_are_compared() -> None:
     assert kmer_divergence(["ACGT"] * 3, ["ACGT"], 2) == 0.0
     assert kmer_divergence(["AAAA"], ["CCCC"], 2) == 1.0
     assert 0 < kmer_divergence(["AACC"], ["AACG"], 2) < 1
@@ -70,7 +70,7 @@ def test_words_of_letters_are_compared_by_their_frequencies() -> None:
         kmer_divergence(["AC"], ["ACGT"])
 
 
-def test_molecules_are_checked_or_say_what_is_missing() -> None:
+def test_molecules_are_checked_or_the_missing_package_is_named() -> None:
     try:
         import rdkit  # noqa: F401
     except ImportError:
@@ -83,7 +83,7 @@ def test_molecules_are_checked_or_say_what_is_missing() -> None:
     assert found == {"valid": 0.75, "unique": pytest.approx(2 / 3), "novel": 0.5}
 
 
-def test_the_synthetic_language_knows_its_probabilities() -> None:
+def test_synthetic_promoters_have_exact_probabilities() -> None:
     """Σ p = 1 over all words at one site, and samples have the frequencies that their probabilities promise."""
     motif = promoters.Motif("AC", promoters.MOTIFS[0].position)
     words = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2)
@@ -103,7 +103,7 @@ def test_the_synthetic_language_knows_its_probabilities() -> None:
     assert promoters.entropy_rate(examples) < np.log2(4)
 
 
-def test_occupancy_tells_motifs_from_background() -> None:
+def test_motif_posterior_separates_motifs_from_background() -> None:
     examples = promoters.make_examples(4_000, seed=5)
     rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
     found = promoters.motif_posterior(rows)

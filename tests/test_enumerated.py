@@ -68,7 +68,7 @@ CONTINUOUS = {
 
 
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
-def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
+def test_samples_follow_the_exact_distribution_of_the_sampler(make) -> None:
     """Few steps, so that it is not that of the language: with 6,000 draws both can be told apart."""
     language = sticky_chain(3, 2)
     model = make(language)
@@ -80,7 +80,7 @@ def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
 @pytest.mark.parametrize("language", [skewed_chain(3, 2), random_joint(2, 3)], ids=["skewed", "table"])
-def test_the_error_of_ancestral_sampling_falls_like_one_over_the_number_of_steps(make, language: Language) -> None:
+def test_ancestral_sampling_error_decreases_as_one_over_steps(make, language: Language) -> None:
     model, (_, p) = make(language), enumerate_sequences(language)
     errors = [float((law_of_walk(model, language, steps) - p).abs().sum() / 2) for steps in (16, 32, 64)]
     assert errors[0] < 0.06

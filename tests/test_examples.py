@@ -43,11 +43,11 @@ def write_pairs(path: Path, n: int = 40) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_every_set_is_listed_with_what_it_holds() -> None:
+def test_every_dataset_is_listed_with_its_content() -> None:
     assert set(DATASETS) == {*RECORD_DATASETS, *INTEGER_DATASETS, SYNTHETIC}
 
 
-def test_short_sequences_end_and_are_counted_with_one_end() -> None:
+def test_short_sequences_are_counted_with_one_eos() -> None:
     batch = next(sequential_batches(made(), length=8, batch=30))
     assert batch.tokens.shape == (30, 8)
     assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.token_count)
@@ -56,12 +56,12 @@ def test_short_sequences_end_and_are_counted_with_one_end() -> None:
     assert ((batch.condition.source != NO_TOKEN).sum(1) == 1 + torch.arange(30) % 3).all()
 
 
-def test_a_sequence_that_fills_the_length_has_no_end() -> None:
+def test_full_length_sequence_has_no_eos() -> None:
     whole = Examples([np.zeros(4, dtype=np.int64)], eos=5)
     assert next(sequential_batches(whole, length=4, batch=1)).token_count.tolist() == [4]
 
 
-def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
+def test_too_long_sequences_are_skipped_not_cut() -> None:
     examples = made()
     kept = examples.filter_by_length(3)
     assert len(kept) == sum(len(row) <= 3 for row in examples.sequences)
@@ -73,7 +73,7 @@ def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
         Examples([np.zeros(4, dtype=np.int64)]).filter_by_length(5)
 
 
-def test_picks_depend_on_seed_and_sample_alone() -> None:
+def test_example_sampler_depends_on_seed_and_sample_only() -> None:
     picks = ExampleSampler(made(), length=8, batch=6, seed=3)
     first, again = picks.at(4), ExampleSampler(made(), length=8, batch=6, seed=3).at(4)
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.ids, torch.arange(24, 30))
@@ -106,7 +106,7 @@ def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
 
-def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
+def test_labels_are_named_and_shared_by_the_splits(tmp_path: Path) -> None:
     rows = io.StringIO()
     table = csv.writer(rows)
     table.writerow(["text", "label"])
@@ -119,7 +119,7 @@ def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
     assert sum(total) == 60
 
 
-def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Path) -> None:
+def test_data_hash_identifies_the_examples(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\nfour\n")
     first = open_corpus(f"lines:{path}").sha256
@@ -128,7 +128,7 @@ def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Pa
     assert open_corpus(f"lines:{path}").sha256 != first
 
 
-def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
+def test_eos_and_integer_tokenizers_round_trip() -> None:
     ended = tokenizer_from_description(WithEOS(CharacterTokenizer("abc")).describe())
     assert isinstance(ended, WithEOS) and ended.size == 4
     assert ended.decode([0, 1, 3, 2]) == "ab" and ended.symbol(3) == "␃"
@@ -204,7 +204,7 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
     assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
 
 
-def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_story_paragraphs_are_split_contiguously(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     lines = {}
     for name, letter in {"first10k_lines": "a", "smallGPT": "b"}.items():
@@ -216,13 +216,13 @@ def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatc
     assert written == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
 
 
-def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
+def test_archive_member_paths_are_not_used_on_disk(tmp_path: Path) -> None:
     packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert read_members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
 
 
-def test_damaged_archives_and_other_content_are_met_with_a_sentence(
+def test_damaged_archives_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """zlib, lzma, zipfile, tarfile and numpy have a dozen kinds of exceptions for archives that are not whole."""
@@ -246,7 +246,7 @@ def test_damaged_archives_and_other_content_are_met_with_a_sentence(
                 open_corpus(source)
 
 
-def test_a_vocabulary_of_a_collection_is_made_once(tmp_path: Path) -> None:
+def test_dataset_vocabulary_is_trained_once(tmp_path: Path) -> None:
     """WordPiece comes out otherwise in every training; whoever opens the set later must read the same tokens."""
     (tmp_path / "s.txt").write_text("the cat sat on the mat\nand the dog sat\non the log by the fog\n" * 30)
     first, second = (open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache") for _ in range(2))
@@ -256,7 +256,7 @@ def test_a_vocabulary_of_a_collection_is_made_once(tmp_path: Path) -> None:
     assert open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache").tokenizer.size > 9
 
 
-def test_only_a_new_line_begins_a_new_text(tmp_path: Path) -> None:
+def test_only_newlines_separate_texts(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("one\x0ctwo\u2028three\nfour\r\nfive\n" * 20, newline="")
     (tmp_path / "t.jsonl").write_text('{"text": "a\u2028b", "label": "x"}\n{"text": "cde", "label": "y"}\n' * 20)
     corpus = open_corpus(f"lines:{tmp_path / 'l.txt'}")
@@ -266,7 +266,7 @@ def test_only_a_new_line_begins_a_new_text(tmp_path: Path) -> None:
     assert "a\u2028b" in {labelled.tokenizer.decode(row) for row in labelled.train.sequences}
 
 
-def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Path) -> None:
+def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
     """Texts that happen to be of one length are texts that end where a model knows ends."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 20)
     (tmp_path / "b.txt").write_text("abc\n" * 60)
@@ -278,7 +278,7 @@ def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Pa
             open_corpus(source)
 
 
-def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None:
+def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
     """A bound is divided by tokens and ends; so many characters as there are must come of it."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
@@ -307,13 +307,13 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
         ('{"text": ["a"], "label": 1}\n' * 4, "no field 'text'"),
     ],
 )
-def test_broken_tables_are_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+def test_broken_tables_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
     (tmp_path / "t.jsonl").write_text(content)
     with pytest.raises(UserError, match=sentence):
         open_corpus(f"labelled:{tmp_path / 't.jsonl'}")
 
 
-def test_missing_sets_and_files_say_where_to_find_them(tmp_path: Path) -> None:
+def test_missing_datasets_and_files_are_explained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="LOGOSPHERE_DATA"):
         open_corpus("captions")
     with pytest.raises(UserError, match="There is no file"):
@@ -323,7 +323,7 @@ def test_missing_sets_and_files_say_where_to_find_them(tmp_path: Path) -> None:
         open_corpus(f"pairs:{tmp_path / 'x.bin'}")
 
 
-def test_sequences_of_one_length_need_no_end(tmp_path: Path) -> None:
+def test_equal_length_sequences_have_no_eos(tmp_path: Path) -> None:
     path = tmp_path / "dna.txt"
     path.write_text("\n".join(["ACGT", "GGCA", "TTTT", "ACCA"] * 6))
     corpus = open_corpus(f"lines:{path}")

@@ -81,17 +81,17 @@ def mutations(sound: bytes, seed: int, count: int) -> Iterator[bytes]:
 
 @QUICK
 @given(st.dictionaries(FIELDS, DATA, max_size=5) | DATA)
-def test_recipes_of_any_content(content: object) -> None:
+def test_arbitrary_recipes_are_read_or_refused(content: object) -> None:
     met(lambda: config_from_dict(content, "here"))
 
 
 @QUICK
 @given(st.lists(st.text(max_size=9) | st.builds("{}={}".format, st.text(max_size=3), st.text(max_size=9)), max_size=3))
-def test_options_of_any_content(options: list[str]) -> None:
+def test_arbitrary_options_are_read_or_refused(options: list[str]) -> None:
     met(TrainConfig(options=tuple(options)).system_options)
 
 
-def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
+def test_damaged_recipe_files_are_read_or_refused(tmp_path: Path) -> None:
     path, mark = tmp_path / "recipe.yaml", tmp_path / "mark"
     sound = yaml.safe_dump({"length": 8, "network": {"width": 16}, "optim": {"lr": 0.1}, "options": ["a=1"]}).encode()
     evil = [EVIL.format(mark=mark), "a: &a [*a]", "&a [*a, *a]", "\x00", "é" * 9, "{" * 3000, "[" * 3000, "? " * 900]
@@ -102,7 +102,7 @@ def test_recipe_files_with_any_damage(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_small_numbers_are_numbers_and_references_stay_small(tmp_path: Path) -> None:
+def test_yaml_numbers_and_nested_references(tmp_path: Path) -> None:
     """YAML takes 1e-3 for a word and a list of lists of lists for cheap; JSON and people do not."""
     path, recipe = (
         tmp_path / "recipe.json",
@@ -134,7 +134,7 @@ def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ema.safetensors"])
-def test_weights_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+def test_damaged_weights_are_read_or_refused(name: str, sound_run: Path, tmp_path: Path) -> None:
     (checkpoint,) = (sound_run / "run" / "state").glob("step-*")
     sound, path = (checkpoint / name).read_bytes(), tmp_path / name
     refused = 0
@@ -146,7 +146,7 @@ def test_weights_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "model.safetensors", "ema.safetensors", "tokenizer.json"])
-def test_models_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+def test_damaged_models_are_read_or_refused(name: str, sound_run: Path, tmp_path: Path) -> None:
     """Sound headers with NaN or wrong shapes behind them included: flips reach everywhere."""
     run = tmp_path / "run"
     shutil.copytree(sound_run / "run", run)
@@ -160,7 +160,7 @@ def test_models_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["state.json", "latest.json", "report.json"])
-def test_plain_files_of_a_run_with_any_damage(name: str, sound_run: Path, tmp_path: Path) -> None:
+def test_damaged_run_files_are_read_or_refused(name: str, sound_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(sound_run / "run", run)
     corpus = open_corpus(str(sound_run / "text.txt"), "characters", cache=sound_run / "cache")
@@ -182,7 +182,7 @@ def test_plain_files_of_a_run_with_any_damage(name: str, sound_run: Path, tmp_pa
 # ---- corpora and prompts ----------------------------------------------------------------------------------------
 
 
-def test_corpora_with_any_damage(tmp_path: Path) -> None:
+def test_damaged_corpora_are_read_or_refused(tmp_path: Path) -> None:
     line = json.dumps({"text": "Grüße aus dem Wald, sagte der Igel. " * 3}) + "\n"
     for suffix, sound in ((".txt", ("Grüße aus dem Wald. " * 20).encode()), (".jsonl", line.encode() * 5)):
         for number, content in enumerate(mutations(sound, 5, 40)):
@@ -194,7 +194,7 @@ def test_corpora_with_any_damage(tmp_path: Path) -> None:
 
 @QUICK
 @given(st.text(max_size=40) | st.text(alphabet="[].0123456789 ab", max_size=30), st.integers(1, 24))
-def test_prompts_of_any_text(text: str, length: int) -> None:
+def test_arbitrary_prompts_are_read_or_refused(text: str, length: int) -> None:
     for tokenizer in (text8_tokenizer(), ByteTokenizer()):
         met(lambda tokenizer=tokenizer: encode_prompt(text, tokenizer, length))
         met(lambda tokenizer=tokenizer: encode_infill(text, tokenizer, length))
@@ -213,7 +213,7 @@ WORDS = [
 @pytest.mark.slow
 @QUICK
 @given(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=5))
-def test_any_words_on_the_command_line(words: list[str]) -> None:
+def test_arbitrary_command_lines_exit_cleanly(words: list[str]) -> None:
     """Nothing is trained here: whatever would be a sound training is asked for a length of 0."""
     if "train" in words[:1] or "compare" in words[:1]:
         words = [*words, "--batch=0" if words[0] == "train" else "--systems=nothing"]
@@ -222,7 +222,7 @@ def test_any_words_on_the_command_line(words: list[str]) -> None:
     assert main(words) in (0, 1, 2)
 
 
-def test_the_command_line_says_no_more_than_a_sentence(
+def test_invalid_command_lines_print_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ HERE = str(Path(__file__).parent)
 
 
 @pytest.mark.slow
-def test_mutations_of_sound_inputs_are_met_with_a_sentence(
+def test_mutated_inputs_are_read_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
@@ -42,7 +42,7 @@ def deep(content: bytes) -> None:
     raise KeyError("found")
 
 
-def test_what_is_reached_guides_the_search() -> None:
+def test_coverage_guides_the_search() -> None:
     target = Target("deep", deep, [], [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"])
     target.seeds = [b"a...."]
     found = [fuzz(target, 6000, seed=2, folder=HERE, guided=guided) for guided in (True, False)]
@@ -50,7 +50,7 @@ def test_what_is_reached_guides_the_search() -> None:
     assert problems[0] and not problems[1]
 
 
-def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
+def test_forbidden_effects_are_detected(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("precious")
 
@@ -75,6 +75,6 @@ def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [{"depth": 2**63}, {"width": 2**40}, {"labels": 2**60}, {"length": 2**31}])
-def test_absurd_sizes_are_refused_at_once(size: dict[str, int]) -> None:
+def test_oversized_settings_are_refused(size: dict[str, int]) -> None:
     with pytest.raises(UserError, match="at most"):
         ls.build("mdlm", **{"vocab_size": 5, "length": 8, **size})

@@ -75,7 +75,7 @@ def assert_tight(name: str, options: dict[str, Any], language: Language, n: int,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_the_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
+def test_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     assert_tight(*variant, sticky_chain(3, 4), n=2000, draws=48)
 
 
@@ -92,7 +92,7 @@ def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
+def test_wrong_oracles_are_not_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     language = sticky_chain(3, 4)
     model = built(variant[0], language, variant[1])
     mean, error = mean_and_error(
@@ -122,7 +122,7 @@ def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("predicts", ["x0", "v", *(pytest.param(s, marks=pytest.mark.slow) for s in ("eps", "score"))])
-def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
+def test_network_can_predict_states_instead_of_tokens(predicts: str) -> None:
     """With tokens read off their own noisy states it is another bound, and tight where those states are clear."""
     language = random_joint()
     model = built("gaussian-ce", language, {"max_logsnr": 4.0, "min_logsnr": -6.0, "loss": "bound"})
@@ -143,7 +143,7 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
 
 
 @pytest.mark.parametrize("predicts", PARAMETERIZATIONS)
-def test_predictions_convert_into_each_other(predicts: str) -> None:
+def test_parameterizations_convert_into_each_other(predicts: str) -> None:
     alpha, sigma = torch.tensor([[0.9], [0.3]]), torch.tensor([[0.19**0.5], [0.91**0.5]])
     x, noise, wrong = (torch.randn(2, 5, generator=generator(i)) for i in (1, 2, 3))
     z, way = alpha * x + sigma * noise, PARAMETERIZATIONS[predicts]
@@ -157,13 +157,13 @@ def test_predictions_convert_into_each_other(predicts: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", [VARIANTS["plaid"], VARIANTS["one-hot, sqrt"]], ids=["plaid", "one-hot"])
 @pytest.mark.parametrize("language", [skewed_chain(3, 4), random_joint()], ids=["chain", "table"])
-def test_samples_are_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
+def test_samples_follow_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
     model = built(variant[0], language, variant[1])
     drawn = ls.sample(model, n=N, steps=96, rng=generator(5), denoiser=Oracle(model, language))
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
-def test_infilling_reproduces_the_law_given_what_is_known() -> None:
+def test_infilling_follows_the_conditional_distribution() -> None:
     language, known = random_joint(), torch.tensor([True, False, True, False])
     tokens = language.sample(1, generator(6))[0]
     model = built("plaid", language, {})
@@ -198,7 +198,7 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
 
 
 @pytest.mark.parametrize("name", ["plaid", "cdcd", "gaussian-ce"])
-def test_rows_that_coincide_have_no_bound(name: str) -> None:
+def test_equal_embedding_rows_are_refused(name: str) -> None:
     """Tokens with one row have one name, so that a network which knows nothing would be paid for naming the first."""
     model = ls.build(name, vocab_size=3, length=2, **SMALL)
     assert model.nelbo(torch.zeros(1, 2, dtype=torch.long), generator(2)).kind == "bound"
@@ -223,7 +223,7 @@ def test_one_hot_and_logits_are_the_same_process() -> None:
     assert abs(one[0] - other[0]) < 3 * math.hypot(one[1], other[1])
 
 
-def test_states_begin_clean_and_end_as_noise() -> None:
+def test_states_are_clean_at_zero_and_noise_at_one() -> None:
     model = ls.build("plaid", vocab_size=4, length=5, denoiser=None)
     tokens = torch.randint(0, 4, (2000, 5), generator=generator(7))
     u = model.process.codec.encode(tokens).detach()
@@ -235,7 +235,7 @@ def test_states_begin_clean_and_end_as_noise() -> None:
 
 
 @pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (0.3, T_DECODE), (0.5, 0.5)])
-def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
+def test_step_with_the_true_token_preserves_the_marginals(t: float, s: float) -> None:
     """q(z_s | x) is normal: means, variances and independence from the token's embedding tell all."""
     model = ls.build("gaussian-ce", vocab_size=4, length=1, denoiser=None, codec="one-hot")
     process, n = model.process, 100_000
@@ -253,7 +253,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
     assert torch.equal(ended, u[:, 0])
 
 
-def test_what_a_state_says_is_bayes_rule() -> None:
+def test_log_likelihood_matches_the_normal_density() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
     process = built("gaussian-ce", independent_tokens(5, 2), {}).process
@@ -272,7 +272,7 @@ def test_what_a_state_says_is_bayes_rule() -> None:
 
 
 @pytest.mark.parametrize("spacing", ["angle", "logsnr", "information"])
-def test_grids_end_where_the_token_is_read(spacing: str) -> None:
+def test_time_grids_end_at_the_decode_time(spacing: str) -> None:
     process = ls.build("plaid", vocab_size=4, length=5, denoiser=None, spacing=spacing).process
     for steps in (1, 2, 7):
         grid = process.grid(steps)
@@ -285,7 +285,7 @@ def test_grids_end_where_the_token_is_read(spacing: str) -> None:
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-4)
 
 
-def test_tokens_are_told_apart_in_half_precision_too() -> None:
+def test_decoding_runs_in_float32_under_bfloat16() -> None:
     """Networks may compute in bfloat16; which token a state is nearest to is still a question of float32."""
     process = ls.build("plaid", vocab_size=2000, length=4, denoiser=None).process
     tokens = torch.arange(2000).view(-1, 4)
@@ -296,7 +296,7 @@ def test_tokens_are_told_apart_in_half_precision_too() -> None:
         torch.testing.assert_close(process.log_likelihood(u, t).detach(), plain)
 
 
-def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
+def test_learned_process_parameters_are_saved(tmp_path: Path) -> None:
     """Embeddings, the schedule and the measurements of the clock."""
     language = sticky_chain(3, 4)
     model = random_network("plaid", language)
@@ -309,7 +309,7 @@ def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plaid", "bit-diffusion"])
-def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
+def test_guidance_works_with_self_conditioning(name: str) -> None:
     """A label, withheld in training now and then, and classifier-free guidance, with self-conditioning on top."""
     model = random_network(name, independent_tokens(4, 6), labels=2, self_conditioning=0.5)
     condition = Condition.of(labels=torch.tensor([0, 1, 1]))
@@ -331,7 +331,7 @@ def test_bits(vocab_size: int, width: int) -> None:
     assert len(u[0].unique(dim=0)) == vocab_size
 
 
-def test_figures_of_embeddings_tell_collapse() -> None:
+def test_embedding_metrics_detect_collapse() -> None:
     def figures(rows: torch.Tensor) -> dict[str, float]:
         return embeddings.Embeddings(rows).metrics(0.99, 0.14)
 
@@ -357,7 +357,7 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     ],
     ids=str,
 )
-def test_it_learns(name: str, options: dict[str, Any]) -> None:
+def test_system_learns_a_language(name: str, options: dict[str, Any]) -> None:
     language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
@@ -391,7 +391,7 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         ls.build(name, vocab_size=3, length=4, denoiser=None, **options)
 

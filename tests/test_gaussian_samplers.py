@@ -65,7 +65,7 @@ def test_orders_of_convergence(name: str, order: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "token-drawn"])
-def test_samples_are_the_language(name: str) -> None:
+def test_samples_follow_the_language(name: str) -> None:
     language = random_joint()
     model = plain(language)
     steps = 96 if name in ("ddim", "token-drawn") else 48
@@ -75,7 +75,7 @@ def test_samples_are_the_language(name: str) -> None:
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
-def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
+def test_token_resampling_is_exact_for_independent_tokens() -> None:
     """In any number of steps; and it forgets what tokens have to do with each other."""
     for language, right in ((independent_tokens(4, 3), True), (sticky_chain(3, 3), False)):
         model = plain(language)
@@ -86,7 +86,7 @@ def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
-def test_what_samplers_cost_and_keep(name: str) -> None:
+def test_samplers_count_evaluations_and_keep_known_tokens(name: str) -> None:
     language = independent_tokens(4, 6)
     model = random_network("plaid", language)
     known, tokens = torch.tensor([True, False] * 3), language.sample(5, generator(4))
@@ -98,19 +98,19 @@ def test_what_samplers_cost_and_keep(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "q-sampling"])
-def test_latents_are_sampled_alike(name: str) -> None:
+def test_gaussian_samplers_work_on_latents(name: str) -> None:
     model = random_network("tencdm", independent_tokens(4, 6), encoder=None)
     drawn = generate(model, 3, 5, generator(5), sampler=sampler(name, model))
     assert drawn.nfe == (9 if name == "heun" else 5) and drawn.tokens.shape == (3, 6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_need_a_gaussian_process(name: str) -> None:
+def test_gaussian_samplers_refuse_other_processes(name: str) -> None:
     with pytest.raises(UserError, match="plaid"):
         sampler(name, random_network("mdlm", independent_tokens(4, 6)))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_incompatible_settings_are_refused() -> None:
     model = random_network("bit-diffusion", independent_tokens(4, 6))
     with pytest.raises(UserError, match="predicts tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused() -> None:
         GaussianStepper(ahead=1.0)
 
 
-def test_clamping_goes_to_embeddings() -> None:
+def test_clamping_rounds_to_embeddings() -> None:
     """With one look each, a clamped step of the last kind ends at α e + noise around a row, never between rows."""
     language = ls.languages.independent([0.1, 0.1, 0.7, 0.1], 2)
     model = plain(language)
@@ -137,7 +137,7 @@ def test_clamping_goes_to_embeddings() -> None:
 # ---- control ----------------------------------------------------------------------------------------------------
 
 
-def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
+def test_guidance_by_a_factorised_classifier_is_exact() -> None:
     """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
     language, wish = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
     model = plain(language)
@@ -151,7 +151,7 @@ def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
-def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
+def test_gradient_guidance_works_for_every_token_predicting_process(name: str) -> None:
     language = independent_tokens(4, 6)
     model = random_network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
     wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
@@ -168,7 +168,7 @@ def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
     assert torch.equal(one, other)
 
 
-def test_states_are_steered_through_the_network() -> None:
+def test_state_gradient_guidance_differentiates_through_the_network() -> None:
     torch.manual_seed(0)
     model = ls.build("diffusion-lm", vocab_size=4, length=6, **SMALL)
     language = independent_tokens(4, 6)
@@ -206,7 +206,7 @@ SELF = {
 
 
 @pytest.mark.parametrize("name", SELF)
-def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> None:
+def test_self_conditioning_estimate_is_reused_in_sampling(name: str) -> None:
     """A bound asks the network twice, with nothing and with the answer; a sampler once a step."""
     language = independent_tokens(4, 6)
     model = random_network(name, language, **SELF[name]).eval()
@@ -222,7 +222,7 @@ def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> 
     assert not calls[0][..., half:].any() and all(call[..., half:].any() for call in calls[1:])
 
 
-def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
+def test_self_conditioning_draws_do_not_depend_on_the_batch_split() -> None:
     losses = []
     for accumulate in (1, 2):
         torch.manual_seed(0)
@@ -233,6 +233,6 @@ def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.5])
-def test_a_probability_is_one(probability: float) -> None:
+def test_invalid_self_conditioning_probability_is_refused(probability: float) -> None:
     with pytest.raises(UserError, match="self-conditioning"):
         ls.build("plaid", vocab_size=4, length=6, self_conditioning=probability, **SMALL)

@@ -73,7 +73,7 @@ def exact_classifier(model: Model):
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [*UNIFORM, *MASKED], ids=str)
 @pytest.mark.parametrize("scale, law", [(1.0, EACH[1]), (0.0, BOTH)], ids=["told", "untold"])
-def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, scale: float, law) -> None:
+def test_scale_one_samples_the_conditional_and_zero_the_marginal(system: System, scale: float, law) -> None:
     model = system.model(BOTH)
     labels = Condition.of(labels=torch.ones(N).long())
     steps = 100 if system.name == "d3pm-gaussian" else 64
@@ -96,7 +96,7 @@ def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("system", [System("udlm"), System("d3pm-uniform"), System("gidd"), System("mdlm")], ids=str)
 @pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0, 3.5])
-def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, scale: float) -> None:
+def test_guided_step_is_the_product_of_powers_of_both_kernels(system: System, scale: float) -> None:
     model = system.model(BOTH)
     told, untold = torch.rand(2, V, generator=generator(4), dtype=torch.float64).softmax(1)
     t, s = torch.tensor(0.62).double(), torch.tensor(0.31).double()
@@ -119,7 +119,7 @@ def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, sc
 
 
 @pytest.mark.parametrize("name", ["udlm", "mdlm"])
-def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
+def test_single_step_guidance_matches_the_closed_form(name: str) -> None:
     """From pure noise to tokens at once: each position by itself, p(x_i | y)² / p(x_i)."""
     model = System(name).model(BOTH)
     labels = Condition.of(labels=torch.zeros(N).long())
@@ -134,7 +134,7 @@ def nobody(z, t, where, denoiser=None):
 
 
 @pytest.mark.parametrize("system", [System("udlm"), System("gidd"), System("mdlm"), System("genmd4")], ids=str)
-def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
+def test_exact_classifier_guidance_gives_the_conditional_kernel(system: System) -> None:
     """p(z_s^i | z_t, y) by enumeration of all texts, against the untold step times p(y | edit)."""
     model = system.model(BOTH)
     z = torch.cartesian_prod(*[torch.arange(model.process.codec.states)] * L)
@@ -152,7 +152,7 @@ def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
 @pytest.mark.parametrize("name, how", [
     ("udlm", {}), ("gidd", {}), ("mdlm", {}), ("genmd4", {}), ("mdlm", {"stepper": first_hitting}),
 ], ids=["udlm", "gidd", "mdlm", "genmd4", "first-hitting"])  # fmt: skip
-def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
+def test_exact_classifier_guidance_samples_the_conditional(name: str, how: dict) -> None:
     model, n = System(name).model(BOTH), 1000
     edits = DiscreteClassifierGuidance(exact_classifier(model), torch.ones(n).long(), exact=True)
     drawn = ls.sample(model, n, 32, generator(6), Oracle(model, BOTH), guide=edits, **how)
@@ -160,7 +160,7 @@ def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
     assert sequence_p_value(drawn, BOTH) < 1e-6
 
 
-def test_masks_may_also_be_guided_in_their_steps() -> None:
+def test_ancestral_masked_steps_can_be_guided() -> None:
     model, n = System("mdlm").model(BOTH), 1000
     way = Ancestral((DiscreteClassifierGuidance(exact_classifier(model), torch.zeros(n).long(), exact=True),))
     assert (
@@ -176,7 +176,7 @@ def linear_classifier(states: int, seed: int = 9):
 
 @pytest.mark.parametrize("name", ["udlm", "gidd", "mdlm"])
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.5])
-def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, strength: float) -> None:
+def test_first_order_guidance_is_exact_for_linear_classifiers(name: str, strength: float) -> None:
     model = System(name).model(BOTH)
     K = model.process.codec.states
     z = torch.cartesian_prod(*[torch.arange(K)] * L)
@@ -187,7 +187,7 @@ def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, s
 
 
 @pytest.mark.parametrize("name", ["udlm", "mdlm"])
-def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
+def test_first_order_guidance_is_exact_for_independent_tokens(name: str) -> None:
     """Independent tokens and a classifier that is a product over positions: p(x | y) ∝ Π p(x_i) c(x_i)."""
     language, n = ls.languages.independent([0.5, 0.3, 0.2], L), N
     model = System(name).model(language)
@@ -211,7 +211,7 @@ def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
     assert sequence_p_value(drawn, language, tilted) > MIN_P_VALUE
 
 
-def test_the_price_of_guidance_is_counted() -> None:
+def test_guidance_evaluations_are_counted() -> None:
     language, n, steps = skewed_chain(V, L), 8, 5
     for name, edits in [("udlm", V * L), ("gidd", (V + 1) * L)]:
         model = random_network(name, language)
@@ -226,7 +226,7 @@ def test_the_price_of_guidance_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar", "mdlm", "udlm", "gidd", "genmd4", "d3pm-gaussian"])
-def test_known_tokens_stay_under_every_guidance(name: str) -> None:
+def test_guidance_keeps_known_tokens(name: str) -> None:
     torch.manual_seed(2)
     model = ls.build(name, vocab_size=V, length=4, labels=2, **SMALL)
     seen = ls.Batch.of(torch.zeros(4, 4).long(), condition=Condition.of(torch.arange(4) % 2))
@@ -241,7 +241,7 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
     assert torch.equal(drawn[known], tokens[known]) and drawn.max() < V
 
 
-def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
+def test_invalid_guides_are_refused() -> None:
     model, sphere = random_network("udlm", BOTH), random_network("rdlm-heat", BOTH)
     guide = DiscreteClassifierGuidance(linear_classifier(V), torch.zeros(2).long())
     with pytest.raises(UserError, match="one label for each of 3"):
@@ -268,7 +268,7 @@ def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
-def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
+def test_noisy_state_classifier_trains_and_guides(name: str) -> None:
     """The label says which token is the frequent one; samples of both together follow it when guided, and only then."""
     language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
     model = System(name).model(language)
@@ -294,7 +294,7 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
     assert abs(share[0]) < 0.06 and share[1] > 0.12
 
 
-def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
+def test_invalid_classifiers_are_refused() -> None:
     model = System("mdlm").model(BOTH)
     with pytest.raises(UserError, match="at least 2 classes"):
         ls.NoisyClassifier(model.process, L, 1)

@@ -29,7 +29,7 @@ def asked(*arguments: object) -> Instance:
     return Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
 
 
-def test_likelihoods_are_those_of_the_model() -> None:
+def test_likelihoods_match_the_model() -> None:
     train("--system", "ar", steps=3, out="ar")
     ours = Harness("ar")
     text = "the king of the "  # one sequence of 16
@@ -49,7 +49,7 @@ def test_likelihoods_are_those_of_the_model() -> None:
     assert ours.loglikelihood([asked(long, " so")])[0][0] < 0  # what does not fit is cut at its beginning
 
 
-def test_greedy_means_the_likeliest_token_everywhere() -> None:
+def test_is_greedy_requires_the_argmax_everywhere() -> None:
     train("--system", "ar", steps=3, out="ar")
     ours = Harness("ar")
     row = ours.tokenizer.encode("the ").tolist()
@@ -63,7 +63,7 @@ def test_greedy_means_the_likeliest_token_everywhere() -> None:
     assert [greedy for _, greedy in ours.loglikelihood([asked("the ", best), asked("the ", other)])] == [True, False]
 
 
-def test_a_diffusion_model_answers_with_its_bound() -> None:
+def test_diffusion_model_returns_its_bound() -> None:
     train(steps=3, out="mdlm")
     ours = Harness("mdlm", draws=64)
     assert ours.kind == "bound"
@@ -92,21 +92,21 @@ class Stickiness(Harness):
 
 
 @pytest.mark.parametrize("system", ["ar", "mdlm"])
-def test_a_short_text_is_not_read_with_what_fills_it_up(system: str) -> None:
+def test_padding_does_not_affect_short_texts(system: str) -> None:
     """A chain that repeats its token: of one token alone nothing is known, whatever would stand behind it."""
     ours = Stickiness(System(system), sticky_chain(2, 4))
     nats = ours._nats([([], [0]), ([], [1])])
     assert nats == pytest.approx([math.log(2)] * 2, abs=1e-5)
 
 
-def test_blocks_are_read_whole() -> None:
+def test_length_is_a_multiple_of_the_block() -> None:
     ours = Stickiness(System("mdlm", {"block": 2}), sticky_chain(2, 4))
     assert ours._length(4) == ours._length(2) == 4
     with pytest.raises(UserError, match="whole blocks of 2"):
         ours._length(3)
 
 
-def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_generation_uses_temperature_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     train(steps=3, out="mdlm")
     ours, asked_for = Harness("mdlm"), []
 
@@ -120,7 +120,7 @@ def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked_for == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]
 
 
-def test_samplers_that_take_no_filters_write_without() -> None:
+def test_samplers_without_filters_generate_unfiltered() -> None:
     train("--system", "p2", steps=3, out="p2")
     assert len(Harness("p2").generate_until([asked("the ", {"max_gen_toks": 8})])[0]) <= 8
 

@@ -45,7 +45,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield f"stream:{folder.parent}"
 
 
-def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
+def test_held_out_rows_are_not_trained_on(dataset: str) -> None:
     corpus = open_corpus(dataset)
     held_out = [corpus.tokenizer.decode(part) for part in (corpus.valid, corpus.test)]
     train = "".join(text["text"] + "\n\n" for text in corpus.train.open())
@@ -66,7 +66,7 @@ def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path: Path) -> None:
+def test_stream_training_resumes_exactly(dataset: str, tmp_path: Path) -> None:
     """To the last bit, beyond the end of the stream, by another number of processes too."""
     recipe = replace(RECIPE, data=dataset, steps=90, batch=8, length=12, validations=3)
     corpus = open_corpus(dataset, "byte")
@@ -90,7 +90,7 @@ def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path:
     assert len(losses[1]) > 10 and losses[1] == pytest.approx(losses[0][: len(losses[1])], rel=1e-5)
 
 
-def test_the_batch_that_broke_a_training_is_given_out_again(dataset: str) -> None:
+def test_stream_position_restores_the_same_batch(dataset: str) -> None:
     corpus = open_corpus(dataset, "byte")
     batches, again = train_batches(corpus.train, 16, 4, seed=0), train_batches(corpus.train, 16, 4, seed=0)
     taken = [batches.at(step).tokens.tolist() for step in range(4)]
@@ -119,7 +119,7 @@ def test_streams_on_the_command_line(dataset: str, tmp_path: Path, capsys: pytes
         assert said in (error := capsys.readouterr().err) and "Traceback" not in error, error
 
 
-def test_what_a_dataset_must_have(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_stream_datasets_are_refused(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(dataset.removeprefix("stream:")) / "data"
     (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"text": "its own"}) + "\n")
     corpus = open_corpus(dataset)

@@ -23,7 +23,7 @@ STEPS = {"fisher-flow": 32, "dirichlet-flow": 128}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*ls.systems()} - LEFT_TO_RIGHT - WHOLE - HEURISTIC))
-def test_what_is_written_has_the_law_given_what_is_known(name: str) -> None:
+def test_infilled_samples_follow_the_conditional_distribution(name: str) -> None:
     language = skewed_chain(2, 3)
     model = ls.build(name, vocab_size=2, length=3, denoiser=None)
     how = {"known": KNOWN, "tokens": TOKENS, "denoiser": Oracle(model, language)}
@@ -32,7 +32,7 @@ def test_what_is_written_has_the_law_given_what_is_known(name: str) -> None:
     assert sequence_p_value(written, language, p * (sequences[:, 1] == 1)) > MIN_P_VALUE
 
 
-def test_the_given_law_differs_from_the_law_of_the_rest() -> None:
+def test_chi_square_test_rejects_unconditional_samples() -> None:
     """The power of the test: whoever ignored what is known would be found out."""
     language = skewed_chain(2, 3)
     sequences, p = enumerate_sequences(language)

@@ -89,7 +89,7 @@ class PosteriorMean(Denoiser):
 
 
 @pytest.mark.parametrize("name, shift", [("cosine", 0.0), ("cosine", -3.0), ("sigmoid", 1.0)])
-def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> None:
+def test_bound_with_exact_decoder_and_denoiser_is_the_entropy(name: str, shift: float) -> None:
     """I-MMSE: for any encoder, once decoder and denoiser are exact; the schedule and its end play no part."""
     language = random_joint()
     codec = Named(language)
@@ -111,7 +111,7 @@ def test_with_exact_parts_the_bound_is_the_entropy(name: str, shift: float) -> N
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None:
+def test_random_weights_are_not_below_the_entropy(name: str) -> None:
     language = skewed_chain(3, 4)
     model = random_network(name, language, **small(name, max_logsnr=1.0)).eval()
     tokens = language.sample(1500, generator(4))
@@ -120,7 +120,7 @@ def test_no_weights_whatever_take_the_bound_below_the_entropy(name: str) -> None
     assert bound.kind == "bound" == ls.system(name).kind and mean > -3 * error
 
 
-def test_noise_at_the_reading_is_that_of_the_end_of_the_path() -> None:
+def test_decode_noise_matches_the_end_of_the_path() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", max_logsnr=2.0))
     alpha, sigma = model.process.alpha_sigma(torch.tensor([model.process.recon_time]))
     assert float((alpha / sigma).square().log()) == pytest.approx(2.0, abs=1e-4)
@@ -146,7 +146,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_each_stage_changes_its_own_part_and_nothing_else(name: str) -> None:
+def test_each_stage_trains_its_own_parameters(name: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, **small(name, autoencoder_fraction=0.5))
     at: dict[int, tuple] = {0: parts(model)}
     for progress in ls.fit(model, batches(skewed_chain(3, 4)), steps=8):
@@ -157,7 +157,7 @@ def test_each_stage_changes_its_own_part_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_latents_stand_still_in_the_second_stage(name: str) -> None:
+def test_latents_are_frozen_in_the_second_stage(name: str) -> None:
     """The statistics too: they are those of the first stage."""
     model = ls.build(name, vocab_size=3, length=4, **small(name, autoencoder_fraction=0.5))
     tokens, seen = skewed_chain(3, 4).sample(5, generator(7)), {}
@@ -167,7 +167,7 @@ def test_latents_stand_still_in_the_second_stage(name: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [2, 5, 7])
-def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Path) -> None:
+def test_resumed_training_is_bit_identical(stop: int, tmp_path: Path) -> None:
     """Within the first stage, at the change, and within the second."""
     tokens = [next(batches(skewed_chain(3, 4), seed)) for seed in range(10)]
 
@@ -190,7 +190,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(stop: int, tmp_path: Pat
     assert go(resumed, stop, 10) == whole[stop:]
 
 
-def test_joint_training_teaches_both_all_the_time() -> None:
+def test_joint_training_updates_codec_and_denoiser() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", joint=True))
     before = parts(model)
     for _ in ls.fit(model, batches(skewed_chain(3, 4)), steps=2):
@@ -199,7 +199,7 @@ def test_joint_training_teaches_both_all_the_time() -> None:
     assert not equal(before[0], after[0]) and not equal(before[1], after[1])
 
 
-def test_late_in_joint_training_the_diffusion_reaches_the_encoder_and_early_hardly() -> None:
+def test_joint_training_ramps_up_the_encoder_gradient() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos", joint=True))
     u = torch.ones(2, 2, 4, requires_grad=True)
     shares = []
@@ -213,7 +213,7 @@ def test_late_in_joint_training_the_diffusion_reaches_the_encoder_and_early_hard
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_they_sample_save_and_load(name: str, tmp_path: Path) -> None:
+def test_latent_systems_sample_save_and_load(name: str, tmp_path: Path) -> None:
     language = skewed_chain(3, 4)
     model = random_network(name, language, **small(name)).eval()
     drawn = [ls.sample(model, n=5, steps=3, rng=generator(8)) for _ in range(2)]
@@ -224,7 +224,7 @@ def test_they_sample_save_and_load(name: str, tmp_path: Path) -> None:
     assert torch.equal(*totals)
 
 
-def test_positions_cannot_be_held_fixed_and_it_is_said() -> None:
+def test_known_positions_are_refused() -> None:
     model = ls.build("cosmos", vocab_size=3, length=4, **small("cosmos"))
     known = torch.tensor([True, False, False, False])
     with pytest.raises(ls.UserError, match="belong to whole sequences, so no positions can be held fixed"):
@@ -245,7 +245,7 @@ CONDITIONS = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", CONDITIONS)
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_labels_and_sources_reach_the_latents_and_guidance_0_hears_none(name: str, kind: str) -> None:
+def test_conditions_reach_the_latents_and_guidance_zero_ignores_them(name: str, kind: str) -> None:
     """With weights as random as any: the condition is in the way, not in what was learnt."""
     built, given = CONDITIONS[kind]
     model = random_network(name, skewed_chain(3, 4), **small(name), **built).eval()
@@ -294,7 +294,7 @@ def copied(model: Model, guidance: float) -> float:
 
 
 @pytest.mark.slow
-def test_what_is_written_depends_on_the_source_and_guidance_says_how_much(copyist: Model) -> None:
+def test_guidance_scales_the_dependence_on_the_source(copyist: Model) -> None:
     """Guidance 0 does not know the source at all, 1 is the model, 3 insists."""
     shares = [copied(copyist, guidance) for guidance in (0.0, 1.0, 3.0)]
     assert shares[0] < 0.35 and shares[1] > 0.6 and shares[2] > shares[1] - 0.05
@@ -307,7 +307,7 @@ def test_what_is_written_depends_on_the_source_and_guidance_says_how_much(copyis
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_terms_of_the_bound_are_those_of_the_latents(name: str) -> None:
+def test_terms_of_the_bound_match_the_latent_formulas(name: str) -> None:
     """A network that always says 0 pays ½ (SNR(first) - SNR(1)) |u|² on the way, and the prior is a KL of normals."""
     torch.manual_seed(3)
     compressed = {} if name == "tencdm" else {"latents": 2, "latent_width": 4}
@@ -344,7 +344,7 @@ class Enumerated:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> None:
+def test_trained_model_approaches_the_exact_denoiser() -> None:
     """Of the 1.64 nats above H, its decoder loses 0.49: the bound with the exact denoiser of its latents."""
     torch.manual_seed(2)
     language = skewed_chain(4, 6)
@@ -389,7 +389,7 @@ def test_a_trained_model_comes_near_the_exact_one_and_writes_the_language() -> N
         ("tencdm", {"position_drop": 0.3}, "need compressed latents"),
     ],
 )
-def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> None:
+def test_invalid_settings_are_refused(name: str, options: dict, says: str) -> None:
     with pytest.raises(ls.UserError, match=says):
         ls.build(name, **{"vocab_size": 3, "length": 4} | small(name) | options)
 
@@ -397,7 +397,7 @@ def test_what_makes_no_sense_is_refused(name: str, options: dict, says: str) -> 
 # ---- what latents carry ---------------------------------------------------------------------------------------------
 
 
-def test_what_latents_carry_is_what_is_lost_with_others() -> None:
+def test_reconstruction_depends_on_the_own_latents() -> None:
     """With the exact decoder of a known language: its own latents tell all, others mislead, and the kinds differ."""
     language = random_joint()
     codec = Named(language)
@@ -423,7 +423,7 @@ def test_what_latents_carry_is_what_is_lost_with_others() -> None:
     assert min(found.nats["shuffled"], found.nats["mean"], found.nats["random"]) > 1.0
 
 
-def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
+def test_padding_is_not_counted_in_reconstruction() -> None:
     language = random_joint()
     codec = Named(language)
     codec.decode = lambda z: torch.zeros(len(z), 4, dtype=torch.long)  # type: ignore[method-assign]
@@ -450,7 +450,7 @@ def test_what_fills_up_short_texts_is_not_counted_as_read() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ld4lg", "planner"])
-def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
+def test_causal_decoder_learns_to_use_its_latents(name: str) -> None:
     """Words before say much of the next one, and a decoder finds them first; its latents must matter all the same."""
     torch.manual_seed(3)
     language = ls.languages.markov(0.8 * torch.eye(8) + 0.2 / 8, torch.full((8,), 1 / 8), 16)
@@ -462,7 +462,7 @@ def test_a_decoder_from_left_to_right_learns_to_listen(name: str) -> None:
     assert found.nats["own"] < 0.8 * language.entropy() / 16 and found.nats["shuffled"] > 1.5 * found.nats["own"]
 
 
-def test_only_latent_systems_can_be_read() -> None:
+def test_reconstruction_requires_a_latent_system() -> None:
     with pytest.raises(ls.UserError, match="needs a latent system"):
         measure_reconstruction(ls.build("mdlm", vocab_size=3, length=4, **SMALL), [], generator(0))
     with pytest.raises(ls.UserError, match="nothing to evaluate"):

@@ -58,7 +58,7 @@ def test_parameters_for_conditions_are_counted(system: str) -> None:
         assert corpus.conditions and bill.parameters > cost(chosen, corpus.tokenizer.size).parameters
 
 
-def test_a_dry_run_reads_what_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reads_conditions_from_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
     words = ["train", "--data", "pairs:p.tsv", "--length", "8", "--dry-run", "--nproc", "3", "--json"]
     assert main(words) == 0
@@ -69,7 +69,7 @@ def test_a_dry_run_reads_what_it_must(capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*words[:-3], "--nproc", "0"]) == 1 and "at least 1, not 0" in capsys.readouterr().err
 
 
-def test_large_recipes_have_the_sizes_they_say() -> None:
+def test_large_recipes_have_their_stated_sizes() -> None:
     for name in RECIPES:
         assert recipe(name) == recipe(name)
     sizes = {name: 12 * recipe(name).network.depth * recipe(name).network.width ** 2 for name in RECIPES}
@@ -103,7 +103,7 @@ def submitted(script: Path, signal: bool) -> str:
     return Path("log").read_text()
 
 
-def test_a_batch_script_saves_comes_back_and_resumes() -> None:
+def test_batch_script_saves_requeues_and_resumes() -> None:
     words = ["launch", "slurm", "--nodes", "2", "--gpus", "4", "--hours", "1.5", "--", "text8", "--out", "runs/a b"]
     assert main([*words, "--seed", "3"]) == 0
     script = Path("train.sbatch")
@@ -131,6 +131,6 @@ def test_a_batch_script_saves_comes_back_and_resumes() -> None:
         (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "must not contain spaces"),
     ],
 )
-def test_mistakes_are_found_before_the_queue(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_launches_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", *words]) == 1
     assert says in capsys.readouterr().err and not Path("train.sbatch").exists()

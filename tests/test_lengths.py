@@ -43,32 +43,32 @@ def drawn(model: ls.Model, length: int, **how: object) -> torch.Tensor:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in ls.systems() if name not in (*REFUSED, "rdlm")])
-def test_texts_have_the_wanted_length(name: str) -> None:
+def test_samples_have_the_requested_length(name: str) -> None:
     tokens = drawn(random_model(name), 5, steps=32 if name == "fisher-flow" else 6)  # flows arrive if steps are small
     assert bool((tokens[:, :5] != END).all()) and bool((tokens[:, 5:] == END).all())
 
 
 @pytest.mark.parametrize("name, sentence", REFUSED.items())
-def test_systems_that_cannot_say_why(name: str, sentence: str) -> None:
+def test_unsupported_systems_are_refused(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         drawn(random_model(name), 5)
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_model_is_unchanged() -> None:
     """A wrapper is born in training; the network inside it was not, and is not afterwards."""
     model = random_model("mdlm").eval()
     drawn(model, 5)
     assert not any(part.training for part in model.modules())
 
 
-def test_a_text_may_fill_its_model() -> None:
+def test_requested_length_can_be_the_maximum() -> None:
     for name in ("mdlm", "ar"):  # no end behind it need be seen
         model = random_model(name)
         fill_zero_weights(model)
         assert bool((drawn(model, L) != END).all())
 
 
-def test_guidance_and_filters_go_with_a_length() -> None:
+def test_guidance_and_filters_work_with_a_length() -> None:
     model = random_model("mdlm", labels=2)
     fill_zero_weights(model)
     next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
@@ -91,7 +91,7 @@ def ending(length: int = 3, letters: int = 2) -> Joint:
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [System("mdlm"), System("udlm"), System("rdlm-heat")], ids=str)
 @pytest.mark.parametrize("length", [2, 3])
-def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: int) -> None:
+def test_samples_follow_the_distribution_given_the_length(system: System, length: int) -> None:
     language = ending()
     model = system.model(language)
     oracle = SuppressEOS(Oracle(model, language), 2, length, 3)
@@ -111,7 +111,7 @@ def test_texts_of_a_length_have_the_law_of_such_texts(system: System, length: in
         (6, 4, END, "before the requested length"),
     ],
 )
-def test_lengths_that_contradict_what_is_known_are_refused(
+def test_lengths_contradicting_known_tokens_are_refused(
     length: int, known: int | None, token: int, sentence: str
 ) -> None:
     where = None if known is None else torch.arange(L) == known
@@ -120,7 +120,7 @@ def test_lengths_that_contradict_what_is_known_are_refused(
 
 
 @pytest.mark.parametrize("name", ["mdlm", "ar"])
-def test_texts_of_different_length_from_the_command_line(
+def test_length_option_on_the_command_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.txt").write_text("\n".join(["one", "two", "three", "eleven"] * 20))

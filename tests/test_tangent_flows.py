@@ -46,7 +46,7 @@ def skewed_letters(num_classes: int) -> Any:
 # ---- large vocabularies ------------------------------------------------------------------------------------------
 
 
-def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
+def test_dirichlet_flow_bound_of_256_tokens_is_the_entropy() -> None:
     language = skewed_letters(256)
     mean, error = mean_and_error(
         bound_excess(calibrated_model("dirichlet-flow", language, churn=0), language, n=2000, draws=48)
@@ -65,7 +65,7 @@ def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("churn", [0, 1])
-def test_samples_of_256_tokens_are_the_language(churn: int) -> None:
+def test_samples_of_256_tokens_follow_the_language(churn: int) -> None:
     language = skewed_letters(256)
     model = calibrated_model("dirichlet-flow", language, churn=churn)
     drawn = ls.sample(model, n=3000, steps=48, rng=generator(1), denoiser=Oracle(model, language))
@@ -89,7 +89,7 @@ def test_a_dirichlet_flow_of_2048_tokens_is_finite(options: dict[str, Any]) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", FREE, ids=str)
-def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
+def test_value_of_an_exact_field_is_the_entropy(system: System) -> None:
     """The same as of the system that predicts tokens: the answer of an oracle is turned into a field and back."""
     language = sticky_chain(3, 4)
     model = calibrated_model(system.name, language, **system.options)
@@ -102,7 +102,7 @@ def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["ancestral", "euler-flow"])
 @pytest.mark.parametrize("system", FREE, ids=str)
-def test_samples_of_an_exact_field_are_the_language(system: System, sampler: str) -> None:
+def test_samples_of_an_exact_field_follow_the_language(system: System, sampler: str) -> None:
     language = random_joint()
     model = calibrated_model(system.name, language, **system.options)
     steps = 300 if system.name == "ddsm" else 128
@@ -118,7 +118,7 @@ def test_a_random_score_is_not_below_the_entropy() -> None:
     assert math.isfinite(mean) and mean > 3 * error
 
 
-def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
+def test_velocity_determines_the_token_distribution() -> None:
     process = ls.build("fisher-flow", vocab_size=6, length=1, denoiser=None, **VELOCITY).process
     assert isinstance(process, TangentFlow) and process.kind == "surrogate"
     z = process.prior(50, 1, GeneratorNoise(generator(1), 50)).double()[:, 0]
@@ -127,7 +127,7 @@ def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
     assert (found - p).abs().max() < 1e-5  # but for the floor under small probabilities
 
 
-def test_fields_have_no_temperature_and_no_guide() -> None:
+def test_fields_refuse_temperature_and_guides() -> None:
     for name, options in (("fisher-flow", VELOCITY), ("ddsm", SCORE)):
         model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
         with pytest.raises(UserError, match="predicts states, not tokens"):
@@ -146,7 +146,7 @@ def drawn_times(model: Any, n: int = 4000) -> Tensor:
     return times.flatten()
 
 
-def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> None:
+def test_training_samples_alpha_from_an_untruncated_exponential() -> None:
     model = ls.build("dirichlet-flow", vocab_size=4, length=1, denoiser=None, preset="paper")
     process = model.process
     assert isinstance(process, SimplexProcess) and isinstance(process.path, DirichletPath)
@@ -156,14 +156,14 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
 
 
 @pytest.mark.parametrize("name", ["bfn", "fisher-flow"])
-def test_training_draws_times_uniformly(name: str) -> None:
+def test_training_samples_times_uniformly(name: str) -> None:
     model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
     t = drawn_times(model)
     gone = model.process.fraction(t) if isinstance(model.process, SimplexProcess) else 1 - t
     assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > MIN_P_VALUE
 
 
-def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None:
+def test_importance_sampling_follows_the_rms_score() -> None:
     """Where times are drawn by √w, nats in proportion to w have equal roots of nats per draw in all cells."""
     model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, preset="paper")
     process = model.process
@@ -181,7 +181,7 @@ def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None
     torch.testing.assert_close(law / law.sum(), torch.tensor(rates).double() / sum(rates), rtol=0.05, atol=0.0)
 
 
-def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
+def test_diffusion_loss_excludes_the_reconstruction_term() -> None:
     tokens = sticky_chain(3, 4).sample(64, generator(1))
     losses = {}
     for loss in ("bound", "diffusion"):
@@ -222,7 +222,7 @@ def seen_by(model: Any) -> list[tuple[Tensor, Tensor]]:
     return shown
 
 
-def test_a_bayesian_flow_network_reads_scaled_beliefs() -> None:
+def test_bfn_network_input_is_scaled_to_minus_one_to_one() -> None:
     model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
     shown = seen_by(model)
     model.nelbo(torch.zeros(5, 4, dtype=torch.long), generator(1))
@@ -230,7 +230,7 @@ def test_a_bayesian_flow_network_reads_scaled_beliefs() -> None:
     torch.testing.assert_close(shown[0][0].sum(-1), torch.full((5, 4), -1.0))  # Σ (2 θ_k - 1) = 2 - K
 
 
-def test_messages_come_at_equal_times_and_the_token_is_read_at_the_end() -> None:
+def test_bfn_steps_are_equally_spaced_and_end_with_decoding() -> None:
     model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
     shown = seen_by(model)
     made = ls.generate(model, n=2, steps=8, rng=0)
@@ -239,7 +239,7 @@ def test_messages_come_at_equal_times_and_the_token_is_read_at_the_end() -> None
     torch.testing.assert_close(shares, torch.arange(9) / 8, rtol=0, atol=1e-6)
 
 
-def test_a_dirichlet_flow_reads_doubled_states_at_99_values_of_alpha() -> None:
+def test_dirichlet_flow_doubles_its_input_and_takes_99_steps() -> None:
     model = ls.build("dirichlet-flow", vocab_size=3, length=4, **SMALL, preset="paper")
     shown = seen_by(model)
     ls.sample(model, n=2, steps=99, rng=0)
@@ -280,7 +280,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
-def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         ls.build(name, vocab_size=3, length=4, **options, denoiser=None)
 

@@ -46,7 +46,7 @@ def posterior(model, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_the_analytic_sampler_is_the_ancestral_one(system: System) -> None:
+def test_analytic_sampler_matches_the_ancestral_sampler(system: System) -> None:
     """(e^{-dQ} s)_y (e^{dQ})(y → z) with the score s_y = q_t(y)/q_t(z): SEDD's Tweedie step by matrices."""
     model = system.model(LANGUAGE)
     forward, q = forward_matrix(model, S, T), marginal(model, X, T)
@@ -58,7 +58,7 @@ def test_the_analytic_sampler_is_the_ancestral_one(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_rates_are_limits_of_steps(system: System) -> None:
+def test_rates_are_limits_of_transition_kernels(system: System) -> None:
     model, short = system.model(LANGUAGE), 1e-6
     K = V if model.process.mask is None else V + 1
     z = torch.arange(K)
@@ -73,7 +73,7 @@ def test_rates_are_limits_of_steps(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_a_corrector_leaves_the_marginal_as_it_is(system: System) -> None:
+def test_corrector_preserves_the_marginal(system: System) -> None:
     model = system.model(LANGUAGE)
     q = marginal(model, X, T)
     z = torch.arange(len(q))

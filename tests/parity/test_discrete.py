@@ -85,7 +85,7 @@ def test_md4_has_the_published_schedule_integrand_and_constants(kind: str) -> No
     close(process.mixing.prior_kl(), a_1 * np.log(V))
 
 
-def test_the_default_of_md4_has_no_constants() -> None:
+def test_md4_default_has_no_constants() -> None:
     process = process_of("md4", "default")
     assert process.initial_recon == 0 and process.mixing.prior_kl() == 0
     close(
@@ -94,7 +94,7 @@ def test_the_default_of_md4_has_no_constants() -> None:
     )
 
 
-def test_constants_of_md4_are_part_of_its_bound() -> None:
+def test_md4_bound_includes_the_constants() -> None:
     """A prediction that is certain and right costs the two constants and nothing else."""
     model = ls.build("md4", vocab_size=V, length=4, denoiser=None, preset="paper")
     tokens = torch.randint(V, (50, 4), generator=torch.Generator().manual_seed(1))
@@ -131,7 +131,7 @@ def test_genmd4_has_the_published_integrand_and_reconstruction(preset: str) -> N
     )
 
 
-def test_the_network_of_genmd4_is_the_posterior_in_the_paper() -> None:
+def test_genmd4_network_predicts_the_posterior_in_the_paper() -> None:
     """Its softmax is p(x | mask) itself; by default the likelihood of the mask under the powers is added."""
     z, t = torch.full((2, 8), V), torch.full((2, 8), 0.3)
     for preset, informed in (("paper", False), ("default", True)):
@@ -165,7 +165,7 @@ CHAINS = ["d3pm-absorbing", "d3pm-uniform", "multinomial", "d3pm-gaussian"]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_marginals_of_chains_are_products_of_the_published_matrices(name: str) -> None:
+def test_chain_marginals_are_products_of_the_published_matrices(name: str) -> None:
     process, bars = process_of(name, "paper", timesteps=T), ref.products(chain_of(name))
     for step in (1, 5, T):
         t = torch.full((V,), step / T).double()
@@ -177,7 +177,7 @@ def test_marginals_of_chains_are_products_of_the_published_matrices(name: str) -
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_integrands_and_losses_of_chains_are_the_published_ones(name: str) -> None:
+def test_chain_integrands_and_losses_match_the_papers(name: str) -> None:
     """T·KL_t, the last step, and T (KL_t + λ CE), with the softmax of the network as p̃ (D3PM) or x̂ (Multinomial)."""
     process, chain = process_of(name, "paper", timesteps=T), chain_of(name)
     bars, step = ref.products(chain), RNG.integers(1, T + 1, N)
@@ -205,7 +205,7 @@ def test_integrands_and_losses_of_chains_are_the_published_ones(name: str) -> No
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_steps_of_chains_are_the_published_ones(name: str) -> None:
+def test_chain_steps_match_the_papers(name: str) -> None:
     process, chain = process_of(name, "paper", timesteps=T), chain_of(name)
     bars, step = ref.products(chain), RNG.integers(1, T + 1, N)
     masked = name == "d3pm-absorbing"
@@ -219,7 +219,7 @@ def test_steps_of_chains_are_the_published_ones(name: str) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_defaults_of_chains_read_the_posterior_in_the_last_step() -> None:
+def test_chain_defaults_use_the_posterior_in_the_last_step() -> None:
     """So in Multinomial Diffusion and here by default: p(x | z_1) ∝ x̂(x) q(z_1 | x)."""
     process, chain = (
         process_of("d3pm-uniform", "default", timesteps=T, schedule="offset-cosine"),
@@ -249,7 +249,7 @@ def test_published_gaussian_matrices_of_many_values() -> None:
         np.testing.assert_allclose(process.products[step].numpy(), bars[step], rtol=1e-5, atol=1e-8)
 
 
-def test_the_logistic_head_is_the_published_one() -> None:
+def test_logistic_head_matches_d3pm() -> None:
     model = ls.build("d3pm-gaussian", vocab_size=9, length=4, width=8, depth=1, heads=1, preset="paper")
     head = next(part for part in model.denoiser.modules() if isinstance(part, LogisticHead)).double()
     numbers, seen = RNG.normal(size=(N, 2)), RNG.integers(0, 9, N)
@@ -286,7 +286,7 @@ def test_sedd_has_the_published_score_entropy(name: str) -> None:
     close(process.elbo_rate(scores, x, z, t), wanted, 1e-5 if not masked else 1e-6)
 
 
-def test_the_network_of_sedd_is_scaled_as_published() -> None:
+def test_sedd_network_output_is_scaled_as_published() -> None:
     """log s = logits - log(e^σ - 1) - log V at masks; log V is a float32 number in the package, hence 1e-7."""
     process = process_of("sedd-absorb", "paper")
     logits, z, t = tensors(LOGITS, HIDDEN, TIMES)
@@ -327,7 +327,7 @@ def test_gidd_has_the_published_integrand_and_weights(preset: str) -> None:
     ["mdlm", "md4", "genmd4", "ardm", "bd3lm", "llada", "d3pm-absorbing", "multinomial", "udlm", "sedd-absorb",
      "sedd-uniform"],
 )  # fmt: skip
-def test_bounds_of_presets_are_bounds(name: str) -> None:
+def test_preset_bounds_are_bounds(name: str) -> None:
     """With the exact posterior as denoiser the bound is the entropy, and a little more where ends are counted.
 
     Also for models that are still in training mode. (The posterior is not what the last step of d3pm-uniform reads.)
@@ -355,7 +355,7 @@ def test_bounds_of_presets_are_bounds(name: str) -> None:
         ("llada", 1e-3, 1, False), ("d3pm-absorbing", 0, 1, False), ("d3pm-gaussian", 0, 1, False),
     ],
 )  # fmt: skip
-def test_times_of_training_are_uniform_and_without_weights(
+def test_training_times_are_uniform_and_unweighted(
     name: str, low: float, high: float, stratified: bool
 ) -> None:
     """On a lattice over the batch, or each drawn by itself; bounds are measured with the sampler of the default."""
@@ -376,7 +376,7 @@ def test_times_of_training_are_uniform_and_without_weights(
         assert not torch.equal(measured.weight, torch.ones_like(measured.weight))
 
 
-def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
+def test_bd3lm_resamples_masks_outside_the_clip_range() -> None:
     """Blocks of 4 and [0.45, 0.95]: two or three masks, in the proportions of a binomial distribution cut there."""
     process = ls.build("bd3lm", vocab_size=V, length=4, denoiser=None, preset="paper").process.train()
     rows = 40_000
@@ -394,7 +394,7 @@ def test_masks_of_bd3lm_are_drawn_again_until_they_fit() -> None:
     assert float((places - places.mean()).abs().max()) < 0.015
 
 
-def test_llada_trains_with_masks_by_chance_and_measures_with_counted_ones() -> None:
+def test_llada_trains_with_independent_masks_and_evaluates_with_exact_counts() -> None:
     process = process_of("llada", "paper").train()
     noise = GeneratorNoise(torch.Generator().manual_seed(1), 2000)
     tokens, free = torch.zeros(2000, 8).long(), torch.ones(2000, 8).bool()
@@ -412,7 +412,7 @@ def test_schedules_by_name(name: str, value: float) -> None:
 
 
 @pytest.mark.slow
-def test_the_published_evaluation_of_gidd_leaves_out_both_ends() -> None:
+def test_published_gidd_evaluation_omits_both_ends() -> None:
     """Its value is the integral over [1e-4, 1 - 1e-4]: below the bound with the same network, and a surrogate."""
     language = ls.languages.markov([[0.8, 0.2], [0.3, 0.7]], [0.5, 0.5], 6)
     tokens = language.sample(400, torch.Generator().manual_seed(0))

@@ -87,7 +87,7 @@ def test_sedd_steps_keep_the_mass_of_raw_scores(masked: bool, t: float, s: float
 
 
 @pytest.mark.parametrize("name", ["euler", "analytic"])
-def test_twice_the_score_lifts_twice_the_masks(name: str) -> None:
+def test_doubled_scores_double_the_unmasking_rate(name: str) -> None:
     """The ancestral step normalises scores and would lift as many; here their mass counts."""
     model, counts = model_of("sedd-absorb"), []
     sigma, rate = sedd_noise(0.8, True)
@@ -153,7 +153,7 @@ def test_remdm_steps_have_the_published_probabilities() -> None:
     assert fits(frequencies(kept), np.array([0, 0, 0.96, 0, 0, 0.04]))
 
 
-def test_star_masks_every_position_afresh() -> None:
+def test_star_remasks_every_position_independently() -> None:
     """Below t = 0.3: z_s is the mask with probability 1 - a_s whatever z_t was, and else a drawn or the old token."""
     model, logits = model_of("star"), RNG.normal(size=V)
     masked = 1 - ref.log_linear(float(np.float32(0.15)))[0]
@@ -165,7 +165,7 @@ def test_star_masks_every_position_afresh() -> None:
     assert bool((before == 3).all())  # ancestral: a token stays
 
 
-def test_g_star_masks_what_its_error_predictor_doubts() -> None:
+def test_g_star_remasks_by_error_logits() -> None:
     """ceil((1 - a_s) L) positions by logit + Gumbel noise: the softmax of the logits, drawn without replacement."""
     model = model_of("g-star")
     doubts = torch.tensor([0.0, 1.0, -1.0, 0.5])
@@ -185,7 +185,7 @@ class _Doubting(torch.nn.Module):
         return self.doubts.expand(z.shape)
 
 
-def test_p2_keeps_what_the_denoiser_is_surest_of() -> None:
+def test_p2_keeps_the_most_confident_tokens() -> None:
     """Tokens are scored by log p of themselves, masks by log p of what was drawn there; the lowest are masked."""
     model = model_of("p2")
     z = torch.tensor([[2, V, 1, V]])
@@ -260,7 +260,7 @@ def _marginals(name: str, t: float) -> np.ndarray:
 @pytest.mark.parametrize(
     "name", ["mdlm", "remdm", "star", "g-star", "p2", "llada", "md4", "genmd4", "sedd-absorb", "gidd"]
 )
-def test_published_samples_begin_with_masks_alone(name: str) -> None:
+def test_published_samplers_start_fully_masked(name: str) -> None:
     """Although a schedule may leave signal at t = 1, which p(z_1) of the bound then has as well."""
     process = model_of(name).process
     assert bool((process.prior(200, 4, GeneratorNoise(torch.Generator().manual_seed(1), 200)) == V).all())

@@ -98,7 +98,7 @@ NODE = 128
 
 
 @pytest.mark.parametrize("num_classes", [3, 6])
-def test_evidence_of_sticks_is_the_jacobi_series(num_classes: int) -> None:
+def test_stick_log_likelihood_matches_the_jacobi_series(num_classes: int) -> None:
     path, g = published(num_classes).sticks, np.random.default_rng(0)
     z, tau = g.dirichlet(np.ones(num_classes), size=N), float(path.times[NODE])
     v, M = sticks_of(z), path.max_lineages
@@ -149,7 +149,7 @@ def test_euler_maruyama_step() -> None:
     np.testing.assert_allclose(last, moved, rtol=1e-5, atol=1e-7)
 
 
-def test_a_mean_score_is_what_an_exact_network_answers() -> None:
+def test_exact_network_output_is_the_mean_score() -> None:
     """Slopes of the answer for a posterior p are Σ_k p_k of the slopes of the tokens."""
     K, g = 4, np.random.default_rng(3)
     path = published(K)
@@ -164,7 +164,7 @@ def test_a_mean_score_is_what_an_exact_network_answers() -> None:
 
 
 @pytest.mark.parametrize("num_classes", [3, 10])
-def test_wright_fisher_evidence_and_pull(num_classes: int) -> None:
+def test_wright_fisher_log_likelihood_and_drift(num_classes: int) -> None:
     """z_k against K - 1 others with h = 1; g_k = z_k ∂ log P(z_k)."""
     path, g = WrightFisherPath(num_classes, 7), np.random.default_rng(4)
     z, tau = g.dirichlet(np.ones(num_classes), size=N), float(path.times[400])

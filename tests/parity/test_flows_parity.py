@@ -199,7 +199,7 @@ def test_fisher_flow_velocity_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("concentration", [0.5, 1.0])
-def test_geodesic_evidence_is_the_density_of_the_path(concentration: float) -> None:
+def test_geodesic_log_likelihood_is_the_density_of_the_path(concentration: float) -> None:
     """q(z | k) = p₀(start) / |det ∂z/∂start| on the sphere, by differences, K = 3."""
     r, h, g = 0.2, 1e-5, rng(8)
     z = orthant(g, 30, 3)

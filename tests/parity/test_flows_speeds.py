@@ -66,14 +66,14 @@ def test_the_table_agrees_with_mpmath(num_classes: int, alpha: float, place: int
     assert float(found) == pytest.approx(float(wanted), rel=1e-6)
 
 
-def test_a_factor_that_used_to_lose_its_digits() -> None:
+def test_factor_keeps_its_precision_at_small_y() -> None:
     path = DirichletPath(20, 8.0, churn=0.0)
     found = float(path.speed(torch.tensor([[1e-3]]), torch.tensor([6 / 7])))
     assert found == pytest.approx(8.148e-4, rel=1e-4)
 
 
 @pytest.mark.parametrize("num_classes", [230, 256, 2048, 50_257])
-def test_factors_of_many_tokens_are_positive_numbers(num_classes: int) -> None:
+def test_factors_of_large_vocabularies_are_finite_and_positive(num_classes: int) -> None:
     rows = speed_table(num_classes, torch.linspace(1, default_alpha(num_classes), 33, dtype=torch.float64))
     assert rows.isfinite().all() and (rows > 0).all()
 

@@ -202,7 +202,7 @@ def test_plaid_output_prior_and_its_warmup() -> None:
         close(process.eval().add_evidence(out, z, t).softmax(-1), softmax(array(out) + along), 1e-5)
 
 
-def test_squared_errors_of_bits_have_the_same_bound() -> None:
+def test_bit_diffusion_bound() -> None:
     """-½ dSNR/dt |u - x̂|² for bits, by a difference quotient of the published SNR."""
     process = built("bit-diffusion", preset="paper").process.eval()
     own = np.random.default_rng(10).uniform(0.05, 0.95, 30)
@@ -349,7 +349,7 @@ def test_published_time_warp() -> None:
     assert np.abs(along - w.numpy()).max() < 0.005 and bool(weight.isfinite().all())
 
 
-def test_split_clock() -> None:
+def test_separate_decode_step_of_the_time_sampler() -> None:
     """Plaid: in a bound 1/8 of the draws reads tokens; in training the fraction of its deviation, and the rest even."""
     rng = np.random.default_rng(8)
     clock = TimeSampler(torch.full((129,), 1 / 129, dtype=torch.float64), separate_last=True)
@@ -370,7 +370,7 @@ def test_split_clock() -> None:
 
 
 @pytest.mark.parametrize("name", ["plaid", "cdcd", "bit-diffusion"])
-def test_without_an_estimate_it_is_the_plain_network(name: str) -> None:
+def test_self_conditioning_without_an_estimate_is_the_plain_network(name: str) -> None:
     model = built(name, preset="paper").eval()
     conditioned = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning))
     width = conditioned.reads

@@ -70,7 +70,7 @@ def tokens(seed: int, rows: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_whole(name: str) -> None:
+def test_presets_train_evaluate_and_sample(name: str) -> None:
     preset, known = presets(name)["paper"], ls.options(name)
     for option, value in preset.options.items():
         assert option in known and known[option] != value
@@ -125,7 +125,7 @@ def test_diffusion_lm_loss() -> None:
     close(auxiliary_loss, (reading + (kept[-1] * x0**2).mean(-1)).sum(1))
 
 
-def test_diffusion_lm_bound_is_one() -> None:
+def test_diffusion_lm_bound_terms() -> None:
     """Each term against its equation, and the whole against the entropy of a known language."""
     model = built("diffusion-lm").eval()
     process, d, n = model.process, 16, 12
@@ -236,7 +236,7 @@ def test_conditioned_sequences_train_the_network_alone() -> None:
     assert any(grad is not None and bool(grad.any()) for grad in grads(bound.loss[conditioned].sum(), learns))
 
 
-def test_rows_of_a_batch_are_those_of_its_parts() -> None:
+def test_conditioned_rows_do_not_depend_on_the_batch_split() -> None:
     losses = []
     for accumulate in (1, 2):
         model = built("plaid")
@@ -251,7 +251,7 @@ def test_batches_smaller_than_the_period_are_trained() -> None:
         assert math.isfinite(step.loss)
 
 
-def test_a_bound_conditions_at_the_same_state() -> None:
+def test_bound_self_conditions_at_the_same_state() -> None:
     """The estimate is a function of z_t and t: two evaluations of one state, and none of what came before."""
     model = built("plaid").eval()
     inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
@@ -332,7 +332,7 @@ def test_cdcd_loss_and_sampler() -> None:
     close(moved[:, 0], state / math.sqrt(1 + level[1] ** 2))
 
 
-def test_half_of_the_sequences_are_conditioned_in_cdcd() -> None:
+def test_cdcd_self_conditions_half_of_the_sequences() -> None:
     model = built("cdcd")
     inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[int] = []
@@ -392,6 +392,6 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         built(name, **options)

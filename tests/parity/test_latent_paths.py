@@ -107,7 +107,7 @@ def test_the_path_of_the_preset_has_the_published_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, preset", CASES)
-def test_times_are_drawn_evenly_over_the_path(name: str, preset: str) -> None:
+def test_times_are_uniform_over_the_path(name: str, preset: str) -> None:
     process = built(name, preset).process.train()
     w = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)[:, None]
     u = torch.zeros(99, process.codec.latents, process.codec.features)
@@ -256,7 +256,7 @@ def test_a_step_of_the_default_sampler_is_the_posterior(name: str) -> None:
     np.testing.assert_allclose(found.numpy(), mean + np.sqrt(variance) * noise, rtol=1e-5, atol=1e-5)
 
 
-def test_published_samplers_are_for_latents() -> None:
+def test_published_latent_samplers_refuse_other_processes() -> None:
     model = ls.build("plaid", vocab_size=5, length=4, width=16, depth=1, heads=2)
     for name in ("euler-tencdm", "euler-cosmos", "ddpm-ld4lg", "ddim-planner"):
         with pytest.raises(ls.UserError, match="needs latent diffusion such as tencdm"):

@@ -95,7 +95,7 @@ def test_latents_of_cosmos_are_standardised_per_latent_and_feature_by_clean_text
     assert found["paper"] < 1e-3 < 0.05 < found["default"]
 
 
-def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
+def test_planner_codes_are_the_tanh_of_the_mean() -> None:
     codec = codec_of(built("planner").train())
     taught(codec)
     codec.update_statistics()
@@ -107,7 +107,7 @@ def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("preset", ["default", "paper"])
-def test_the_divergence_of_planner(preset: str) -> None:
+def test_planner_kl(preset: str) -> None:
     """Cross-entropy per token + 1e-5 · Σ ½ (μ² + σ² - 1 - log σ²); the default has 0.001 times its mean."""
     codec = codec_of(built("planner", preset, substitution=0.0))
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_the_divergence_of_planner(preset: str) -> None:
         assert expected == pytest.approx(1e-5 * ROWS * codec.latents * codec.features * kl.mean(), rel=1e-9)
 
 
-def test_what_cosmos_hides_from_its_compressor() -> None:
+def test_cosmos_state_augmentation() -> None:
     """In half of the texts 0.3 of the states; in the others 0.7 h + √(1 - 0.7²) ε."""
     codec = codec_of(built("cosmos"))
     h = torch.randn(400, LENGTH, 8, generator=generator(1))
@@ -157,7 +157,7 @@ def test_cosmos_sets_latent_features_to_zero_and_adds_both_losses() -> None:
     np.testing.assert_allclose(nats.numpy(), expected.numpy(), rtol=1e-5)
 
 
-def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tencdm_decoder_is_trained_on_the_published_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """t ~ U(0.001, 0.15) of tan-9. The log-SNR of the ends has four decimals, hence 2e-5."""
     model, seen = built("tencdm").train(), []
 
@@ -174,7 +174,7 @@ def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["ld4lg", "planner", "cosmos"])
-def test_other_decoders_of_the_presets_read_latents_without_noise(name: str) -> None:
+def test_other_preset_decoders_are_trained_without_noise(name: str) -> None:
     process = built(name).process
     _, sigma = process.alpha_sigma(torch.tensor([process.max_decode_time]))
     assert process.max_decode_time == T_DECODE and float(sigma) < 1e-3
@@ -183,7 +183,7 @@ def test_other_decoders_of_the_presets_read_latents_without_noise(name: str) -> 
 # ---- self-conditioning ----------------------------------------------------------------------------------------------
 
 
-def test_the_estimate_of_ld4lg_is_brought_back_to_the_sphere() -> None:
+def test_ld4lg_estimate_is_projected_to_the_sphere() -> None:
     """x̂ = α z - σ v̂, then length √64."""
     process = built("ld4lg").process
     rng = np.random.default_rng(2)
@@ -198,7 +198,7 @@ def test_the_estimate_of_ld4lg_is_brought_back_to_the_sphere() -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_what_stands_for_no_estimate(name: str) -> None:
+def test_initial_self_conditioning_estimate(name: str) -> None:
     """A learned vector in LD4LG, zeros in TEncDM and COSMOS, and PLANNER has no estimates."""
     model = built(name)
     assert model.denoiser is not None
@@ -259,6 +259,6 @@ def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: 
         ({"min_logsnr": 20.0}, "cannot run from"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict, says: str) -> None:
+def test_invalid_settings_are_refused(options: dict, says: str) -> None:
     with pytest.raises(ls.UserError, match=says):
         built("planner", **options)

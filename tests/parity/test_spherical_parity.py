@@ -105,7 +105,7 @@ def paper(tokens: int = 27, **options: object) -> tuple[ls.Model, PublishedSpher
 
 
 @pytest.mark.parametrize("schedule", list(RATES))
-def test_the_papers_time_is_that_of_its_rate(schedule: str) -> None:
+def test_published_time_matches_its_rate(schedule: str) -> None:
     """s = ∫₀^τ β / ∫₀¹ β; the inverse is tabulated where it has no closed form, and good to 1e-7."""
     tau = np.linspace(0.01, 0.99, 23)
     whole = integral(schedule, 0, 1)
@@ -119,7 +119,7 @@ def test_the_total_noise_of_the_paper() -> None:
     assert process.bridge.total_noise == pytest.approx(0.0376, abs=5e-5)
 
 
-def test_clocks_on_a_table_share_out_the_papers_time() -> None:
+def test_tabulated_time_density_matches_the_published_time() -> None:
     """Each tabulated time stands for the interval up to half of the way to its neighbours."""
     times = np.sort(np.random.default_rng(0).uniform(0, 0.4, 50))
     edges = np.concatenate([times[:1], (times[1:] + times[:-1]) / 2, times[-1:]])
@@ -202,7 +202,7 @@ def test_the_published_loss() -> None:
     np.testing.assert_allclose(loss.numpy(), 4 * truth, rtol=1e-9)  # the trainer divides by the 4 tokens a sequence has
 
 
-def test_times_of_training_and_of_values() -> None:
+def test_training_and_evaluation_times() -> None:
     """One time a sequence: within the window and weighted in training, (1 - 10⁻⁴) w and unweighted in values."""
     _, process = paper()
     free, w = torch.ones(64, 4, dtype=torch.bool), (torch.arange(64)[:, None] + 0.5) / 64
@@ -216,7 +216,7 @@ def test_times_of_training_and_of_values() -> None:
     torch.testing.assert_close(weight[inside], torch.full_like(weight[inside], 0.30007))
 
 
-def test_the_number_of_the_published_protocol_is_a_surrogate() -> None:
+def test_published_protocol_reports_a_surrogate() -> None:
     for preset in ("paper", "paper-lm1b"):
         model = ls.build("rdlm", vocab_size=27, length=4, preset=preset, **TINY)
         tokens = torch.zeros(2, 4, dtype=torch.long)
@@ -279,7 +279,7 @@ def test_a_published_state(tau: float) -> None:
 
 
 @pytest.mark.parametrize("start", ["mask", "uniform"])
-def test_moments_of_the_bridge_against_a_walk_of_whole_states(start: str) -> None:
+def test_bridge_moments_match_a_full_simulation(start: str) -> None:
     """Means of <X, e> for 3 digits from 8,000 walks of 400 steps: 4 standard errors and 0.002, the error of steps."""
     _, process = paper(tokens=3, start=start)
     rng = np.random.default_rng(9)
@@ -303,7 +303,7 @@ def test_moments_of_the_bridge_against_a_walk_of_whole_states(start: str) -> Non
 
 
 @pytest.mark.parametrize("schedule", list(RATES))
-def test_a_step_of_the_published_walk(schedule: str) -> None:
+def test_published_random_walk_step(schedule: str) -> None:
     """exp_X(η_θ dτ + √(β dτ) z) with drift and rate at the beginning of the step; the last step ends at 1 - 10⁻⁵."""
     _, process = paper(time_sampler=schedule, total_noise=integral(schedule, 0, 1))
     x, out, _ = points(5, 27, 10)
@@ -322,7 +322,7 @@ def test_a_step_of_the_published_walk(schedule: str) -> None:
     np.testing.assert_allclose(walked.numpy(), truth, atol=1e-9)
 
 
-def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
+def test_published_sampler_start_grid_and_decoding() -> None:
     """At 1/√d in all coordinates; m (1 - 10⁻⁵) / M; and the largest token coordinate of X, not of the prediction."""
     model, process = paper()
     assert model.sampler == "rdlm"
@@ -413,7 +413,7 @@ def test_the_likelihood_of_digits(codes: str) -> None:
 
 
 @pytest.mark.parametrize("smallest_first", [False, True])
-def test_codes_of_no_token_become_the_nearest_token(smallest_first: bool) -> None:
+def test_invalid_codes_decode_to_the_nearest_token(smallest_first: bool) -> None:
     codec = DigitCodec(11, 4, smallest_first=smallest_first)
     z = torch.randn(200, 2, 5, generator=torch.Generator().manual_seed(14))
     digits = codec.written(torch.arange(11))
