@@ -1,4 +1,4 @@
-"""Comparisons: the same for all, resumable, honest about seeds and kinds, and strict about what may stand together."""
+"""Comparisons: equal conditions, resuming, seeds and kinds in the table, and refusal of incomparable runs."""
 
 import fcntl
 import json
@@ -68,12 +68,12 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
         assert entry["film"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
     by_name = {entry["name"]: entry for entry in board["entries"]}
     assert by_name["ar"]["shares"] == [] and len(by_name["mdlm"]["shares"]) == 12
-    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its steps are always the same
+    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its number of steps is fixed
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
     assert load_scorer("train", Path("both/judge")).version == file_sha256(Run("both/judge").weights_file())
-    judge = json.loads(Path("both/judge/recipe.json").read_text())
-    assert judge["corpus"]["name"].endswith("(validation split)")
+    scorer = json.loads(Path("both/judge/recipe.json").read_text())
+    assert scorer["corpus"]["name"].endswith("(validation split)")
 
 
 def test_stopped_comparison_resumes_without_repeating_work(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_stopped_comparison_resumes_without_repeating_work(capsys: pytest.Captur
 def test_interrupt_at_the_last_step_stops_the_comparison(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step of a training is no reason to begin the next one."""
+    """An interrupt during the last step of a training must prevent the next training."""
 
     def interrupted(recipe: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup) -> Report:
         if trainer.step == 3:
@@ -123,13 +123,13 @@ def test_system_specs_accept_options() -> None:
     assert [c.options for c in found] == [(), ("schedule=cosine",), ("window=[0.2, 0.7]",)]
     recipe = found[1].configure(TrainConfig())
     assert recipe.optim.lr == 1e-3 and recipe.options == ("schedule=cosine",) and recipe.system == "mdlm"
-    for wrong, says in (
+    for wrong, message in (
         ("mdlm:schedule", "name=value"),
         ("ar,ar", "twice"),
         ("mdlm:optim.lr=fast", "learning rate"),
         ("arr", "'ar'"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             parse_systems(wrong)
     assert SystemSpec.parse("ar").name == "ar"
 
@@ -166,19 +166,19 @@ def test_flop_count_matches_the_transformer_formula() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
-def test_time_bins_average_to_the_bound(system: str, turned: bool) -> None:
-    """They are counted from data to noise, also where a process counts its quantiles the other way."""
+@pytest.mark.parametrize(("system", "decreasing"), [("mdlm", False), ("rdlm-heat", True)])
+def test_time_bins_average_to_the_bound(system: str, decreasing: bool) -> None:
+    """Bins run from data to noise, also where the quantiles of a process run the other way."""
     language = skewed_chain(5, 6)
     model = random_network(system, language).eval()
     tokens = language.sample(2000, generator(1))
-    slices = elbo_over_time(model, lambda: [Batch.of(tokens)], bins=5)
+    bins = elbo_over_time(model, lambda: [Batch.of(tokens)], bins=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
     bits, error = float(bound.mean()) / 6 / math.log(2), float(bound.std()) / 2000**0.5 / 6 / math.log(2)
-    mean = sum(part.bits for part in slices) / 5
-    assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
-    assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    assert has_decreasing_times(model, Batch.of(tokens)) == turned
+    mean = sum(part.bits for part in bins) / 5
+    assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in bins) ** 0.5 / 5)
+    assert [part.low for part in bins] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert has_decreasing_times(model, Batch.of(tokens)) == decreasing
     assert elbo_over_time(random_network("ar", language), lambda: [Batch.of(tokens)], bins=5) == []
 
 
@@ -187,11 +187,11 @@ def test_time_bins_are_ordered_from_data_to_noise(name: str) -> None:
     language, times = skewed_chain(5, 6), list[float]()
     model = random_network(name, language)
     assert model.denoiser is not None
-    model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: times.append(float(inputs[1].mean())))
     batch = Batch.of(language.sample(64, generator(1)))
-    slices = elbo_over_time(model, lambda: [batch], bins=3)
+    bins = elbo_over_time(model, lambda: [batch], bins=3)
     assert len(times) == 3 and times == sorted(times) and times[0] < times[2]
-    assert [part.low for part in slices] == pytest.approx([0, 1 / 3, 2 / 3])
+    assert [part.low for part in bins] == pytest.approx([0, 1 / 3, 2 / 3])
 
 
 def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
@@ -260,7 +260,7 @@ def test_incomparable_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "argv, message",
     [
         (["--systems", "mdml"], "'mdlm'"),
         (["--systems", "ar", "--seeds", "0"], "at least 1 seed"),
@@ -268,6 +268,6 @@ def test_incomparable_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> No
         ([], "--systems"),
     ],
 )
-def test_invalid_comparisons_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in error_line(capsys, ["compare", *words])
+def test_invalid_comparisons_are_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in error_line(capsys, ["compare", *argv])
     assert not Path("runs").exists()

@@ -1,4 +1,4 @@
-"""Conduct: who may import whom, what may not be used at all, and how mistakes in names are met."""
+"""Conventions of the package: import layers, forbidden calls, public names and errors about names."""
 
 import ast
 import subprocess
@@ -34,7 +34,7 @@ LAYERS = [
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
 SETTINGS = {"logosphere.networks.config", "logosphere.training.optimizer"}
-"""Plain settings without torch, which recipes hold; they import nothing but errors."""
+"""Settings stored in recipes; they import neither torch nor modules other than errors."""
 
 
 def part_of(path: Path) -> str:
@@ -73,7 +73,7 @@ def test_settings_import_only_errors() -> None:
 def test_modules_are_short_and_documented(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text)), "a module says what it is"
+    assert ast.get_docstring(ast.parse(text)), "a module needs a docstring"
 
 
 FORBIDDEN_MODULES = {"pickle", "dill", "joblib", "shelve", "marshal"}
@@ -82,7 +82,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "has
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_forbidden_calls_or_modules(path: Path) -> None:
-    """Files of strangers stay data; and what is shown is the command line's business."""
+    """Untrusted files must stay data, and only the command line prints."""
     used = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
     allowed = {"print"} if part_of(path) in ("cli", "__main__") else set()
     assert not used & (FORBIDDEN_CALLS - allowed)
@@ -115,7 +115,7 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda: ls.system("mdml"), "Did you mean 'mdlm'"),
         (lambda: ls.build("d3pm-unifrom", vocab_size=3, length=4), "Did you mean 'd3pm-uniform'"),
@@ -127,8 +127,8 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
         (lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=0), "timesteps"),
     ],
 )
-def test_invalid_names_and_values_are_refused_with_a_suggestion(call, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_invalid_names_and_values_are_refused_with_a_suggestion(call, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         call()
 
 
@@ -164,6 +164,6 @@ def test_test_modules_do_not_import_tests(path: Path) -> None:
 
 
 def test_test_module_names_are_unique() -> None:
-    """Folders of tests are no packages, so two modules of one name would be taken for one another."""
+    """Test folders are not packages, so two modules of one name would shadow each other."""
     names = [path.name for folder in (TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
     assert sorted(name for name in {*names} if names.count(name) > 1) == ["conftest.py"]

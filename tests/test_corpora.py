@@ -1,4 +1,4 @@
-"""Corpora: every source gives its text back, split and tokenised as it was asked for."""
+"""Corpora: every source returns its text, split and tokenised as requested."""
 
 import hashlib
 import json
@@ -83,7 +83,9 @@ def test_letters_prefix_normalises_any_text(prose: Path) -> None:
     assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.name == f"letters:{prose}"
     assert "".join(decode_splits(corpus)) == text8_filter(PROSE)
-    assert "".join(decode_splits(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
+    assert (
+        "".join(decode_splits(open_corpus(str(prose)))) == PROSE
+    )  # the same file without normalisation, from the same cache
 
 
 def test_letters_prefix_keeps_the_splits_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +177,9 @@ def test_text8_is_read_from_the_data_folder_zipped_or_not(small_text8: Path, own
 
 def test_text8_is_downloaded_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGOSPHERE_DATA")
-    heard: set[str] = set()
-    open_corpus("text8", report=lambda stage, done, total: heard.add(stage))
-    assert "downloading text8.zip" in heard
+    stages: set[str] = set()
+    open_corpus("text8", report=lambda stage, done, total: stages.add(stage))
+    assert "downloading text8.zip" in stages
     (small_text8 / "text8.zip").unlink()
     assert open_corpus("text8").name == "text8"
 
@@ -239,7 +241,7 @@ def test_hub_creates_missing_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "tables", "sentence"),
+    ("source", "tables", "message"),
     [
         ("hf:owner/other", {}, r"owner/other cannot be loaded \(no owner/other None\); check"),
         ("hf:", {}, "names no dataset; write hf:OWNER/NAME"),
@@ -249,10 +251,10 @@ def test_hub_creates_missing_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_invalid_hub_sources_are_refused(
-    source: str, tables: dict[str, Table], sentence: str, monkeypatch: pytest.MonkeyPatch
+    source: str, tables: dict[str, Table], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_hub(monkeypatch, **tables)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(source)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes with corpora: each told in one sentence, and none leaves a file behind."""
+"""Errors about corpora: each is one line, and none leaves a file behind."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"", "a.txt is empty"),
         ("a.txt", b"\xef\xbb\xbf", "a.txt is empty"),
@@ -44,10 +44,10 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
     ],
 )
 def test_bad_input_gives_a_one_line_error(
-    name: str, content: bytes, sentence: str, tmp_path: Path, own_cache: Path
+    name: str, content: bytes, message: str, tmp_path: Path, own_cache: Path
 ) -> None:
     path = write_file(tmp_path / name, content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         open_corpus(str(path.parent if path.suffix == ".png" else path))
     assert "\n" not in str(caught.value)
     assert unfinished_files(own_cache) == []
@@ -55,12 +55,14 @@ def test_bad_input_gives_a_one_line_error(
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("columns", "message"),
     [({"body": ["a"]}, "no column 'text', only body"), ({"text": [3]}, "holds int, not text")],
 )
-def test_parquet_without_a_text_column_is_refused(columns: dict[str, list[object]], sentence: str, tmp_path: Path) -> None:
+def test_parquet_without_a_text_column_is_refused(
+    columns: dict[str, list[object]], message: str, tmp_path: Path
+) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(str(tmp_path / "a.parquet"))
 
 
@@ -97,7 +99,7 @@ def test_file_changed_while_reading_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "message"),
     [
         ("tex8", "Did you mean 'text8'"),
         ("prosa.txt", "Did you mean 'prose.txt'"),
@@ -110,15 +112,15 @@ def test_file_changed_while_reading_is_refused(
     ],
 )
 def test_missing_source_suggests_existing_ones(
-    source: str, sentence: str, prose: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, message: str, prose: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(source)
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "sentence"),
+    ("tokenizer", "message"),
     [
         ("charcters", "Did you mean 'characters'"),
         ("bytes", "Did you mean 'byte'"),
@@ -130,9 +132,9 @@ def test_missing_source_suggests_existing_ones(
     ],
 )
 def test_invalid_tokenizer_suggests_valid_ones(
-    tokenizer: str, sentence: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: str, message: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(str(prose), tokenizer)
     assert not (own_cache / "tokens").exists()

@@ -1,4 +1,4 @@
-"""Equalities within the discrete family: the formulas of all papers are one, read by different heads."""
+"""Equalities within the discrete family: the formulas of all papers agree under different output parameterizations."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_equivalent_systems_have_equal_bounds(system: System, other: System, lan
 
 @curves
 def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
-    """SEDD-absorb with scores made from x̂ is MDLM."""
+    """SEDD-absorb with scores computed from x̂ is MDLM."""
     plain, scored = (DiscreteDiffusion(Masking(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
@@ -41,14 +41,14 @@ def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Sche
 
 @curves
 def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
-    """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
+    """SEDD-uniform with scores computed from x̂ is UDLM, and x̂ can be recovered from the scores."""
     plain, scored = (DiscreteDiffusion(Uniform(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-7, atol=1e-9)
-    seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
+    has_signal = schedule.signal(t) > 1e-6  # without signal x̂ cannot be recovered
     torch.testing.assert_close(
-        scored.context_probs(scores, z, t)[seen], plain.context_probs(out, z, t)[seen], rtol=1e-4, atol=1e-6
+        scored.context_probs(scores, z, t)[has_signal], plain.context_probs(out, z, t)[has_signal], rtol=1e-4, atol=1e-6
     )
 
 
@@ -61,19 +61,19 @@ def test_score_entropy_matches_sedd(mixing: type) -> None:
     scores = torch.randn(len(x), V, generator=generator(3)).double()
     sigma = -schedule.signal(t).log()
     grown, rho = sigma.expm1()[:, None], (1 - V / (sigma.expm1() + V))[:, None]
-    token, own = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
+    token, stay = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
     if mixing is Masking:
         ratios, rate = torch.where(token, 1 / grown, 0.0), 1.0
     else:
         moved = torch.where(token, 1 / rho, torch.ones_like(rho))
         ratios, rate = torch.where((z == x)[:, None], rho.expand(-1, V), moved), 1 / V
     terms = scores.exp() - ratios * scores + torch.special.xlogy(ratios, ratios) - ratios
-    published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(own, 0.0, terms).sum(1)
+    published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(stay, 0.0, terms).sum(1)
     torch.testing.assert_close(process.elbo_rate(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
 
 
 def test_score_entropy_depends_on_the_total_mass() -> None:
-    """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
+    """With all ratios doubled the cross-entropy is unchanged, and the score entropy grows by 2 - 1 - log 2."""
     process = DiscreteDiffusion(Masking(V, Cosine()), parameterization=Score())
     out, x, z, t = random_states(process)
     scores = process.from_posterior(out.log_softmax(-1), z, t)
@@ -84,7 +84,7 @@ def test_score_entropy_depends_on_the_total_mass() -> None:
 
 @pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
 def test_untrained_score_network_is_uniform(name: str) -> None:
-    """Its bound is then that of a new network with a softmax."""
+    """Its bound equals that of an untrained softmax network."""
     language, plain = skewed_chain(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
     size = {"vocab_size": 5, "length": 4, "width": 8, "depth": 1, "heads": 1}
     tokens, schedule = language.sample(40, generator(1)), ls.options(name)["schedule"]
@@ -157,11 +157,11 @@ def test_absorbing_d3pm_step_with_probability_on_the_mask() -> None:
     t = (torch.arange(2, 20) / T).double()
     s, z = t - 1 / T, torch.full_like(t, V).long()
     x = torch.randint(V, t.shape, generator=generator(1))
-    believed = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
+    predicted = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
     true = F.one_hot(x, V + 1).double()
-    log_q, log_p = process._log_step(true, z, t, s), process._log_step(believed, z, t, s)
+    log_q, log_p = process._log_step(true, z, t, s), process._log_step(predicted, z, t, s)
     divergence = torch.where(log_q > -torch.inf, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
-    on_mask, of_x = believed[:, V], believed.gather(1, x[:, None])[:, 0]
+    on_mask, of_x = predicted[:, V], predicted.gather(1, x[:, None])[:, 0]
     late, early, lift = (1 + (1 - t) * on_mask / t).log(), (1 + (1 - s) * on_mask / s).log(), 1 / (T * t)
     torch.testing.assert_close(divergence, lift * (late - of_x.log()) + (1 - lift) * (late - early))
 
@@ -233,7 +233,7 @@ def test_masked_sampling_uses_the_md4_cosine_grid() -> None:
 
 @pytest.mark.parametrize("name", ["md4", "ardm", "bd3lm", "udlm", "sedd-absorb", "sedd-uniform", "gidd", "multinomial"])
 def test_every_system_trains_its_network(name: str) -> None:
-    """Also where times are extreme: every weight, finite, and not zero everywhere."""
+    """Also at extreme times: every weight gets a finite gradient that is not zero everywhere."""
     language = sticky_chain(3, 4)
     model = random_network(name, language, seed=1)
     loss = model.train().bound(some(language), GeneratorNoise(generator(1), 64)).loss.sum()
@@ -253,7 +253,7 @@ def test_every_system_trains_its_network(name: str) -> None:
     ids=str,
 )
 def test_truncated_schedules_still_bound_the_entropy(system: System, lost: Tensor) -> None:
-    """An oracle's bound lies above the entropy, by at most what reading tokens at both ends costs without context."""
+    """An oracle's bound exceeds the entropy by at most the cost of decoding at both ends without context."""
     language = sticky_chain(3, 4)
     mean, error = mean_and_error(bound_excess(system.model(language), language, n=2000, draws=16))
     assert -3 * error < mean < 4 * float(lost) + 3 * error
@@ -269,7 +269,7 @@ def build(name: str, **options) -> None:
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda: build("gidd", p_u=1.0), "p_u.*below 1, not 1.0"),
         (lambda: build("gidd", p_u=-0.1), "at least 0"),
@@ -302,8 +302,8 @@ def build(name: str, **options) -> None:
         (lambda: DiscreteDiffusion(Hybrid(3, 0.1), parameterization=Score()), "Score entropy"),
     ],
 )
-def test_invalid_options_are_refused(call, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_invalid_options_are_refused(call, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         call()
 
 

@@ -1,4 +1,4 @@
-"""Reports: bits with error and kind, the same however data is batched; comparisons only of like with like."""
+"""Reports: bits with error and kind, independent of batching; comparisons of compatible reports only."""
 
 import json
 import math
@@ -25,7 +25,7 @@ LANGUAGE = skewed_chain(5, 6)
 TEXT = LANGUAGE.sample(64, generator(1)).flatten().numpy().astype(np.uint16)
 
 
-def measured(name: str = "mdlm", batch: int = 16, **how) -> Report:
+def evaluate_system(name: str = "mdlm", batch: int = 16, **how) -> Report:
     return evaluate(random_network(name, LANGUAGE), windows(TEXT, 6, batch), rng=7, **how)
 
 
@@ -45,7 +45,7 @@ def test_bits_and_error_match_the_ratio_estimator() -> None:
 
 
 def test_error_matches_the_spread_of_repeated_measurements() -> None:
-    """200 samples of 100 pairs: their ratios scatter as one sample says, to 10 per cent (the error of an error)."""
+    """200 samples of 100 pairs: the spread of their ratios matches the error of one sample within 10 per cent."""
     rng = generator(2)
     count = torch.randint(1, 9, (200, 100), generator=rng)
     values = (2 * count + torch.randn(200, 100, generator=rng)).double()
@@ -86,24 +86,24 @@ def test_sums_are_kept_in_float64() -> None:
     """A million float32 terms would lose three digits."""
     parts = [Estimate(*[torch.full((100_000,), 0.1).double()] * 3, torch.ones(100_000).long(), "bound")] * 10
     assert concatenate(parts).per_token()[0] == pytest.approx(3 * float(torch.tensor(0.1)), rel=1e-12)
-    report = measured()
+    report = evaluate_system()
     assert report.bits == pytest.approx(sum(report.nats) / report.tokens / math.log(2), rel=1e-12)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_numbers_do_not_depend_on_the_batch_size(name: str) -> None:
-    large, small, odd = (measured(name, batch, draws=2) for batch in (16, 4, 7))
+    large, small, odd = (evaluate_system(name, batch, draws=2) for batch in (16, 4, 7))
     for cut in (small, odd):
         assert cut.nats == pytest.approx(large.nats, rel=1e-6, abs=1e-5)
     assert small.bits == pytest.approx(large.bits, abs=1e-6)
 
 
 def test_data_hash_depends_on_the_tokens_only() -> None:
-    """The same sequences in other batches are the same text, and can be compared; other tokens are not."""
-    assert measured(batch=16).data_sha256 == measured(batch=5).data_sha256
+    """The same sequences in other batches have the same hash and can be compared; other tokens have another hash."""
+    assert evaluate_system(batch=16).data_sha256 == evaluate_system(batch=5).data_sha256
     other = evaluate(random_network("mdlm", LANGUAGE), windows(TEXT[::-1].copy(), 6, 16), rng=7)
-    assert other.data_sha256 != measured().data_sha256
+    assert other.data_sha256 != evaluate_system().data_sha256
 
 
 def test_numbers_depend_on_the_seed() -> None:
@@ -129,7 +129,7 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
 
 def test_watch_is_called_for_every_batch() -> None:
     seen: list[Estimate] = []
-    report = measured(watch=seen.append)
+    report = evaluate_system(watch=seen.append)
     assert torch.cat([part.total for part in seen]).tolist() == report.nats
 
 
@@ -140,14 +140,14 @@ def test_invalid_evaluation_settings_are_refused(wrong: dict) -> None:
 
 
 def test_report_round_trips(tmp_path: Path) -> None:
-    report = measured()
+    report = evaluate_system()
     report.save(tmp_path / "eval" / "report.json")
     assert Report.load(tmp_path / "eval" / "report.json") == report
     assert json.loads((tmp_path / "eval" / "report.json").read_text())["kind"] == "bound"
 
 
 def test_undefined_error_is_saved_as_null(tmp_path: Path) -> None:
-    """JSON knows no NaN, and others who read it know none either."""
+    """JSON has no NaN."""
     replace(REPORT, error=math.nan).save(tmp_path / "report.json")
     content = (tmp_path / "report.json").read_text()
     assert "NaN" not in content and json.loads(content)["error"] is None
@@ -196,7 +196,7 @@ def test_paired_error_keeps_independent_variance() -> None:
 
 
 def test_autoregressive_evaluation_refuses_known_suffixes() -> None:
-    """From left to right nothing is told of a known end, and -log p of the beginning would be called exact."""
+    """A left-to-right model cannot condition on a known suffix, so its -log p of the prefix would not be exact."""
     known = torch.zeros(4, 6, dtype=torch.bool)
     known[:, -1] = True
     with pytest.raises(UserError, match="left to right"):
@@ -204,7 +204,7 @@ def test_autoregressive_evaluation_refuses_known_suffixes() -> None:
 
 
 def test_texts_of_unequal_length_are_paired_per_token() -> None:
-    """Differences of bits are Σ(nats - other)/Σ count, whose error does not hold how long texts happen to be."""
+    """Differences of bits are Σ(nats - other)/Σ count, whose error excludes the variance of the lengths."""
     rng = generator(7)
     counts = torch.randint(10, 60, (4000,), generator=rng)
     better = 2.0 * counts + torch.randn(4000, generator=rng)
@@ -220,7 +220,7 @@ def test_texts_of_unequal_length_are_paired_per_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({"unit": "token"}, "unit"),
         ({"tokenizer": "ee"}, "tokenizer"),
@@ -230,9 +230,9 @@ def test_texts_of_unequal_length_are_paired_per_token() -> None:
         ({"kind": "surrogate"}, "surrogate"),
     ],
 )
-def test_incompatible_reports_are_not_compared(change: dict, says: str) -> None:
+def test_incompatible_reports_are_not_compared(change: dict, message: str) -> None:
     for pair in ([REPORT, replace(REPORT, **change)], [replace(REPORT, **change), REPORT]):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             compare(pair)
 
 

@@ -1,4 +1,4 @@
-"""Examples: sequences of their own with labels, sources and signals, from files and from published sets."""
+"""Examples: separate sequences with labels, sources and signals, from files and published datasets."""
 
 import contextlib
 import csv
@@ -29,7 +29,7 @@ from logosphere.evaluation.texts import Reference, Texts
 from logosphere.types import NO_TOKEN
 
 
-def made(n: int = 30) -> Examples:
+def make_examples(n: int = 30) -> Examples:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 5, 1 + i % 7) for i in range(n)]
     sources = [rng.integers(0, 4, 1 + i % 3) for i in range(n)]
@@ -48,7 +48,7 @@ def test_every_dataset_is_listed_with_its_content() -> None:
 
 
 def test_short_sequences_are_counted_with_one_eos() -> None:
-    batch = next(sequential_batches(made(), length=8, batch=30))
+    batch = next(sequential_batches(make_examples(), length=8, batch=30))
     assert batch.tokens.shape == (30, 8)
     assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.token_count)
     assert bool(batch.valid.all()) and not bool(batch.known.any())
@@ -62,7 +62,7 @@ def test_full_length_sequence_has_no_eos() -> None:
 
 
 def test_too_long_sequences_are_skipped_not_cut() -> None:
-    examples = made()
+    examples = make_examples()
     kept = examples.filter_by_length(3)
     assert len(kept) == sum(len(row) <= 3 for row in examples.sequences)
     assert all(len(row) <= 3 for row in kept.sequences)
@@ -74,11 +74,11 @@ def test_too_long_sequences_are_skipped_not_cut() -> None:
 
 
 def test_example_sampler_depends_on_seed_and_sample_only() -> None:
-    picks = ExampleSampler(made(), length=8, batch=6, seed=3)
-    first, again = picks.at(4), ExampleSampler(made(), length=8, batch=6, seed=3).at(4)
+    picks = ExampleSampler(make_examples(), length=8, batch=6, seed=3)
+    first, again = picks.at(4), ExampleSampler(make_examples(), length=8, batch=6, seed=3).at(4)
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.ids, torch.arange(24, 30))
     assert not torch.equal(first.tokens, picks.at(5).tokens)
-    wide = ExampleSampler(made(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
+    wide = ExampleSampler(make_examples(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
     assert torch.equal(wide.tokens[:6], first.tokens)
 
 
@@ -86,10 +86,8 @@ def test_bits_are_counted_per_real_token() -> None:
     examples = Examples([np.array([0, 1])] * 8, eos=2)
     model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
     report = ls.evaluate(model, sequential_batches(examples, 16, 8), draws=2, rng=0)
-    assert report.tokens == 8 * 3  # two tokens and their end
-    assert report.bits == pytest.approx(
-        16 / 3 * np.log2(3), rel=1e-3
-    )  # an untrained network knows nothing of any of 16
+    assert report.tokens == 8 * 3  # two tokens and EOS
+    assert report.bits == pytest.approx(16 / 3 * np.log2(3), rel=1e-3)  # an untrained network is uniform over 16 tokens
 
 
 def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_eos_and_integer_tokenizers_round_trip() -> None:
     assert levels.decode(levels.encode("0 12 255")) == "0 12 255" and levels.unit == "dimension"
     with pytest.raises(UserError, match="0 to 255"):
         levels.encode("256")
-    assert IntegerTokenizer(10).encode("0 09").tolist() == [0, 0, 9]  # digits, as sudokus are written
+    assert IntegerTokenizer(10).encode("0 09").tolist() == [0, 0, 9]  # digits, the format of sudokus
     assert WithEOS(IntegerTokenizer(128)).decode([60, 64, 128, 3]) == "60 64"
     with pytest.raises(ValueError):
         tokenizer_from_description({"kind": "levels", "name": "levels", "size": "many"})
@@ -160,7 +158,7 @@ def test_cifar_pixels_are_read_in_the_official_layout() -> None:
         parse_cifar10(bytes([10]) + bytes(CIFAR10_RECORD_BYTES - 1), "x")
 
 
-def packed(path: Path, files: dict[str, bytes]) -> None:
+def write_archive(path: Path, files: dict[str, bytes]) -> None:
     with tarfile.open(path, "w:xz") as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
@@ -172,7 +170,7 @@ def test_cifar_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     files = {f"cifar-10-batches-bin/{name}.bin": cifar_file([1] * 20, seed)[0]
              for seed, name in enumerate(["data_batch_1", "test_batch"])}  # fmt: skip
-    packed(tmp_path / "cifar-10-binary-part.tar.xz", files)
+    write_archive(tmp_path / "cifar-10-binary-part.tar.xz", files)
     corpus = open_corpus("cifar10")
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (18, 2, 20)
     assert corpus.tokenizer.size == 256 and corpus.conditions == {"labels": 10}
@@ -187,7 +185,7 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
             archive.writestr(f"e2e-dataset/{name}.csv", 'mr,ref\n"name[Cocum], eatType[pub]",Cocum  is a pub.\n' * 1)
     solved = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
     song = {split: [[[60, 64, 67, 72], [60, 72]]] * 2 for split in ("train", "valid", "test")}
-    packed(
+    write_archive(
         tmp_path / "music_sudoku.tar.xz",
         {
             "x/sudoku17_solved.csv": f"{'0' * 80}3,{solved}\n".encode() * 40,
@@ -209,34 +207,32 @@ def test_story_paragraphs_are_split_contiguously(tmp_path: Path, monkeypatch: py
     lines = {}
     for name, letter in {"first10k_lines": "a", "smallGPT": "b"}.items():
         lines[f"x/tinystories_{name}.txt"] = "".join(f"{letter * i}\n\n<|endoftext|>\n" for i in range(1, 41)).encode()
-    packed(tmp_path / "tinystories.tar.xz", lines)
+    write_archive(tmp_path / "tinystories.tar.xz", lines)
     corpus = open_corpus("tinystories")
     assert [len(part) for part in (corpus.train, corpus.valid, corpus.test)] == [72, 4, 4]
-    written = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
-    assert written == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
+    texts = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
+    assert texts == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
 
 
 def test_archive_member_paths_are_not_used_on_disk(tmp_path: Path) -> None:
-    packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
+    write_archive(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert read_members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
 
 
-def test_damaged_archives_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """zlib, lzma, zipfile, tarfile and numpy have a dozen kinds of exceptions for archives that are not whole."""
+def test_damaged_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zlib, lzma, zipfile, tarfile and numpy raise a dozen kinds of exceptions for damaged archives."""
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
-    packed(tmp_path / "music_sudoku.tar.xz", {"x/sudoku17_solved.csv": b"12,34\n" * 40})
+    write_archive(tmp_path / "music_sudoku.tar.xz", {"x/sudoku17_solved.csv": b"12,34\n" * 40})
     with pytest.raises(UserError, match="sudoku are not as published"):
         open_corpus("sudoku")
-    packed(tmp_path / "music_sudoku.tar.xz", {"x/jsb-chorales-quarter.json": b"[[[60]]]"})
+    write_archive(tmp_path / "music_sudoku.tar.xz", {"x/jsb-chorales-quarter.json": b"[[[60]]]"})
     with pytest.raises(UserError, match="chorales are not as published"):
         open_corpus("chorales")
     images = {split: np.zeros((20, 98), np.uint8) for split in ("train", "valid", "test")}
     np.savez_compressed(tmp_path / "binarized_mnist.npz", **images)
     assert len(open_corpus("mnist-binary").train) == 20
-    with pytest.raises(ValueError, match="more than any"):  # before it is unpacked
+    with pytest.raises(ValueError, match="more than any"):  # before decompression
         read_npz(tmp_path / "binarized_mnist.npz", ["train"], largest=1000)
     for name, source in (("binarized_mnist.npz", "mnist-binary"), ("music_sudoku.tar.xz", "chorales")):
         whole = (tmp_path / name).read_bytes()
@@ -247,12 +243,12 @@ def test_damaged_archives_are_refused(
 
 
 def test_dataset_vocabulary_is_trained_once(tmp_path: Path) -> None:
-    """WordPiece comes out otherwise in every training; whoever opens the set later must read the same tokens."""
+    """WordPiece training is not deterministic, and the dataset must have the same tokens when opened again."""
     (tmp_path / "s.txt").write_text("the cat sat on the mat\nand the dog sat\non the log by the fog\n" * 30)
     first, second = (open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache") for _ in range(2))
     assert first.tokenizer.fingerprint == second.tokenizer.fingerprint and first.sha256 == second.sha256
-    (made,) = (tmp_path / "cache" / "tokenizers").iterdir()
-    made.write_text("damaged")
+    (make_examples,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    make_examples.write_text("damaged")
     assert open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache").tokenizer.size > 9
 
 
@@ -267,7 +263,7 @@ def test_only_newlines_separate_texts(tmp_path: Path) -> None:
 
 
 def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
-    """Texts that happen to be of one length are texts that end where a model knows ends."""
+    """Texts of equal length get EOS if the tokenizer has one."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 20)
     (tmp_path / "b.txt").write_text("abc\n" * 60)
     tokenizer = open_corpus(f"lines:{tmp_path / 'a.txt'}").tokenizer
@@ -279,14 +275,12 @@ def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
 
 
 def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
-    """A bound is divided by tokens and ends; so many characters as there are must come of it."""
+    """The bound covers tokens and EOS, so bits per character must count both."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
     counted = sum(int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 4, 16))
     assert count_scored_tokens(corpus.test, 4) == counted == count_tokens(corpus.test) + len(corpus.test)
-    tight = sum(
-        int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 3, 16)
-    )  # no room for the end of abc
+    tight = sum(int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 3, 16))  # abc has no room for EOS
     assert count_scored_tokens(corpus.test, 3) == tight < counted
     reference = Reference(
         corpus.tokenizer,
@@ -295,11 +289,11 @@ def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
     )
     assert reference.words == {"ab", "abc", "c"}
     kl = measure_samples(reference.real, reference, find_metrics(["ngram-kl"]))["ngram-kl"].value
-    assert 0 <= kl < 0.2  # the same law: all but nothing
+    assert 0 <= kl < 0.2  # the same distribution: almost 0
 
 
 @pytest.mark.parametrize(
-    "content, sentence",
+    "content, message",
     [
         ("", "rows"),
         ('{"text": "a"}\n' * 4, "no field 'label'"),
@@ -307,9 +301,9 @@ def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
         ('{"text": ["a"], "label": 1}\n' * 4, "no field 'text'"),
     ],
 )
-def test_broken_tables_are_refused(tmp_path: Path, content: str, sentence: str) -> None:
+def test_broken_tables_are_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "t.jsonl").write_text(content)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(f"labelled:{tmp_path / 't.jsonl'}")
 
 
@@ -335,7 +329,7 @@ def test_enhancers_are_read_from_fasta(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     content = "".join(f">{i}\nacgt\r\nACG{'ACGT'[i % 4]}\n" for i in range(40)).encode()
     names = ("ienhancer_train_nonenhancers.fa", "ienhancer_train_enhancers.fa")
-    packed(tmp_path / "dna.tar.xz", {f"dna/{name}": content for name in names})
+    write_archive(tmp_path / "dna.tar.xz", {f"dna/{name}": content for name in names})
     corpus = open_corpus("enhancers")
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (72, 4, 4)
     assert corpus.conditions == {"labels": 2} and corpus.tokenizer.decode(corpus.valid.sequences[0]) == "ACGTACGA"

@@ -1,4 +1,4 @@
-"""Flows and diffusions of distributions: bounds hold, posteriors are Bayes' rule, samples are the language."""
+"""Flows and diffusions on the simplex: bounds hold, posteriors follow Bayes' rule, samples follow the language."""
 
 import math
 from typing import Any
@@ -45,12 +45,12 @@ def field(value: float, n: int = N) -> Tensor:
     return torch.full((n, 1), value)
 
 
-def truth(x: Tensor, vocab_size: int = V) -> Tensor:
-    """Logits that leave no doubt."""
+def true_logits(x: Tensor, vocab_size: int = V) -> Tensor:
+    """Logits of the true token with probability 1."""
     return 200.0 * F.one_hot(x, vocab_size)
 
 
-# ---- the oracle law --------------------------------------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -61,13 +61,13 @@ def truth(x: Tensor, vocab_size: int = V) -> Tensor:
         pytest.param(random_joint(), marks=pytest.mark.slow),
         pytest.param(independent_tokens(5, 2), marks=pytest.mark.slow),
     ],
-    ids=["sticky", "table", "alone"],
+    ids=["sticky", "joint", "independent"],
 )
 @pytest.mark.parametrize("system", TIGHT, ids=str)
 def test_value_of_an_oracle_is_the_entropy(system: System, language: Language) -> None:
-    """Within 3 s.e. and half a per cent for cells of finite size; also where the figure is a surrogate."""
+    """Within 3 s.e. and half a per cent for cells of finite size; also where the value is a surrogate."""
     mean, error = mean_and_error(bound_excess(calibrated_system(system, language), language, n=2000, draws=48))
-    # Tokens that become impossible all at once, as on the sphere, make rare and large nats.
+    # Tokens whose probability drops to 0 at once, as on the sphere, give rare and large nats.
     assert error < (0.05 if system == System("fisher-flow") else 0.01) * language.entropy()
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
 
@@ -135,7 +135,7 @@ def test_bfn_bound_of_dependent_tokens_is_loose_with_few_steps() -> None:
 
 @pytest.mark.parametrize("accuracy", [2.0, 20.0])
 def test_bfn_bound_does_not_depend_on_the_final_accuracy(accuracy: float) -> None:
-    """What is not told is read off: the same entropy, for independent tokens."""
+    """The reconstruction term covers the rest: for independent tokens the total is the entropy."""
     language = independent_tokens(5, 2)
     mean, error = mean_and_error(
         bound_excess(calibrated_model("bfn", language, accuracy=accuracy), language, n=3000, draws=64)
@@ -144,7 +144,7 @@ def test_bfn_bound_does_not_depend_on_the_final_accuracy(accuracy: float) -> Non
 
 
 def test_bfn_is_gaussian_diffusion_of_one_hot_vectors() -> None:
-    """y = log θ, but for a constant, is e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
+    """y = log θ is, up to a constant, e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
     path, z = BFNPath(V, 3.0), torch.full((N, 1, V), 1 / V)
     u, s = F.one_hot(torch.full((N, 1), 2), V).float(), field(0.6)
     y = path.log_likelihood(path.q_sample(u, s, GeneratorNoise(generator(1), N)), s)
@@ -190,7 +190,7 @@ def test_infilling_follows_the_conditional_distribution(system: System) -> None:
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_path_starts_at_the_data_and_ends_at_the_prior(system: System) -> None:
-    """u itself at t = 0, the prior at t = 1 whatever the token."""
+    """States are u at t = 0 and follow the prior at t = 1 for every token."""
     process, noise = built(system), GeneratorNoise(generator(1), N)
     x = torch.randint(V, (N, 1), generator=generator(2))
     u = process.codec.encode(x)
@@ -220,14 +220,14 @@ def test_step_to_time_zero_returns_clean_states(system: System) -> None:
     x = torch.randint(V, (N, 1), generator=generator(6))
     u = process.codec.encode(x)
     z = process.corrupt(u, field(0.2), noise)
-    assert torch.equal(process.step(truth(x[:, 0]), z[:, 0], field(0.2)[:, 0], field(0.0)[:, 0], noise), u[:, 0])
+    assert torch.equal(process.step(true_logits(x[:, 0]), z[:, 0], field(0.2)[:, 0], field(0.0)[:, 0], noise), u[:, 0])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 200])
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_steps_with_the_true_token_preserve_the_marginals(system: System, steps: int) -> None:
-    """Geodesics and messages in one step, other flows in small ones."""
+    """Geodesics and Bayesian updates in one step, other flows in small steps."""
     process, noise, x = built(system), GeneratorNoise(generator(7), N), torch.ones(N, dtype=torch.long)
     if steps == 1 and not isinstance(process.path, BFNPath | GeodesicPath | LinearPath):
         pytest.skip("only small steps are exact")
@@ -235,10 +235,10 @@ def test_steps_with_the_true_token_preserve_the_marginals(system: System, steps:
     z = process.corrupt(u, field(0.8), noise)[:, 0]
     times = torch.linspace(0.8, 0.3, steps + 1)
     for t, s in zip(times[:-1], times[1:], strict=True):
-        z = process.step(truth(x), z, t.expand(N), s.expand(N), noise)
-    wanted = process.corrupt(u, field(0.3), noise)[:, 0]
+        z = process.step(true_logits(x), z, t.expand(N), s.expand(N), noise)
+    expected = process.corrupt(u, field(0.3), noise)[:, 0]
     for coordinate in (0, 1):
-        assert stats.ks_2samp(z[:, coordinate], wanted[:, coordinate]).pvalue > MIN_P_VALUE
+        assert stats.ks_2samp(z[:, coordinate], expected[:, coordinate]).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.95, 0.8, 0.5, 0.2])
@@ -251,8 +251,8 @@ def test_log_likelihood_gives_the_bayes_posterior(system: System, t: float) -> N
     z = process.corrupt(process.codec.encode(x), field(t, n), GeneratorNoise(generator(9), n))
     p = process.add_evidence(prior.log().expand(n, 1, V), z, field(t, n)).softmax(-1)
     error = (F.one_hot(x, V) - p)[:, 0]
-    shares = z[:, 0, :V]
-    for probe in (torch.ones_like(shares), shares, shares.clamp_min(1e-6).log()):
+    coordinates = z[:, 0, :V]
+    for probe in (torch.ones_like(coordinates), coordinates, coordinates.clamp_min(1e-6).log()):
         product = error[:, :, None] * probe[:, None]
         score = product.mean(0) / (product.std(0) / n**0.5).clamp_min(1e-9)
         assert score.abs().max() < 4.5
@@ -269,7 +269,7 @@ def test_states_do_not_depend_on_the_batch_split(system: System) -> None:
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
 def test_values_are_finite_on_the_boundary_of_the_simplex(system: System) -> None:
-    """Shares of exactly 0 and 1 at any time: finite posteriors, nats, steps and gradients."""
+    """Coordinates of exactly 0 and 1 at any time give finite posteriors, nats, steps and gradients."""
     process = built(system).eval()
     corner, edge = F.one_hot(torch.tensor([0]), V).float(), torch.tensor([[0.5, 0.5, 0.0, 0.0]])
     points = F.pad(torch.cat([corner, edge.sqrt() if process.codec.rooted else edge]), (0, process.path.width - V))
@@ -294,7 +294,7 @@ PLAIN = {
     "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "time_sampler": "exponential"},
     "ddsm": {"construction": "sticks", "posterior_head": False, "input": "state", "loss": "bound"},
 }
-"""Options between the defaults and the published systems, which test_tangent_flows.py has."""
+"""Options between the defaults and the published systems; test_tangent_flows.py covers the latter."""
 
 
 @pytest.mark.thorough
@@ -316,7 +316,7 @@ def test_system_learns_a_language(name: str, plain: bool) -> None:
         assert mean > language.entropy() - 3 * error
 
 
-MISTAKES = [
+INVALID = [
     ("bfn", {"accuracy": 0.0}, "accuracy must be above 0"),
     ("bfn", {"timesteps": 0}, "timesteps must be above 0"),
     ("bfn", {"input": "belif"}, "Did you mean 'belief'"),
@@ -337,7 +337,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
-def test_invalid_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("name", "options", "message"), INVALID)
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build(name, **{"vocab_size": 3, "length": 4} | options, denoiser=None)

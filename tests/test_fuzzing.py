@@ -1,4 +1,4 @@
-"""A slice of the fuzzing in tools/fuzzing.py, with fixed seeds, and whether that would find anything at all."""
+"""A short run of tools/fuzzing.py with fixed seeds, and tests that the fuzzer finds problems."""
 
 import os
 import subprocess
@@ -26,11 +26,11 @@ def test_mutated_inputs_are_read_or_refused(
     problems = [problem for findings in found.values() for problem in findings.problems]
     assert not problems, problems[0]
     assert sum(findings.cases for findings in found.values()) == 60 * 12
-    assert all(findings.kept > 0 for findings in found.values()), "guided by what is reached"
+    assert all(findings.kept > 0 for findings in found.values()), "guided by coverage"
 
 
 def deep(content: bytes) -> None:
-    """A problem behind five checks, each of which a mutation passes by chance once in some thousand."""
+    """An error behind five checks, each of which a random mutation passes about once in a thousand."""
     if content[:1] != b"a":
         raise UserError("no a")
     if content[1:2] != b"b":
@@ -66,12 +66,12 @@ def test_forbidden_effects_are_detected(tmp_path: Path) -> None:
         if content == b"refuse":
             raise UserError("no")
 
-    for word, said in {
+    for word, message in {
         b"run": "Forbidden", b"start": "Forbidden", b"fetch": "no network", b"lose": "files changed",
         b"refuse": "sound input was refused",
     }.items():  # fmt: skip
         (problem,) = fuzz(Target("reckless", reckless, [word], guarded=tmp_path), 1, seed=0).problems
-        assert said in problem
+        assert message in problem
 
 
 @pytest.mark.parametrize("size", [{"depth": 2**63}, {"width": 2**40}, {"labels": 2**60}, {"length": 2**31}])

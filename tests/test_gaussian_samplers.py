@@ -1,4 +1,4 @@
-"""Samplers of Gaussian diffusion: orders of convergence, laws of samples, costs; control by gradients."""
+"""Samplers of Gaussian diffusion: orders of convergence, distributions of samples, evaluations; gradient guidance."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ def plain(language: Language, **options: object) -> Model:
 
 @functools.cache
 def end_of_path(name: str, steps: int) -> Tensor:
-    """Where a sampler arrives before tokens are read, always from the same noise."""
+    """The final states of a sampler before decoding, always from the same noise."""
     language = sticky_chain(3, 4)
     model = plain(language)
     given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
@@ -76,7 +76,7 @@ def test_samples_follow_the_language(name: str) -> None:
 
 
 def test_token_resampling_is_exact_for_independent_tokens() -> None:
-    """In any number of steps; and it forgets what tokens have to do with each other."""
+    """For any number of steps; dependencies between tokens are lost."""
     for language, right in ((independent_tokens(4, 3), True), (sticky_chain(3, 3), False)):
         model = plain(language)
         how = {"sampler": sampler("ssd", model), "denoiser": Oracle(model, language)}
@@ -121,7 +121,7 @@ def test_incompatible_settings_are_refused() -> None:
 
 
 def test_clamping_rounds_to_embeddings() -> None:
-    """With one look each, a clamped step of the last kind ends at α e + noise around a row, never between rows."""
+    """A clamped last step ends at α e + noise around one embedding, never between embeddings."""
     language = ls.languages.independent([0.1, 0.1, 0.7, 0.1], 2)
     model = plain(language)
     given = Batch.of(torch.zeros(200, 2, dtype=torch.long))
@@ -131,20 +131,20 @@ def test_clamping_rounds_to_embeddings() -> None:
         sample_loop(model.process, Oracle(model, language), grid, given, GeneratorNoise(generator(6), 200), stepper)
     )
     nearest = model.process.codec.nearest(frame.z)
-    assert (nearest == 2).float().mean() > 0.9  # almost nothing is known at first, so that all go to the likeliest
+    assert (nearest == 2).float().mean() > 0.9  # at the noisy end all positions round to the likeliest token
 
 
-# ---- control ----------------------------------------------------------------------------------------------------
+# ---- guidance ---------------------------------------------------------------------------------------------------
 
 
 def test_guidance_by_a_factorised_classifier_is_exact() -> None:
-    """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
-    language, wish = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
+    """log c = Σ_i φ(x_i): samples of independent tokens follow p(x) e^{φ(x)}, normalised."""
+    language, preference = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
     model = plain(language)
-    steered = GradientGuided(Oracle(model, language), lambda p: (p @ wish).sum(1))
-    drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=steered)
+    guided = GradientGuided(Oracle(model, language), lambda p: (p @ preference).sum(1))
+    drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=guided)
     sequences, p = enumerate_sequences(language)
-    tilted = p * wish[sequences].sum(1).exp()
+    tilted = p * preference[sequences].sum(1).exp()
     assert sequence_p_value(drawn, language, tilted / tilted.sum()) > MIN_P_VALUE
     assert sequence_p_value(drawn, language) < 1e-6
 
@@ -153,17 +153,17 @@ def test_guidance_by_a_factorised_classifier_is_exact() -> None:
 @pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
 def test_gradient_guidance_works_for_every_token_predicting_process(name: str) -> None:
     language = independent_tokens(4, 6)
-    model = random_network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
-    wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
-    steered = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1))
+    model = random_network(name, language, neighbours=0)  # without it the network may favour the guided token
+    preference = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    guided = GradientGuided(model.denoiser, lambda p: (p @ preference).sum(1))
     plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
-    assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
+    assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=guided) == 2).float().mean() > plain_share + 0.2
     ar = random_network("ar", language)
     unsteered = GradientGuided(
         ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0
-    )  # asks about all positions at every step
+    )  # evaluates all positions at every step
     assert torch.equal(*[ls.sample(ar, 50, rng=generator(1), denoiser=one) for one in (ar.denoiser, unsteered)])
-    idle = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
+    idle = GradientGuided(model.denoiser, lambda p: (p @ preference).sum(1), strength=0.0)
     one, other = (ls.sample(model, n=9, steps=8, rng=generator(9), denoiser=way) for way in (None, idle))
     assert torch.equal(one, other)
 
@@ -178,16 +178,16 @@ def test_state_gradient_guidance_differentiates_through_the_network() -> None:
         pass
     direction = model.process.codec.table()[2].detach()
 
-    def judge(clean: Tensor) -> Tensor:
+    def score(clean: Tensor) -> Tensor:
         return 3 * (clean @ direction).sum(1)
 
-    def share(strength: float) -> float:
-        way = GradientGuidedState(model.denoiser, model.process, judge, strength)
+    def fraction(strength: float) -> float:
+        way = GradientGuidedState(model.denoiser, model.process, score, strength)
         return float((ls.sample(model, n=60, steps=12, rng=generator(10), denoiser=way) == 2).float().mean())
 
-    assert share(1.0) > share(0.0) + 0.1
+    assert fraction(1.0) > fraction(0.0) + 0.1
     with pytest.raises(UserError, match="Steered"):
-        GradientGuidedState(model.denoiser, random_network("plaid", language).process, judge)
+        GradientGuidedState(model.denoiser, random_network("plaid", language).process, score)
     with pytest.raises(UserError, match="differentiable"):
         ls.sample(model, denoiser=GradientGuidedState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
 
@@ -207,7 +207,7 @@ SELF = {
 
 @pytest.mark.parametrize("name", SELF)
 def test_self_conditioning_estimate_is_reused_in_sampling(name: str) -> None:
-    """A bound asks the network twice, with nothing and with the answer; a sampler once a step."""
+    """A bound evaluates the network twice, with zeros and with the estimate; a sampler once per step."""
     language = independent_tokens(4, 6)
     model = random_network(name, language, **SELF[name]).eval()
     calls: list[Tensor] = []

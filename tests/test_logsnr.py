@@ -1,4 +1,4 @@
-"""Schedules of the log-signal-to-noise ratio: slopes and inverses are right, and one shift covers many."""
+"""Schedules of the log-signal-to-noise ratio: slopes, inverses and shifts."""
 
 import math
 
@@ -22,10 +22,10 @@ from logosphere.schedules.logsnr import (
 
 def bent() -> LearnedTanh:
     """A learned schedule with an arbitrary shape."""
-    made = LearnedTanh(4.0, -7.0)
+    schedule = LearnedTanh(4.0, -7.0)
     with torch.no_grad():
-        made.heights += torch.randn(len(made.heights), generator=torch.Generator().manual_seed(1))
-    return made
+        schedule.heights += torch.randn(len(schedule.heights), generator=torch.Generator().manual_seed(1))
+    return schedule
 
 
 ALL: dict[str, LogSNR] = {
@@ -42,18 +42,18 @@ ALL: dict[str, LogSNR] = {
 T = torch.linspace(0.01, 0.99, 197, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("made", ALL.values(), ids=ALL)
-def test_slopes_and_inverses_are_consistent(made: LogSNR) -> None:
+@pytest.mark.parametrize("schedule", ALL.values(), ids=ALL)
+def test_slopes_and_inverses_are_consistent(schedule: LogSNR) -> None:
     t = T.clone().requires_grad_()
-    if isinstance(made, LearnedTanh):  # whose times carry no gradient
+    if isinstance(schedule, LearnedTanh):  # its times carry no gradient
         h = 1e-6
-        difference = (made.logsnr(T + h) - made.logsnr(T - h)).detach() / (2 * h)
+        difference = (schedule.logsnr(T + h) - schedule.logsnr(T - h)).detach() / (2 * h)
     else:
-        (difference,) = torch.autograd.grad(made.logsnr(t).sum(), t)
-    slope = made.slope(T).detach()
+        (difference,) = torch.autograd.grad(schedule.logsnr(t).sum(), t)
+    slope = schedule.slope(T).detach()
     assert (slope > 0).all()
     torch.testing.assert_close(slope, -difference, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(made.time(made.logsnr(T).detach()), T, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(schedule.time(schedule.logsnr(T).detach()), T, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -95,31 +95,31 @@ def test_schedule_endpoints() -> None:
 
 
 def test_variance_loss_has_the_gradient_of_the_second_moment() -> None:
-    """`calm` has the gradient of E[nats²] for nats = f(λ(t)) |λ'(t)|, though it never differentiates f."""
-    made, t = bent().double(), (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    """`variance_loss` has the gradient of E[nats²] for nats = f(λ(t)) |λ'(t)|, without differentiating f."""
+    schedule, t = bent().double(), (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
 
     def nats() -> torch.Tensor:
-        share, steep, _ = made.shape(t)
-        return torch.exp(-0.5 * (4 - 11 * share).square()) * 11 * steep
+        position, steep, _ = schedule.shape(t)
+        return torch.exp(-0.5 * (4 - 11 * position).square()) * 11 * steep
 
-    parameters = [made.heights, made.rates, made.centres]
-    wanted = torch.autograd.grad(nats().square().mean(), parameters)
-    found = torch.autograd.grad(made.variance_loss(t, nats()).mean(), parameters)
-    for one, other in zip(found, wanted, strict=True):
+    parameters = [schedule.heights, schedule.rates, schedule.centres]
+    expected = torch.autograd.grad(nats().square().mean(), parameters)
+    found = torch.autograd.grad(schedule.variance_loss(t, nats()).mean(), parameters)
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 def test_learned_schedule_separates_endpoint_and_shape_gradients() -> None:
-    made = bent()
-    made.logsnr(T).sum().backward()
-    assert made.ends.grad is not None and made.heights.grad is None
-    made.ends.grad = None
-    made.variance_loss(T, torch.ones_like(T)).sum().backward()
-    assert made.ends.grad is None and bool(made.heights.grad.any())
+    schedule = bent()
+    schedule.logsnr(T).sum().backward()
+    assert schedule.ends.grad is not None and schedule.heights.grad is None
+    schedule.ends.grad = None
+    schedule.variance_loss(T, torch.ones_like(T)).sum().backward()
+    assert schedule.ends.grad is None and bool(schedule.heights.grad.any())
 
 
 @pytest.mark.parametrize(
-    "make, says",
+    "make, message",
     [
         (lambda: find_logsnr("cosinus"), "Did you mean 'cosine'"),
         (lambda: find_logsnr("linear"), "highest and the lowest"),
@@ -130,6 +130,6 @@ def test_learned_schedule_separates_endpoint_and_shape_gradients() -> None:
         (lambda: LinearBeta(2.0, 1.0), "first < last"),
     ],
 )
-def test_invalid_schedules_are_refused(make, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_schedules_are_refused(make, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Jump rates are the limits of steps, and the analytic sampler is the ancestral one, to the last digit."""
+"""Jump rates are limits of transition kernels, and the analytic sampler equals the ancestral one."""
 
 import pytest
 import torch
@@ -67,9 +67,9 @@ def test_rates_are_limits_of_transition_kernels(system: System) -> None:
     torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
     out = model.process.add_evidence(X.log().expand(K, -1).clone(), z, T.expand(K).float())
     back = posterior(model, X, T - short, T) / short
-    hidden = others if model.process.mixing.has_uniform else others & (z == V)[:, None]
+    masked = others if model.process.mixing.has_uniform else others & (z == V)[:, None]
     rates = backward_rates(model.process, out, z, T.expand(K))
-    torch.testing.assert_close(rates[hidden].double(), back[hidden], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(rates[masked].double(), back[masked], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
