@@ -25,7 +25,7 @@ from logosphere.systems.spherical_parts import default_noise
 
 
 def series(n: int, tau: float, theta: np.ndarray) -> np.ndarray:
-    """log p_τ(θ) · (2πτ)^(n/2) on S^n from its Gegenbauer expansion, accurate unless p is so small that terms cancel."""
+    """log p_τ(θ) · (2πτ)^(n/2) on S^n from its Gegenbauer expansion, accurate unless p is small and terms cancel."""
     degree = np.arange(600)
     weight = np.exp(-degree * (degree + n - 1) * tau / 2) * (2 * degree + n - 1) / (n - 1)
     volume = math.log(2) + (n + 1) / 2 * math.log(math.pi) - special.gammaln((n + 1) / 2)
@@ -70,7 +70,7 @@ def test_tables_follow_the_device_of_the_states() -> None:
 
 @pytest.mark.parametrize("d", [28, 1025, 4097])
 def test_heat_kernel_integrates_to_one_in_high_dimensions(d: int) -> None:
-    """∫ p_τ = 1 over S^n with the default noise, where most of the mass is as far from the centre as the other vertices."""
+    """∫ p_τ = 1 over S^n with the default noise, where most mass is as far from e as the other vertices."""
     n, largest = d - 1, default_noise(d)
     kernel = tabulate_heat_kernel(n, 0.1 * largest, largest)
     theta = torch.linspace(1e-3, math.pi - 1e-3, 100_001, dtype=torch.float64)

@@ -125,7 +125,7 @@ def test_every_kind_of_data_can_be_trained_on() -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_run_saves_and_resumes_to_the_last_bit(workplace: Path) -> None:
-    """Ctrl-C in a real process at an arbitrary step; after resuming, the metrics equal those of an uninterrupted run."""
+    """Ctrl-C in a real process at any step; after resuming, the metrics equal those of an uninterrupted run."""
     command = [sys.executable, "-m", "logosphere"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     argv = ["train", "--steps", "60", *SMALL, "--network.dropout", "0.1"]

@@ -1,4 +1,4 @@
-"""Gaussian diffusion: an oracle's bound is the entropy for every schedule and embedding; samples follow the language."""
+"""Gaussian diffusion: an oracle's bound is the entropy for all schedules and embeddings; samples follow the language."""
 
 import math
 from pathlib import Path

@@ -135,7 +135,7 @@ def test_md4_steps_on_a_cosine_grid() -> None:
 
 
 def test_remdm_steps_have_the_published_probabilities() -> None:
-    """σ = min(0.04, (1 - a_s)/a_t); a token is masked with probability σ, a mask unmasked with (a_s - (1 - σ) a_t)/(1 - a_t)."""
+    """σ = min(0.04, (1 - a_s)/a_t); tokens are masked with σ, masks unmasked with (a_s - (1 - σ) a_t)/(1 - a_t)."""
     t, s = (torch.tensor(time, dtype=torch.float64) for time in (0.5, 0.45))
     a_t, a_s = ref.log_linear(0.5)[0], ref.log_linear(0.45)[0]
     noise_t, noise_s = 1 - torch.tensor(a_t, dtype=torch.float64), 1 - torch.tensor(a_s, dtype=torch.float64)

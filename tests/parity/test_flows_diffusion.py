@@ -1,6 +1,6 @@
 """Dirichlet diffusion against the equations of DDSM (Avdeyev et al. 2023), float64.
 
-A coordinate against b others, dv = ½ h ((1 - v) - b v) dτ + √(h v (1 - v)) dW, has the eigenfunctions P_n^(b-1, 0)(2v - 1)
+One stick against b others, dv = ½ h ((1 - v) - b v) dτ + √(h v (1 - v)) dW, has the eigenfunctions P_n^(b-1, 0)(2v - 1)
 and eigenvalues -½ h n (n + b). With w = Beta(1, b) its density at τ is
 
     q_τ(v) = w(v) Σ_n exp(-½ h n (n + b) τ) c_n P_n(v),      c_n = ∫ q₀ P_n dv / ∫ w P_n² dv,

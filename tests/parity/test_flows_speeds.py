@@ -6,7 +6,7 @@ functions are Σ_n (α + b)_n / (α)_(n+1) y^n and Σ_n (α + b)_n / (b)_(n+1) (
     C(y, α) / y = Σ_n (α + b)_n / (α)_(n+1) y^n (m - log y + D_(n+1)(α) - D_n(α + b))        for log y < m
                 = Σ_n (α + b)_n / (b)_(n+1) (1 - y)^n (log y - m + D_n(α + b))                elsewhere,
 
-and all terms are positive. The table is float64 here and float32 in the model; linear interpolation adds a further error.
+and all terms are positive. The table is float64 here and float32 in the model; linear interpolation adds an error.
 """
 
 import math

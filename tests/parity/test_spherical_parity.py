@@ -231,7 +231,7 @@ def test_published_protocol_reports_a_surrogate() -> None:
 @pytest.mark.parametrize(("d", "uniform"), [(4, False), (4, True), (28, False), (28, True)])
 @pytest.mark.parametrize("published", [True, False])
 def test_the_riemannian_normal(d: int, uniform: bool, published: bool) -> None:
-    """α and ρ by the paper's moment matching of E a and E b, with ρ a root of its equation 115 or of the corrected one."""
+    """α and ρ by the paper's moment matching of E a and E b; ρ solves its equation 115 or the corrected one."""
     rng = np.random.default_rng(7)
     cosine = 1 / math.sqrt(d) if uniform else 0.0
     sine = math.sqrt(1 - cosine**2)
@@ -280,7 +280,7 @@ def test_a_published_state(tau: float) -> None:
 
 @pytest.mark.parametrize("start", ["mask", "uniform"])
 def test_bridge_moments_match_a_full_simulation(start: str) -> None:
-    """Means of <X, e> for 3 digits from 8,000 simulations of 400 steps: 4 standard errors and a discretisation error of 0.002."""
+    """Means of <X, e> for 3 digits from 8,000 paths of 400 steps: 4 standard errors plus 0.002 for the step size."""
     _, process = paper(tokens=3, start=start)
     rng = np.random.default_rng(9)
     x = np.tile(np.full(4, 0.5) if start == "uniform" else np.eye(4)[3], (8000, 1))
