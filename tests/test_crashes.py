@@ -75,11 +75,12 @@ def test_full_and_read_only_disks(
     for command in (["train", "--out", str(run), "--resume"], [*argv, "--out", str(small_disk / "other")]):
         capsys.readouterr()
         assert main(command) == 1
-        assert "Read-only file system); choose another" in (said := capsys.readouterr().err) and "Traceback" not in said
+        error = capsys.readouterr().err
+        assert "Read-only file system); choose another" in error and "Traceback" not in error
     # The results are printed although they cannot be saved.
     assert main(["evaluate", str(run), "--sequences", "2", "--json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["sequences"] == 2 and "choose another folder" in said.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["sequences"] == 2 and "choose another folder" in captured.err
 
 
 @pytest.mark.thorough

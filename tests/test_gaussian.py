@@ -1,4 +1,4 @@
-"""Gaussian diffusion: an oracle's bound is the entropy for all schedules and embeddings; samples follow the language."""
+"""Gaussian diffusion: an oracle's bound is the entropy for all schedules and embeddings; samples match the language."""
 
 import math
 from pathlib import Path
