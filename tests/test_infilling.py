@@ -1,6 +1,6 @@
 """Infilling follows p(· | known) for every system with an exact posterior and an exact sampler.
 
-Other files test some of them in more detail (test_oracle_samples.py, test_flows.py, test_gaussian.py, test_turns.py);
+Other files test some of them in more detail (test_oracle_samples.py, test_flows.py, test_gaussian.py, test_any_order.py);
 this one covers every system with its default sampler.
 """
 
