@@ -25,7 +25,7 @@ from step_overhead import BATCH, LENGTH, VOCABULARY, overheads
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.codecs.vertices import VertexCodec
+from logosphere.codecs.tokens import VertexCodec
 from logosphere.data.batches import windows
 from logosphere.data.languages import Language, Oracle
 from logosphere.geometry import sphere

@@ -13,7 +13,7 @@ from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bound, leave_one_out_bound, mean_bound, mixture_bound
-from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths
+from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths, SeveralPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
 from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
 
@@ -97,6 +97,14 @@ class Model(nn.Module):
             for count in (draws // 2, draws - draws // 2)
         )
         return mixture_bound(first, second)
+
+    def with_path(self, name: str) -> "Model":
+        """The same model with bounds and samples along another path of its process; weights are shared."""
+        if not isinstance(self.process, SeveralPaths):
+            raise UserError(f"The process of this model has a single path; there is no path '{name}'.")
+        model = Model(self.process.with_path(name), self.denoiser, length=self.length, block=self.block, spec=self.spec)
+        model.remasker, model.sampler = self.remasker, self.sampler
+        return model.to(self.device).train(self.training)
 
     def metrics(self) -> dict[str, float]:
         """Values of learned codecs and schedules to log during training."""

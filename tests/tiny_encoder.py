@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from logosphere.autoencoders.pretrained import PretrainedEncoder
+from logosphere.systems import latent
 
 
 class TinyEncoder(PretrainedEncoder):
@@ -24,4 +25,4 @@ class TinyEncoder(PretrainedEncoder):
 
 def use_tiny_encoder(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
     """Replace every named encoder by a `TinyEncoder`."""
-    monkeypatch.setattr("logosphere.systems.latent.encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))
+    monkeypatch.setattr(latent, "encoder_by_name", lambda name, layer: TinyEncoder(vocab_size))

@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.tokens import build_embedding
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.tokens import CoordinateStem, DigitCodec, build_embedding
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead

@@ -91,6 +91,8 @@ class SeveralPaths(ABC):
 
     path_names: tuple[str, ...]
     """The names that `with_path` accepts; `Process.path_name` is the current one."""
+    trained_paths: tuple[str, ...]
+    """The paths whose states training shows to the network."""
 
     @abstractmethod
     def with_path(self, name: str) -> Process:

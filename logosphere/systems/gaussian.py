@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
-from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
+from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.systems.discrete import check_choice
 from logosphere.systems.gaussian_parts import (
     CODECS,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import Denoiser, Wrapper

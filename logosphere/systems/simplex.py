@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.codecs.vertices import CoordinateStem, SimplexCodec
+from logosphere.codecs.tokens import CoordinateStem, SimplexCodec
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser

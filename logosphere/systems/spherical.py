@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import DigitCodec
 from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import STEPS, match_moments, tabulate_bridges
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.vertices import CoordinateStem, VertexCodec
+from logosphere.codecs.tokens import CoordinateStem, DigitCodec, VertexCodec
 from logosphere.errors import UserError, suggest
 from logosphere.geometry.bridge_tables import fit_normal, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge
