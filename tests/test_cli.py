@@ -13,6 +13,8 @@ from cli_helpers import SMALL, read_json, train
 
 from logosphere.cli import main
 from logosphere.cli.train_options import parse_train
+from logosphere.errors import UserError
+from logosphere.migration import migrate
 from logosphere.runs.config import config_from_dict
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -161,12 +163,15 @@ def test_boolean_options_override_the_recipe(recipe: str, shards: bool) -> None:
 
 
 def test_old_names_of_settings_are_accepted() -> None:
-    """On the command line, and in recipes of earlier runs."""
+    """On the command line and in recipes of earlier runs; other files get an error with the new name."""
     config = parse_train(["demo", "--withhold", "0.3", "--optim.final=0.2", "--optim.spike", "9"]).config
     assert (config.cond_dropout, config.optim.min_lr_ratio, config.optim.grad_spike_factor) == (0.3, 0.2, 9.0)
     former = {"system": "mdlm", "withhold": 0.3, "optim": {"final": 0.2, "spike": None}}
-    read = config_from_dict(former, "recipe.json")
+    recipe = migrate({"version": 2, "recipe": former}, "recipe.json")["recipe"]
+    read = config_from_dict(recipe, "recipe.json")
     assert (read.cond_dropout, read.optim.min_lr_ratio, read.optim.grad_spike_factor) == (0.3, 0.2, None)
+    with pytest.raises(UserError, match="'withhold' of recipe.json is now 'cond_dropout'"):
+        config_from_dict(former, "recipe.json")
 
 
 def test_help_does_not_import_torch() -> None:

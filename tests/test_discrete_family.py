@@ -296,7 +296,7 @@ def build(name: str, **options) -> None:
         (lambda: build("d3pm-uniform", timesteps=None, reconstruction="network"), "a number of timesteps"),
         (lambda: build("d3pm-uniform", timesteps=None, schedule="offset-cosine"), "at least 1, not None"),
         (lambda: build("d3pm-gaussian", widths="formulas"), "Did you mean 'formula'"),
-        (lambda: build("multinomial", largest_beta=0.0), "largest_beta must be above 0"),
+        (lambda: build("multinomial", max_beta=0.0), "max_beta must be above 0"),
         (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins with noise"),
         (lambda: DiscreteDiffusion(Uniform(3, Cosine()), exact_count=True), "exact_count"),
         (lambda: DiscreteDiffusion(Hybrid(3, 0.1), parameterization=Score()), "Score entropy"),

@@ -137,10 +137,10 @@ def test_missing_encoder_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch)
     "options, message",
     [
         ({"encoder": "minilm"}, "has a vocabulary of 120 word pieces, but the model has 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2]}, "for each of the 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 120]}, "pieces must name one of the 120"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
-        ({"encoder": "bert", "pieces": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2]}, "for each of the 5 tokens"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 120]}, "encoder_token_ids must name one of the 120"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
+        ({"encoder": "bert", "encoder_token_ids": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
     ],
 )
 def test_incompatible_settings_are_refused(folder: Path, options: dict, message: str) -> None:

@@ -64,9 +64,17 @@ def test_report_shows_its_kind(kind, sign: str) -> None:
     assert sign in str(compare([report]))
 
 
-@pytest.mark.parametrize(("system", "path"), [("rdlm-heat", "any-order"), ("rdlm", "joint"), ("mdlm", "")])
-def test_report_names_its_path(system: str, path: str) -> None:
-    model = ls.build(system, vocab_size=3, length=4, width=8, depth=1, heads=2)
+@pytest.mark.parametrize(
+    ("system", "options", "path"),
+    [
+        ("rdlm-heat", {"path": "any-order"}, "any-order"),
+        ("rdlm-heat", {}, "joint"),
+        ("rdlm", {}, "joint"),
+        ("mdlm", {}, ""),
+    ],
+)
+def test_report_names_its_path(system: str, options: dict[str, str], path: str) -> None:
+    model = ls.build(system, vocab_size=3, length=4, width=8, depth=1, heads=2, **options)
     report = evaluate(model, [torch.zeros(2, 4, dtype=torch.long)], rng=0)
     assert report.path == model.process.path_name == path
     assert (f"{report.kind}, {path} path" in str(report)) == bool(path)

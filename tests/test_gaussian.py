@@ -185,7 +185,7 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
     rows = torch.randn(4, 3, generator=generator(8))
     bounds = []
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
-        model = built("gaussian-ce", language, {"lowest": -5.0, "loss": "bound"})
+        model = built("gaussian-ce", language, {"min_logsnr": -5.0, "loss": "bound"})
         model = Model(
             GaussianTokenDiffusion(codec, model.process.schedule, model.process.time_sampler), None, length=3, block=3
         )

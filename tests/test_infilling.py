@@ -1,7 +1,7 @@
 """Infilling follows p(· | known) for every system with an exact posterior and an exact sampler.
 
-Other files test some of them in more detail (test_oracle_samples.py, test_flows.py, test_gaussian.py, test_any_order.py);
-this one covers every system with its default sampler.
+Some of them are tested in more detail in test_oracle_samples.py, test_flows.py, test_gaussian.py and test_any_order.py;
+this file covers every system with its default sampler.
 """
 
 import pytest

@@ -15,7 +15,6 @@ from logosphere.data.sources import CORPORA, DATASETS
 from logosphere.errors import UserError
 from logosphere.io import write_atomic
 from logosphere.parallel.launch import batch_script
-from logosphere.sampling.registry import SAMPLERS
 from logosphere.systems import DEFAULT, Preset, infos, option_docs, options, presets, system
 
 
@@ -76,6 +75,8 @@ def _as_dict(preset: Preset) -> dict[str, Any]:
 
 def samplers(arguments: Samplers, argv: list[str]) -> int:
     """logosphere samplers"""
+    from logosphere.sampling.registry import SAMPLERS  # imports torch, which the other listings do without
+
     if arguments.json:
         print_json({"samplers": [info.as_dict() for info in SAMPLERS.values()]})
         return 0

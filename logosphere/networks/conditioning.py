@@ -187,7 +187,7 @@ def check_guidable(denoiser: nn.Module) -> None:
         if isinstance(module, Conditioner) and int(module.withheld) == 0:
             raise UserError(
                 "This model was never trained with dropped conditions, which guidance needs; "
-                "train it with withhold above 0, or use guidance=1."
+                "train it with cond_dropout above 0, or use guidance=1."
             )
 
 

@@ -247,7 +247,7 @@ def test_steps(name: str) -> None:
 def test_dpm_solver_2m() -> None:
     """x' = (σ'/σ) x - α' (e^{-h} - 1) ((1 + 1/2r) x̂ - x̂_before/2r), r = h_before/h (Lu et al. 2022, algorithm 2)."""
     model = built(
-        "gaussian-ce", codec="one-hot", schedule="linear", highest=2.0, lowest=-6.0, time_sampler="even"
+        "gaussian-ce", codec="one-hot", schedule="linear", max_logsnr=2.0, min_logsnr=-6.0, time_sampler="even"
     ).eval()
     process, stepper = model.process, DPMSolverPP2M()
     outputs = [at(20 + i, 2, L, V) for i in range(4)]
