@@ -98,8 +98,8 @@ class FrozenEncoder(TokenEncoder):
         table = torch.tensor(own if pieces is None else pieces)
         if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
             raise UserError(
-                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of "
-                f"the {vocab_size:,} tokens."
+                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for "
+                f"each of the {vocab_size:,} tokens."
             )
         if length > encoder.max_length:
             raise UserError(
