@@ -26,8 +26,7 @@ from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
 from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 INTERVALS = 128
 """The time sampler measures nats in this number of intervals of the path."""

@@ -15,7 +15,7 @@ preset `paper` of that system, aspect by aspect.
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -305,3 +305,9 @@ def preset_label(spec: "Spec") -> str:
     own, options = find_preset(spec.system, spec.preset).options, spec.options
     changed = [f"{key}={options[key]}" for key in own if key in options and options[key] != own[key]]
     return f"{spec.preset} with {', '.join(changed)}" if changed else spec.preset
+
+
+def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse a value that is not one of the choices of an option."""
+    if value not in choices:
+        raise UserError(f"'{value}' is not a choice for {option}.{suggest(str(value), choices)}")

@@ -14,8 +14,7 @@ from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusi
 from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion
 from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion
 from logosphere.processes.spherical.times import SCHEDULES, AnyOrder, RollingOffsets
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 from logosphere.systems.spherical_parts import (
     MIXTURES,
     check_window,
