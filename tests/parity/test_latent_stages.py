@@ -14,6 +14,7 @@ from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.model import Model
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import GeneratorNoise
+from logosphere.systems import latent
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -241,7 +242,7 @@ def test_a_preset_trains_with_its_optimiser_and_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tencdm", "ld4lg", "cosmos"])
 def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.systems.latent.encoder_by_name", pretrained.load_encoder)
+    monkeypatch.setattr(latent, "encoder_by_name", pretrained.load_encoder)
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match=r"pip install 'logosphere\[encoder\]'"):
         ls.build(name, vocab_size=30_522, length=8, preset="paper")

@@ -388,8 +388,8 @@ def test_digits_as_published_and_by_default() -> None:
     assert isinstance(codec, DigitCodec) and codec.digits == 10
     token = 20_197
     digits = [token // 3**i % 3 for i in range(10)]
-    assert codec.written(torch.tensor([token]))[0].tolist() == digits
-    assert DigitCodec(30_522, 3).written(torch.tensor([token]))[0].tolist() == digits[::-1]
+    assert codec.to_digits(torch.tensor([token]))[0].tolist() == digits
+    assert DigitCodec(30_522, 3).to_digits(torch.tensor([token]))[0].tolist() == digits[::-1]
     states = codec.encode(torch.tensor([[token, 5]]))
     assert states.shape == (1, 20, 4) and codec.decode(states).tolist() == [[token, 5]]
 
@@ -416,7 +416,7 @@ def test_the_likelihood_of_digits(codes: str) -> None:
 def test_invalid_codes_decode_to_the_nearest_token(smallest_first: bool) -> None:
     codec = DigitCodec(11, 4, smallest_first=smallest_first)
     z = torch.randn(200, 2, 5, generator=torch.Generator().manual_seed(14))
-    digits = codec.written(torch.arange(11))
+    digits = codec.to_digits(torch.arange(11))
     score = torch.stack([z[:, 0, digits[k, 0]] + z[:, 1, digits[k, 1]] for k in range(11)], 1)
     assert torch.equal(codec.decode(z)[:, 0], score.argmax(1))
     assert ((z[..., :4].argmax(-1) * codec.powers).sum(1) >= 11).any()
