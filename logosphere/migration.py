@@ -2,8 +2,8 @@
 
 A recipe.json holds `model` (the system, its sizes and its options) and, in run folders, `recipe` (the configuration of
 the training, with the options as a list of name=value). The classifier.json of a classifier has the same format. Each
-step turns the content of one version into that of the next. Renamed options and fields are listed in tables, which also
-serve for the errors about former names.
+step converts the content of one version to the next. Renamed options and fields are listed in tables, which also serve
+for the errors about former names.
 
 Version 2 added the network option `neighbours`; earlier networks had attention alone. Version 3 renamed options of the
 systems and changed the default path of rdlm-heat from any-order to joint.
@@ -213,4 +213,4 @@ def _with_parts(content: Content, **changes: Callable[[Content], Content]) -> Co
 
 
 _STEPS = (_to_version_2, _to_version_3)
-"""Step number n, counted from 1, turns version n into version n + 1."""
+"""Step number n, counted from 1, converts version n to version n + 1."""

@@ -1,4 +1,4 @@
-"""Model: a process and the denoiser that has learnt to run it backwards."""
+"""Model: a process, and the denoiser that is trained to reverse it."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Pr
 
 @dataclass(frozen=True)
 class Spec:
-    """All that is needed to build a model again, but for its weights."""
+    """All that is needed to build a model again, except its weights."""
 
     system: str
     vocab_size: int
@@ -31,7 +31,7 @@ class Spec:
 
 
 class Model(nn.Module):
-    """What is trained, evaluated and sampled; which process it has is nobody else's business."""
+    """A process with its denoiser. It is trained, evaluated and sampled in the same way for every process."""
 
     def __init__(
         self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None
@@ -41,10 +41,10 @@ class Model(nn.Module):
         self.process, self.denoiser = process, denoiser
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
-        self.remasker: nn.Module | None = None  # tells which tokens are wrong, for samplers that ask (G-Star)
+        self.remasker: nn.Module | None = None  # predicts which tokens are wrong, for the sampler of G-Star
         self.sampler = "ancestral"  # the name of the sampler that belongs to the system
         self.anchor: Tensor
-        self.register_buffer("anchor", torch.empty(0), persistent=False)  # knows the device of models without weights
+        self.register_buffer("anchor", torch.empty(0), persistent=False)  # has the device of models without weights
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +53,7 @@ class Model(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write recipe.json (how to build the model) and model.safetensors (its weights) into a folder."""
         if self.spec is None:
-            raise UserError("Only models made by build(…) know how to be built again; this one cannot be saved.")
+            raise UserError("Only models made by build(…) can be saved; this one was made in another way.")
         write_tensors(Path(path) / WEIGHTS, self.state_dict())
         write_recipe(Path(path) / RECIPE, {"model": asdict(self.spec)})
 
@@ -63,7 +63,7 @@ class Model(nn.Module):
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
         if batch.tokens.shape[1] != self.length and self.block != self.length:
-            raise UserError("A model that writes block by block is trained on whole sequences; use another task.")
+            raise UserError("A model that generates block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = bind_condition(predict, batch.condition)
         if self.process.kind == "exact":
@@ -139,7 +139,7 @@ class Model(nn.Module):
     ) -> Float[Tensor, "B L V"]:
         """log p(x_i = k | z_t) of every position and token, normalised, for states z [B, L] or [B, L, d].
 
-        Discrete states are token numbers, and a mask is `vocab_size`. Blocks see clean states of earlier blocks, which
+        Discrete states are token ids, and the mask is `vocab_size`. Blocks see clean states of earlier blocks, which
         z must then hold. Models whose states are not those of single tokens have no such posterior.
         """
         predict = self.denoiser if denoiser is None else denoiser
@@ -157,7 +157,7 @@ class Model(nn.Module):
         return self.process.log_posterior(predict(z, t, context=z), z, t)
 
     def can_see(self, known: Bool[Tensor, "... L"]) -> bool:
-        """Can every free position look at every known one? A model of blocks does not see later blocks."""
+        """Whether every free position attends to every known one. A model of blocks does not attend to later blocks."""
         known = torch.atleast_2d(known)
         blocks = torch.arange(known.shape[1], device=known.device) // self.block
         first_free = torch.where(known, self.length, blocks).amin(1)
@@ -171,20 +171,20 @@ class Model(nn.Module):
             raise UserError("The states of this model belong to whole sequences, so no positions can be held fixed.")
         if not self.can_see(known):
             raise UserError(
-                "This model writes from left to right and cannot see known tokens on its right; "
+                "This model generates from left to right and cannot be conditioned on later tokens; "
                 "give only a prompt at the start, or use a diffusion model such as mdlm for infilling."
             )
 
     def _check_tokens(self, tokens: Tokens) -> None:
         if tokens.shape[1] != self.length:
-            raise UserError(f"This model reads sequences of {self.length} tokens, not {tokens.shape[1]}.")
+            raise UserError(f"This model has sequences of {self.length} tokens, not {tokens.shape[1]}.")
         self.check_vocabulary(tokens)
 
     def check_vocabulary(self, tokens: Tokens) -> None:
-        """Refuse tokens that are none, the mask among them."""
+        """Raise UserError for ids outside the vocabulary, among them that of the mask."""
         if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
             raise UserError(
-                f"Tokens must be numbers from 0 to {self.vocab_size - 1}; masks belong to noise, not to data."
+                f"Tokens must be numbers from 0 to {self.vocab_size - 1}; the mask is not a token of the data."
             )
 
 

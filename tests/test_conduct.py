@@ -149,9 +149,9 @@ def test_a_mask_in_the_data_is_refused_in_training_and_evaluation(name: str) -> 
 
     model = ls.build(name, vocab_size=3, length=2, width=8, depth=1, heads=1)
     masked = torch.tensor([[0, 3]])
-    with pytest.raises(ls.UserError, match="masks belong to noise"):
+    with pytest.raises(ls.UserError, match="the mask is not a token"):
         list(ls.fit(model, [masked], steps=1))
-    with pytest.raises(ls.UserError, match="masks belong to noise"):
+    with pytest.raises(ls.UserError, match="the mask is not a token"):
         ls.evaluate(model, [masked])
 
 

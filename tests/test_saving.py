@@ -111,8 +111,8 @@ def test_a_damaged_file_of_weights_is_refused(content: bytes | None, tmp_path: P
         ('{"format": "other"}', "not written by Logosphere"),
         ('{"format": "logosphere-model", "version": 99}', "newer version"),
         ('{"format": "logosphere-model", "version": "1"}', "version"),
-        ('{"format": "logosphere-model", "version": 1}', "which model"),
-        ('{"format": "logosphere-model", "version": 1, "model": {"system": "mdlm"}}', "which model"),
+        ('{"format": "logosphere-model", "version": 1}', "specification of a model"),
+        ('{"format": "logosphere-model", "version": 1, "model": {"system": "mdlm"}}', "specification of a model"),
     ],
 )
 def test_a_damaged_or_foreign_recipe_is_refused(recipe: str, says: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: parses arguments, runs the command, and turns every failure into one sentence and an exit code."""
+"""The command line: parses arguments, runs the command, and reports every failure as one sentence and an exit code."""
 
 import errno
 import os
@@ -42,9 +42,9 @@ COMMANDS = {
     "train-classifier": Command("train a classifier of noisy texts for guidance", "TrainClassifier", "train"),
     "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare", "evaluate"),
     "bench": Command("measure the speed and memory of training and sampling", "Bench", "evaluate"),
-    "export": Command("make a small folder of a run that a package can carry", "Export", "evaluate"),
-    "systems": Command("list the systems that can be trained, and their presets", "Systems", "listings"),
-    "samplers": Command("list the samplers", "Samplers", "listings"),
+    "export": Command("export a run as a small folder for a package", "Export", "evaluate"),
+    "systems": Command("list the systems that can be trained, and their presets", "Systems", "systems"),
+    "samplers": Command("list the samplers", "Samplers", "systems"),
     "data": Command("list or fetch corpora", "Data", "listings"),
     "launch": Command("write a batch script for a cluster", "Launch", "listings"),
     "completion": Command("print completions for your shell", "Completion", "listings"),
@@ -59,7 +59,7 @@ Train, measure, compare and sample diffusion language models.
 commands:
 {commands}
 
-Every command explains itself:         logosphere COMMAND --help
+Help on a command:                     logosphere COMMAND --help
 A small model is bundled; watch it:    logosphere sample --watch
 Then train one on a text of yours:     logosphere train --data my-text.txt
 options everywhere: --debug (show tracebacks), --version"""
@@ -126,7 +126,7 @@ def _explain(problem: BaseException, command: str) -> int:
                 again = f" Continue with: {problem}"
             return _complain(f"Stopped.{again}", INTERRUPTED)
         case BrokenPipeError():
-            sys.stderr.close()  # nobody reads the output any more
+            sys.stderr.close()  # the reader of the output has closed it
             return FAILED
         case OSError(errno=errno.ENOSPC):
             return _complain(

@@ -178,7 +178,7 @@ def dry_run(config: TrainConfig, processes: int, *, json: bool) -> int:
     where = "each process" if processes > 1 else "one process"
     print(f"                    {_size(bill.activation_bytes)} of activations, on {where}")
     if bill.steps is None or here is None:
-        print("  time              as long as the config says, in minutes")
+        print("  time              set by the configuration, in minutes")
         return 0
     print(f"  tokens            {bill.steps * bill.tokens_per_step:.3g} in {plural(bill.steps, 'step')}")
     print(f"  on a free core    about {_span(here)}")

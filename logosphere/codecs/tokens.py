@@ -1,7 +1,7 @@
 """Codecs with one state for each token or for each of its digits.
 
-Tokens are states themselves (discrete diffusion), vertices of the sphere or corners of the simplex, or numbers in a base
-whose digits are vertices (dimension splitting, RDLM).
+Tokens are states themselves (discrete diffusion), vertices of the sphere or corners of the simplex, or numbers in a
+base whose digits are vertices (dimension splitting, RDLM).
 """
 
 import torch

@@ -60,7 +60,7 @@ def open_dataset(source: str, tokenizer: str | Tokenizer, cache: Path, report: R
             source, _load_published(source, RECORD_DATASETS[source], cache, report), tokenizer, cache
         )
     if not name:
-        raise UserError(f"Say which file after {kind}: — for example {kind}:FILE.")
+        raise UserError(f"The file after {kind}: is missing; use for example {kind}:FILE.")
     if kind == PROMOTERS:
         return _make_corpus(source, CharacterTokenizer(BASES), load_signal_promoters(Path(name).expanduser()))
     return _encode_records(Path(name).stem, _split_file(kind, name), tokenizer, cache)

@@ -22,13 +22,13 @@ CORPORA: dict[str, str] = {
 """Running texts."""
 DATASETS: dict[str, str] = {
     "e2e": "descriptions of restaurants, each from its meaning",
-    "captions": "what people wrote below pictures, one sentence each",
+    "captions": "captions of pictures, one sentence each",
     "tinystories": "paragraphs of stories for small children",
     "smiles": "the small molecules of QM9 as SMILES",
     "promoters": "human core promoters and other DNA, 70 bases, labelled",
     "bound-sites": "sites that a transcription factor binds and others, 101 bases, labelled",
     "enhancers": "human enhancers and other DNA, 200 bases, labelled",
-    "synthetic-promoters": "made-up DNA of 96 bases with motifs that a signal calls for, and an exact score",
+    "synthetic-promoters": "synthetic DNA of 96 bases whose motifs depend on a signal, with an exact score",
     "cifar10": "CIFAR-10 in colour: 3,072 pixels of 256 levels, labelled",
     "digits": "1,797 handwritten digits of scikit-learn: 8 × 8 pixels, 17 levels, labelled",
     "mnist-binary": "MNIST in black and white, 28 × 28",

@@ -74,7 +74,7 @@ def build_token_cache(
 
 @contextmanager
 def _staging_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, locked against removal by other processes, and removed at the end."""
+    """A temporary folder next to `folder`, locked against removal by other processes, and removed at the end."""
     while True:
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         with (staging / LOCK).open("w") as lock:

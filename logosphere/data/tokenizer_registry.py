@@ -214,7 +214,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-            raise ValueError(f"it does not say {FORMAT} {VERSION}")
+            raise ValueError(f"it does not have the format {FORMAT} {VERSION}")
         return tokenizer_from_description(content)
     except (OSError, ValueError) as error:
         raise UserError(

@@ -146,7 +146,7 @@ def evaluate(
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
-    `units_per_token` turns bits per token into bits per character or byte. `watch` is called after each batch. The
+    `units_per_token` converts bits per token into bits per character or byte. `watch` is called after each batch. The
     processes of a `group` divide the sequences, and each gets the report.
     """
     if draws < 1:

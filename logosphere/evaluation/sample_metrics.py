@@ -1,11 +1,8 @@
-"""Metrics of samples.
+"""Sample metrics and their registry: diversity, n-grams and words of the training text, memorisation, and MAUVE.
 
-MAUVE (Pillutla et al. 2021) with hashed n-grams, or an encoder's features, in place of a language model's.
-
+MAUVE (Pillutla et al. 2021) is computed with hashed n-grams, or an encoder's features, in place of a language model's.
 Both sets of texts are binned by k-means together; the score is the area under the frontier of exp(-c KL(q || r))
 against exp(-c KL(p || r)), r = λ p + (1-λ) q, where p and q are the frequencies of the bins.
-
-Sample metrics: diversity, n-grams and words compared with the training text, memorisation, and their registry.
 """
 
 import math

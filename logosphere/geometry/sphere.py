@@ -1,11 +1,9 @@
-"""The unit sphere and its heat kernel.
-
-The unit sphere S^n in R^(n+1): exponential and logarithm, distances and geodesics.
+"""The unit sphere S^n in R^(n+1): exponential and logarithm, distances, geodesics, and the heat kernel.
 
 Points and tangent vectors lie along the last axis. Angles are computed with atan2, which is accurate at 0 and at π,
 where arccos loses half of the digits.
 
-The heat kernel of S^n, the transition density of Brownian motion on the sphere.
+The heat kernel is the transition density of Brownian motion on the sphere:
 
     log p_τ(θ) = -θ²/2τ + (n-1)/2 · log(θ / sin θ) + τ A(θ) + log r_τ(θ) - n/2 · log 2πτ
 

@@ -1,9 +1,8 @@
 """The transformer backbone of all networks, in the manner of DiT (Peebles and Xie 2022), and its parts.
 
-Multi-head attention with rotary positions, its key-value cache, and attention masks.
-
-Three masks cover every model: full (all positions), causal (position i sees positions up to i), and block-causal
-(noisy blocks see themselves and the clean blocks before them, `block_causal_mask`).
+Attention has rotary positions and a key-value cache. Its masks are full (all positions), causal (position i sees
+positions up to i), and block-causal (noisy blocks see themselves and the clean blocks before them,
+`block_causal_mask`).
 """
 
 import math

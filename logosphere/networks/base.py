@@ -194,7 +194,7 @@ LogLikelihood = Callable[[State, Times], Logits]
 
 
 class PosteriorHead(Wrapper):
-    """Adds the log-likelihood of each position's own state, so that the network learns only what the context says.
+    """Adds the log-likelihood of each position's own state, so that the network predicts from the context only.
 
     For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
     """

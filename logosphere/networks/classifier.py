@@ -48,7 +48,7 @@ def classifier_input(process: Process, predict: Predict | None, z: State, t: Tim
     """Return the input of a classifier for noisy states.
 
     For discrete states they are one-hot vectors. For continuous ones they are the denoiser's prediction, token
-    probabilities or clean states: their gradients tell how to change the prediction, and they show the noise level.
+    probabilities or clean states: gradients with respect to them guide the prediction, and they show the noise level.
     """
     if isinstance(process.codec, TokenCodec):
         return F.one_hot(z, process.codec.states).float()

@@ -83,7 +83,7 @@ class GradientGuidedState(Wrapper):
     def __init__(self, inner: Denoiser, process: Process, judge: LogObjective, strength: float = 1.0):
         super().__init__(inner)
         if process.state_path is None:
-            raise UserError("This model does not predict states; use Steered, whose judge reads token probabilities.")
+            raise UserError("This model does not predict states; use GradientGuided with token probabilities.")
         self.judge, self.strength, self._process = judge, strength, [process]  # in a list: not a part of this module
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
@@ -112,6 +112,6 @@ def _select(judge: LogObjective, kept: Bool[Tensor, " B"]) -> LogObjective:
 
 def _gradient(log_c: Tensor, of: Tensor) -> Tensor:
     if not log_c.requires_grad:
-        raise UserError("The judge must be differentiable: compute its value from the tensor that it receives.")
+        raise UserError("The objective (judge) must be differentiable: compute it from the tensor that it receives.")
     (gradient,) = torch.autograd.grad(log_c.sum(), of)
     return gradient

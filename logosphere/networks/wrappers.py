@@ -180,7 +180,7 @@ class CountedDenoiser(Wrapper):
 
 
 class LogisticHead(Wrapper):
-    """Turns two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
+    """Converts two outputs per position into a discretised logistic distribution over ordered tokens (D3PM, app. A.8).
 
         logit_k = log [σ((v_k + ½h - μ)/s) - σ((v_k - ½h - μ)/s)],   v from -1 to 1 in steps of h = 2/(V - 1)
 
@@ -213,7 +213,7 @@ class LogisticHead(Wrapper):
 
 
 class ScoreHead(Wrapper):
-    """Turns raw outputs into log ratios log p_t(k)/p_t(z) by the function (outputs, z, t) -> ratios (SEDD)."""
+    """Converts raw outputs into log ratios log p_t(k)/p_t(z) by the function (outputs, z, t) -> ratios (SEDD)."""
 
     def __init__(self, inner: Denoiser, scale: OutputTransform):
         super().__init__(inner)

@@ -118,7 +118,7 @@ def init_distributed() -> Iterator[ProcessGroup]:
     except RemoteError:
         raise
     except UserError as problem:
-        store.set(REASON, str(problem))  # the others will only see that we are gone
+        store.set(REASON, str(problem))  # without it the others only notice that this process has ended
         raise
     except RuntimeError as problem:
         if not _is_connection_lost(problem):

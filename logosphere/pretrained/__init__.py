@@ -69,7 +69,7 @@ def default_pretrained() -> Path | None:
 def load(path: str | Path, options: dict[str, Any] | None = None) -> Model:
     """The model in a folder or of pretrained:NAME, with EMA weights where there are any.
 
-    `options` replace options of its system that it was trained with, where its weights allow it: {"path": "together"}.
+    `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
     """
     folder = resolve_folder(path)
     if not folder.is_dir():
@@ -108,7 +108,7 @@ def read_spec(folder: Path) -> Spec:
     except TypeError:
         spec = None
     if spec is None or not _is_valid(spec):
-        raise UserError(f"{recipe} does not say which model it belongs to; restore it from a copy.")
+        raise UserError(f"{recipe} has no valid specification of a model; restore it from a copy.")
     return spec
 
 

@@ -1,1 +1,1 @@
-"""Processes: how clean states become noise, how one step goes back, and what that costs in nats."""
+"""Processes: the forward process, the reverse step, and the rate of the bound."""

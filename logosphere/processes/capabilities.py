@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
 
-
 Mixture = TypeVar("Mixture", bound="MixtureOfPaths")
 Paths = TypeVar("Paths", bound="SeveralPaths")
 
@@ -44,7 +43,7 @@ class LearnedCodec(ABC):
     def auxiliary_loss(
         self, batch: Batch, u: State, t: Times, nats: Float[Tensor, " B"], noise: Noise
     ) -> Float[Tensor, " B"]:
-        """Terms of the loss beside `Process.loss`, for sequences with this diffusion term."""
+        """Terms of the loss in addition to `Process.loss`, for sequences with this diffusion term."""
 
     @abstractmethod
     def schedule_parameters(self) -> list[nn.Parameter]:

@@ -1,11 +1,7 @@
-"""Figures of reports.
+"""Plots of a comparison report (likelihood, training, bound over time, sample metrics), and plots of the sphere S².
 
-The plots of a comparison report: likelihood, training, bound over time, sample metrics.
-
-Plots of the sphere S² with paths and points on it, in orthographic projection; points behind it are faint.
-
-A point X is drawn at (<X, r>, <X, o>) and lies in front where <X, v> > 0; r points to the right, o upwards and v to the
-viewer.
+The sphere is drawn in orthographic projection with paths and points on it; points behind it are faint. A point X is
+drawn at (<X, r>, <X, o>) and lies in front where <X, v> > 0; r points to the right, o upwards and v to the viewer.
 """
 
 import math

@@ -92,7 +92,7 @@ def _render_likelihood(report: ComparisonReport) -> str:
     remark = (
         "= is the exact likelihood, ≤ a proven upper bound, ~ a surrogate that may be above or below the likelihood. "
         "Each kind has its own column, and surrogates are ranked separately. Differences are paired over sequences. "
-        "The path says whether a spherical system was measured on its joint or its any-order path."
+        "A path column shows whether a spherical system was measured on its joint or its any-order path."
     )
     parts = [f"<h2>Likelihood</h2><p class='soft'>{remark}</p>", _render_table(tables.tabulate_likelihood(report))]
     likelihood, surrogates = figures.plot_likelihood(report), figures.plot_surrogates(report)

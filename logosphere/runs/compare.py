@@ -221,7 +221,7 @@ def _describe_text(corpus: dict[str, object]) -> str:
 
 
 def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison:
-    """Train what is missing, measure every run on the same sequences, rank them, and write the report if one is wanted.
+    """Train what is missing, measure every run on the same sequences, rank them, and write a report if requested.
 
     What is finished is not done again, so a stopped comparison continues when it is called again.
     """

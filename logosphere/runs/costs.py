@@ -1,8 +1,4 @@
-"""FLOPs, memory and speed: measured, estimated before a training, and compared with a bare network.
-
-Costs: floating-point operations of a training step, and peak memory.
-
-Costs: an estimate before a training (parameters, FLOPs, memory, time), and the measured speed of a system.
+"""Costs of a training: an estimate of parameters, FLOPs, memory and time, and measured FLOPs, memory and speed.
 
 FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
 2020), and the same for scores and mixing of attention. Memory is 20 bytes a parameter (weights, gradients, two moments

@@ -255,8 +255,8 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
         *[("began with", parent) for parent in _began(run)],
         (
             "likelihood",
-            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} ({report.kind_and_path}) on "
-            f"{report.data}, {report.sample_size}",
+            f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f} bits per {report.unit} "
+            f"({report.kind_and_path}) on {report.data}, {report.sample_size}",
         ),
         ("meant for", "trying, testing and comparing; too small to rely on what it generates"),
     ]

@@ -112,7 +112,7 @@ def run_training(
         if config.begin is not None and not session.resumed:  # the bound that the training starts from
             yield session.validate()
         done = session.done()
-        if done >= 1:  # nothing is left to train, but the report is still wanted
+        if done >= 1:  # nothing is left to train, but the caller needs the report
             yield Validated(trainer.step, validate(config, trainer, corpus, group))
         while done < 1:
             if group.all_reduce(should_stop())[0]:
@@ -294,7 +294,7 @@ class CheckpointManager:
             return None
         rest = (load_checkpoint if self.shards is None else self.shards.load_sharded)(checkpoint, self.trainer)
         if missing := sorted({"seconds", "cpu_seconds", "best"} - rest.keys()):
-            raise UserError(f"{checkpoint} does not say {missing[0]}; restore it from a copy.")
+            raise UserError(f"{checkpoint} has no entry '{missing[0]}'; restore it from a copy.")
         self.group.on_main(lambda: self.run.link_latest(checkpoint))
         return rest
 

@@ -228,7 +228,7 @@ class Run:
         return self.path / files[weights]
 
     def needs_renoise(self, model: Model) -> bool:
-        """Must known positions be sample_zt like the others, so that the text around them is only approximate?
+        """Whether known positions are noised like the others, so that sampling around them is only approximate.
 
         This holds for time-conditional networks that were not trained with clean positions among noisy ones.
         """

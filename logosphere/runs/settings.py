@@ -1,4 +1,4 @@
-"""Settings of all verbs but train: plain dataclasses without torch, which the command line turns into options."""
+"""Settings of all verbs but train: plain dataclasses without torch, which become options of the command line."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -41,8 +41,8 @@ class ClassifierGuidance:
     """Guidance by a classifier that `logosphere train-classifier` has trained."""
 
     classifier: Path | None = None
-    """Folder of a classifier (`logosphere train-classifier`) to guide towards --label, whatever the model was trained
-    for."""
+    """Folder of a classifier (`logosphere train-classifier`) to guide towards --label, independently of the
+    conditions of the model."""
     strength: float | None = None
     """How strongly to follow the classifier: 1 is Bayes' rule, more is stronger and less varied; 0 is not at all."""
     exact_edits: bool = False

@@ -1,1 +1,1 @@
-"""Sampling: a plan is a matrix of times, a walk is a loop over its rows, a stepper makes one move."""
+"""Sampling: time grids, the sampling loop over their rows, and steppers, which make one transition each."""

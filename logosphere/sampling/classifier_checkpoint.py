@@ -29,7 +29,7 @@ class ClassifierCheckpoint:
 
     @staticmethod
     def fresh(model: Model, labels: Sequence[str], network: NetworkConfig | None = None) -> "ClassifierCheckpoint":
-        """An untrained classifier for a model (training/classifier.py)."""
+        """An untrained classifier for a model (networks/classifier.py)."""
         classifier = NoisyClassifier(model.process, model.length, len(labels), network)
         return ClassifierCheckpoint(classifier.to(model.device), tuple(labels))
 

@@ -1,6 +1,6 @@
 """Constraints on the length: texts with a given number of tokens, and texts longer than the model.
 
-Short sequences are padded with an end token, which is learnt like any other (data/datasets/examples.py). So a length
+Short sequences are padded with an end token, which is trained on like any other token (data/corpus.py). So a length
 is a set of known positions: p(text | x_i = end for i ≥ n), with x_i ≠ end for i < n. Each position is sampled
 conditioned on not being the end token. This is exact where lengths and words are independent, else approximate.
 """

@@ -158,7 +158,7 @@ def sample_loop(
     """Yield the states along the time grid; the last frame is clean.
 
     Known positions have t = 0 throughout. With `renoise_known` the network sees them as noisy as the rest instead, for
-    networks that were trained without clean positions beside noisy ones. Frames have a confidence if `watched`.
+    networks that were trained without clean positions among noisy ones. Frames have a confidence if `watched`.
     """
     codec = process.codec
     u = codec.encode(given.tokens)

@@ -279,7 +279,8 @@ register("bridge", SphericalStepper(SPHERICAL_STEPS["bridge"]), SPHERE,
          "joint steps towards a drawn token along its bridge", samples_model=True)
 register("geodesic", SphericalStepper(SPHERICAL_STEPS["geodesic"]), SPHERE,
          "joint geodesic random walk in equal steps of information", samples_model=True)
-register("matched", SphericalStepper(SPHERICAL_STEPS["matched"]), SPHERE, "joint steps of second order", samples_model=True)
+register("matched", SphericalStepper(SPHERICAL_STEPS["matched"]), SPHERE,
+         "joint steps of second order", samples_model=True)
 register("rdlm", GeodesicRandomWalk(), SPHERE,
          "RDLM's random walk in equal steps of its own time, then the largest coordinate", samples_model=True)
 register("ddim", GaussianStepper(ddim), GAUSSIAN, "the probability flow, first order", samples_model=True)

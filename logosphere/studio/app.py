@@ -1,11 +1,8 @@
-"""The web application of the studio.
+"""The web application of the studio: the page, models, training curves, reports, and jobs as server-sent events.
 
-Access control: only the studio's own page, on this machine and with the token in its address, is answered.
-
-Another page in the same browser can send requests to 127.0.0.1. It does not know the token, its Origin differs, and
-after DNS rebinding its Host differs.
-
-The web application: the page, the list of models, training curves, reports, and jobs as server-sent events.
+Requests are accepted only from the studio's own page, on this machine and with its token. Another page in the same
+browser can send requests to 127.0.0.1. It does not have the token, its Origin differs, and after DNS rebinding its Host
+differs.
 """
 
 import json
@@ -79,11 +76,11 @@ class SecurityMiddleware:
         """Return the reason to refuse a request, or None."""
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self.hosts:
-            return "This studio answers only on this machine."
+            return "The studio accepts requests from this machine only."
         if headers.get("origin") not in {None, *self.origins}:
-            return "This studio answers only its own page."
+            return "The studio accepts requests from its own page only."
         if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
-            return "This studio answers only its own page."
+            return "The studio accepts requests from its own page only."
         token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return "The address lacks the token of this studio; open the address that it has printed."
@@ -116,7 +113,7 @@ def create_app(
     pool: JobPool | None = None,
     reports: Sequence[ReportFile] = (),
 ) -> Starlette:
-    """Create the application for these models and reports; only requests with the token are answered."""
+    """Create the application for these models and reports; only requests with the token are accepted."""
     static, pool = load_static_files(), pool or JobPool()
 
     async def get_file(request: Request) -> Response:

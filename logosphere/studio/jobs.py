@@ -1,11 +1,7 @@
-"""Jobs of the studio.
+"""Jobs of the studio: functions that run in a thread and emit events, and stop when they have no viewers.
 
-Jobs: functions that run in a thread and emit events, and stop when nobody watches.
-
-A job keeps all its events, so that every viewer gets all of them from the first on, at its own pace, without delaying
-the others.
-
-The functions that jobs run: generate texts, and measure the ELBO over time.
+A job keeps all its events, so that every viewer gets all of them from the first on, at its own speed, without
+delaying the others. The functions that jobs run generate texts and measure the ELBO over time.
 """
 
 import asyncio

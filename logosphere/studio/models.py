@@ -159,5 +159,5 @@ def find_reports(names: Sequence[str]) -> list[ReportFile]:
 
 
 def _is_report(page: Path) -> bool:
-    """Return whether a page has Markdown and JSON files beside it, as report/write.py writes them."""
+    """Return whether a page has Markdown and JSON files in the same folder, as report/write.py writes them."""
     return page.suffix == ".html" and all(page.with_suffix(end).is_file() for end in (".html", ".md", ".json"))

@@ -41,7 +41,7 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class GaussianSettings:
-    """Settings of a GaussianTokenDiffusion diffusion."""
+    """Settings of a Gaussian diffusion."""
 
     codec: str = "embeddings"
     """Continuous form of the tokens: embeddings (learned), bits, one-hot or logits (±1)."""
@@ -180,7 +180,7 @@ register(
 
 @dataclass(frozen=True)
 class GaussianCESettings(GaussianSettings):
-    """Options of GaussianTokenDiffusion diffusion trained on cross-entropy.
+    """Options of Gaussian diffusion trained on cross-entropy.
 
     The posterior head is exact, yet a network that reads beliefs learns a little faster without it (docs/results.md).
     """
@@ -218,7 +218,7 @@ class CDCDSettings(GaussianSettings):
     max_snr: float = 32.0
     """|e|²/t² at the smallest noise level t; the largest t is 300 times as large. The paper has 256, at t = 1, for tens
     of thousands of tokens. Two tokens are 8 standard deviations apart at 32, and a network without a posterior head
-    pays in the bound for precision beyond that."""
+    has a larger bound for precision beyond that."""
     time_sampler: str | None = "entropy"
     posterior_head: bool = False
     self_conditioning: float = 0.5

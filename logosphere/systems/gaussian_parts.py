@@ -1,4 +1,4 @@
-"""Parts of GaussianTokenDiffusion diffusion by name: codec, log-SNR schedule, time sampler and network."""
+"""Parts of Gaussian diffusion by name: codec, log-SNR schedule, time sampler and network."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -111,7 +111,7 @@ def gaussian_network(
     network: NetworkConfig,
     settings: "GaussianSettings",
 ) -> Denoiser:
-    """The network of a GaussianTokenDiffusion diffusion."""
+    """The network of a Gaussian diffusion."""
     has_beliefs = settings.input == "belief"
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
     inner = FullTransformer(codec, length, network, reads_time=not has_beliefs)

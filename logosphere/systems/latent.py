@@ -1,4 +1,4 @@
-"""Latent diffusion in two stages, an autoencoder and GaussianTokenDiffusion diffusion of its latents: LD4LG, PLANNER, TEncDM, COSMOS.
+"""Latent diffusion in two stages, an autoencoder and Gaussian diffusion of its latents: LD4LG, PLANNER, TEncDM, COSMOS.
 
 All of them are built from the same parts by `build_latent`. A system is a subclass of LatentSettings with its own
 defaults.
@@ -32,7 +32,7 @@ INTERVALS = 128
 """The time sampler measures nats in this number of intervals of the path."""
 COMPRESSION, LATENT_WIDTH = 4, 16
 """Default tokens for each latent and numbers in it: at the end of the path, at a log-SNR of 3, 16 numbers can carry
-½ · 16 log(1 + e³) = 24 nats, 6 for each token. The papers have 64 numbers and more; the bound pays for numbers that
+½ · 16 log(1 + e³) = 24 nats, 6 for each token. The papers have 64 numbers and more; the bound counts numbers that
 carry no information as well, because the path must predict them (docs/results.md)."""
 SCALES: dict[str, Scale] = {name: name for name in get_args(Scale)}
 WEIGHTINGS: dict[str, Weighting] = {name: name for name in get_args(Weighting)}
@@ -56,7 +56,7 @@ class LatentSettings:
     scale: str = "standard"
     """Scale of latents: sphere (length √d), standard (mean 0, variance 1) or none (as the encoder makes them)."""
     layer_norm: bool = True
-    """Layer-normalise latents first, so that a learned encoder cannot evade noise by larger latents."""
+    """Layer-normalise latents first, so that a learned encoder cannot reduce the effect of noise by larger latents."""
     encoder: str | None = None
     """A frozen encoder: minilm or hf:OWNER/NAME; None: an encoder that is trained."""
     layer: int = 6

@@ -34,7 +34,7 @@ class MDLMSettings(ContinuousTimeSettings):
     loss: str = "cross-entropy"
     """cross-entropy, which drops the weight 1/t of the bound and learns faster, or bound, as published."""
     exact_count: bool = True
-    """Mask exactly as many positions as the stratified time asks for; False: mask each position independently. Networks
+    """Mask exactly as many positions as the stratified time gives; False: mask each position independently. Networks
     with time_conditional=True and schedules that leave signal at t = 1 always have independent masks."""
     time_conditional: bool = False
     """Condition the network on the time."""
@@ -187,7 +187,7 @@ class BD3LMSettings(DiscreteSettings):
     """Interval of the mask rate in training, for example [0.3, 0.8], which reduces the variance of the loss (the paper
     has [0.45, 0.95] for blocks of 4). Bounds are measured on [0, 1]."""
     exact_count: bool = True
-    """Mask exactly as many positions as the rate asks for; False: mask each position independently in training, and
+    """Mask exactly as many positions as the rate gives; False: mask each position independently in training, and
     redraw until the fraction of masks lies within `clip`. Bounds always use exact counts."""
 
 

@@ -1,15 +1,12 @@
-"""The registry of systems and their presets.
-
-The registry of the systems: their descriptions, their options and the models that they build.
+"""The registry of the systems: their descriptions, their options, their presets and the models that they build.
 
 A system is registered by decorating its build function, which takes the size of the vocabulary, the length, the
 configuration of the network (None: no network) and the settings, a frozen dataclass whose fields are the options of the
 system. The docstring below a field is the documentation of the option.
 
-Presets: published configurations of the systems, read from the YAML files in presets/.
-
-A file maps systems to presets by name. A preset with `extends: SYSTEM` takes every entry that it leaves out from the
-preset `paper` of that system, aspect by aspect.
+Presets are published configurations of the systems, read from the YAML files in presets/. A file maps
+systems to presets by name. A preset with `extends: SYSTEM` takes every entry that it leaves out from the preset `paper`
+of that system, aspect by aspect.
 """
 
 import ast

@@ -91,7 +91,7 @@ class LLaDASettings:
     loss: str = "bound"
     """bound, with the weight 1/t, or cross-entropy."""
     exact_count: bool = True
-    """Mask exactly as many positions as the stratified time asks for; False: mask each position independently in
+    """Mask exactly as many positions as the stratified time gives; False: mask each position independently in
     training, as published. Bounds always use exact counts, as in the paper."""
     times: str = "low-variance"
     """Times of training: low-variance, uniform or independent."""

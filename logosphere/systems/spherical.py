@@ -79,7 +79,7 @@ class RDLMSettings:
     digits: str = "positions"
     """With a base, each digit is a position, or each is an output head of one position (heads)."""
     codes: str = "valid"
-    """valid: codes that spell no token have probability 0; published: digits are independent, the smallest first."""
+    """valid: codes of no token have probability 0; published: digits are independent, the smallest first."""
     self_conditioning: bool | float = False
     """Probability with which training conditions the network on its own estimate; True: 0.5."""
     projected: bool = False

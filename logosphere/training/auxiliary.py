@@ -122,7 +122,7 @@ def train_remasker(
 
 @torch.no_grad()
 def resample(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
-    """Sequences sample_zt at random times and sampled in a single step to s = 0."""
+    """Sequences noised at random times and sampled in a single step to s = 0."""
     noise = GeneratorNoise(rng, len(batch))
     t = noise.low_discrepancy_times(1, 1)[:, 0].float().expand(batch.tokens.shape)
     t = torch.where(batch.free, t, 0.0)

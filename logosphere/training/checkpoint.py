@@ -3,7 +3,7 @@
     state/step-00001000/   model, ema and optimiser as safetensors, state.json
     state/latest.json      which of them to resume from
 
-A checkpoint is written beside the old one and only then named in latest.json, so a complete one always exists.
+A checkpoint is written next to the old one and only then named in latest.json, so a complete one always exists.
 """
 
 import json
@@ -96,7 +96,7 @@ def latest(folder: Path) -> Path | None:
         name = json.loads(pointer.read_bytes())["checkpoint"]
         found = folder / Path(str(name)).name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{pointer} is damaged; it must hold the name of a folder step-… beside it.") from None
+        raise UserError(f"{pointer} is damaged; it must hold the name of a folder step-… next to it.") from None
     if not found.is_dir():
         raise UserError(f"The checkpoint {found} is missing; restore it from a copy.")
     return found

@@ -100,7 +100,7 @@ def lr_at(optim: OptimizerConfig, step: int, done: float) -> float:
 
 
 def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
-    """One step at this learning rate, scaled as each parameter group says."""
+    """One step at this learning rate, multiplied by the `scale` of each parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["scale"]
     optimizer.step()
@@ -109,7 +109,7 @@ def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
 class EMA:
     """A running average of the weights: θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n)) in update n.
 
-    The decay grows from 1/10, so that the first weights are soon forgotten.
+    The decay grows from 1/10, so that the initial weights soon have little influence.
     """
 
     def __init__(self, module: nn.Module, decay: float):
@@ -280,7 +280,7 @@ class Trainer:
                 with self._seeded():
                     bound = self.objective.bound(part, noise)
                 mean = bound.loss.sum() / count
-                (mean * group.size).backward()  # processes average their gradients, and the sum is wanted
+                (mean * group.size).backward()  # processes average their gradients, but the sum is needed
             loss, nats = loss + mean.item(), nats + bound.total.sum().item() / count
         loss, nats = group.all_reduce(loss, nats)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
@@ -294,7 +294,7 @@ class Trainer:
         accumulators = [] if statistics is None else statistics.accumulators()
         skipped = self._is_spike(gradient)
         if skipped:
-            for sums in accumulators:  # no checkpoint holds them, so a resumed run would not know of them
+            for sums in accumulators:  # no checkpoint holds them, so a resumed run would not have them
                 sums.zero_()
         else:
             optimizer_step(self.optimizer, lr)

@@ -186,7 +186,7 @@ def infill(system: str, preset: str) -> Report:
     model, text = built(system, preset), tokens(3)
     gaps = torch.tensor([True, False, True, True, False, False, True, False])
     start = torch.arange(L) < 3
-    known = next((where for where in (gaps, start) if model.process.codec.local and model.sees(where)), None)
+    known = next((where for where in (gaps, start) if model.process.codec.local and model.can_see(where)), None)
     if known is None:
         return {"skipped": "no position can be held fixed"}
     used, failed = [], []

@@ -7,7 +7,8 @@ diffusion has u = 0, uniform diffusion m = 0, GIDD both. The kernel between two 
 
     q(z_t | z_s) = (a_t/a_s) [z_t = z_s] + b_ts(z_t),   b_ts = b_t - (a_t/a_s) b_s
 
-and in continuous time every state jumps to z at the rate r_t(z) = b'_t(z) - (a'_t/a_t) b_t(z), whatever it is.
+and in continuous time every state jumps to z at the rate r_t(z) = b'_t(z) - (a'_t/a_t) b_t(z), which
+does not depend on the state.
 """
 
 import math

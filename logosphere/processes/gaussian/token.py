@@ -1,6 +1,6 @@
 """Gaussian diffusion of tokens: states are rows of an embedding table, bits, one-hot vectors or ±1 logits.
 
-The network predicts logits of tokens, x̂ = Σ_k p_k e_k, or a state (parameterization.py). The bound holds for every
+The network predicts logits of tokens, x̂ = Σ_k p_k e_k, or a state (updates.py). The bound holds for every
 table whose rows differ. With the exact posterior mean it is the entropy plus the prior term, and at most the
 reconstruction term where tokens, which are decoded one by one, are still uncertain at the end of the path.
 

@@ -1,8 +1,6 @@
-"""Parameterizations of the network, updates of a sampler and the spacing of its times.
+"""Gaussian diffusion: parameterizations of the network, updates of samplers, and the spacing of their times.
 
-Parameterizations of the network of a Gaussian diffusion, and the clean state that follows from its output.
-
-With z = α x + σ ε these are equivalent:
+With z = α x + σ ε these outputs of a network are equivalent:
 
     x0      x̂ itself                         eps     ε̂ = (z - α x̂)/σ
     v       v̂ = α ε̂ - σ x̂                   score   -ε̂/σ = (α x̂ - z)/σ²
@@ -10,7 +8,7 @@ With z = α x + σ ε these are equivalent:
 
 `predict_x0` and `from_x0` are inverse to each other. The squared error of the output is that of x̂ times `loss_scale`.
 
-Samplers of Gaussian diffusion: the update from z at λ to λ' > λ given x̂, and the spacing of the times.
+Samplers update z at λ to z' at λ' > λ, given x̂:
 
 - ancestral: a draw from q(z' | z, x̂), which has the mean (α/α')(σ'²/σ²) z + α' c x̂ and the variance c σ'², with
   c = 1 - exp(λ - λ') (Ho et al. 2020)

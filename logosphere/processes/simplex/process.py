@@ -5,7 +5,7 @@ Inside a path the fraction s runs from 0 (noise) to 1, where the token is decode
 
     -log p(x)  ≤ or ≈  Σ_cells E[nats of the cell] + E[-log p_θ(x | z at s = 1)] + prior
 
-The `kind` of a path says which of the two signs holds.
+The `kind` of a path determines which of the two signs holds.
 """
 
 from abc import ABC, abstractmethod
@@ -69,7 +69,7 @@ class ConditionalPath(nn.Module, ABC):
         return out
 
     def from_posterior(self, posterior: Logits, z: State, s: Fraction) -> Tensor:
-        """The prediction of a network that knows these posterior logits."""
+        """The prediction of a network whose posterior has these logits."""
         return posterior
 
     def squared_error(self, out: Logits, u: State, z: State, s: Fraction) -> Float[Tensor, "..."]:

@@ -1,4 +1,4 @@
-"""Dirichlet diffusion by stick breaking (Avdeyev et al. 2023, DDSM): each token takes a part of what others left.
+"""Dirichlet diffusion by stick breaking (Avdeyev et al. 2023, DDSM): each token takes a fraction of the remainder.
 
 Stick j = 1 … K - 1 is v_j = z_j / Σ_(i ≥ j) z_i. Sticks diffuse independently, each by a Jacobi diffusion (equation 5)
 

@@ -33,7 +33,7 @@ from logosphere.geometry.bridges import Bridge, BridgeTable, HeatBridge, tangent
 from logosphere.processes import capabilities
 from logosphere.processes.base import MAX_LOGIT, ForwardSample, Process
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
-from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, noise_left, rdlm_time
+from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, interval_lengths, noise_left, rdlm_time
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.rng import Noise, categorical, running_sum
 from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
@@ -114,7 +114,7 @@ class SphericalDiffusion(
         d = self.num_classes + 1
         moments = [tangent_moments(start.table.a, start.table.b, d) for start in starts]
         self.register_buffer("times", times.float(), persistent=False)
-        self.register_buffer("lengths", _lengths(times, chain=chain).float(), persistent=False)
+        self.register_buffer("lengths", interval_lengths(times, chain=chain).float(), persistent=False)
         self.register_buffer("origins", torch.stack([start.origin for start in starts]).float(), persistent=False)
         self.register_buffer("a", torch.stack([start.table.a for start in starts]), persistent=False)
         self.register_buffer("b", torch.stack([start.table.b for start in starts]), persistent=False)
@@ -392,10 +392,3 @@ class SphericalDiffusion(
         now = self._s(t)
         stepped = rule(self.bridge, self.probabilities(out), token, z, now, self._s(s).maximum(now), noise)
         return torch.where((s == 0)[..., None], torch.where((t > 0)[..., None], vertex, z), stepped)
-
-
-def _lengths(times: Tensor, *, chain: bool) -> Float[Tensor, " N"]:
-    """The weight of each tabulated time: the step to the next one, or half of the steps to both neighbours."""
-    steps = times.diff()
-    after = F.pad(steps, (0, 1))
-    return after if chain else (after + F.pad(steps, (1, 0))) / 2

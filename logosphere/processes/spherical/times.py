@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.rng import Noise
@@ -172,3 +173,10 @@ class AnyOrder:
 
     def _count(self, free: Positions) -> Tensor:
         return (free.sum(1, keepdim=True) // self.states_per_token).clamp_min(1)
+
+
+def interval_lengths(times: Tensor, *, chain: bool) -> Float[Tensor, " N"]:
+    """The weight of each tabulated time: the step to the next one, or half of the steps to both neighbours."""
+    steps = times.diff()
+    after = F.pad(steps, (0, 1))
+    return after if chain else (after + F.pad(steps, (1, 0))) / 2

@@ -81,7 +81,8 @@ class GeodesicRandomWalk(Stepper):
 
         X ← exp_X(γ_τ Σ_k p_k log_X(e_k) dτ + √(β_τ dτ) z)
 
-    the last one included, and then the largest coordinate of X among the tokens, whatever the network predicts.
+    the last one included, and then the largest coordinate of X among the tokens, independently of the
+    network's prediction.
     """
 
     needs = SPHERE

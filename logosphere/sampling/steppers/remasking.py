@@ -6,9 +6,9 @@ Remasking by chance (Wang et al. 2025, ReMDM): for any 0 <= σ <= min(1, (1 - a_
     z_t = mask:  z_s = x̂ with probability (a_s - (1 - σ) a_t) / (1 - a_t)
 
 keeps the marginals q(z_s | x) of masked diffusion (eq. 7), so a model trained as MDLM may be sampled with any σ.
-σ = 0 is the ancestral step; σ = 1 - a_s masks every position anew, whatever z_t was, which is Star. Positions that are
-masked together are drawn independently, again in every step: with cap, rescale and Star the error decreases with the
-number of steps n only like 1/√n, that of the ancestral step like 1/n.
+σ = 0 is the ancestral step; σ = 1 - a_s masks every position anew, independently of z_t, which is Star. Positions that
+are masked together are drawn independently, again in every step: with cap, rescale and Star the error decreases with
+the number of steps n only like 1/√n, that of the ancestral step like 1/n.
 
 Planned remasking unmasks the whole sequence, then masks the n = ceil((1 - a_s) L) positions of the highest error score:
 

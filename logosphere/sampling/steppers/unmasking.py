@@ -1,11 +1,11 @@
 """Steppers of masked diffusion that only unmask: first hitting and ordered unmasking.
 
 Ordered unmasking draws a token at every masked position, commits the best and leaves the others masked. It gives good
-text in few steps, but no samples from the model distribution: it prefers what is likely. MaskGIT (Chang et al. 2022),
+text in few steps, but no samples from the model distribution: it prefers likely tokens. MaskGIT (Chang et al. 2022),
 LLaDA (Nie et al. 2025) and Dream (Ye et al. 2025) commit fixed counts by three orders; a threshold (Wu et al. 2025,
 Fast-dLLM) and a budget of entropy (Ben-Hamu et al. 2025, EB) adapt the count.
 
-On the sphere any-order diffusion has positions at the start or at a vertex (processes/spherical/any_order.py). The
+On the sphere any-order diffusion has positions at the start or at a vertex (processes/spherical/times.py). The
 predictions at the start are used like those at masks, by the same orders.
 """
 

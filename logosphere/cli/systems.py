@@ -1,0 +1,79 @@
+"""logosphere systems, samplers"""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from logosphere.cli.arguments import Samplers, Systems
+from logosphere.cli.console import print_json
+from logosphere.sampling.registry import SAMPLERS
+from logosphere.systems import DEFAULT, Preset, infos, option_docs, options, presets, system
+
+
+def systems(arguments: Systems, argv: list[str]) -> int:
+    """logosphere systems"""
+    if arguments.name:
+        return _show_system(arguments.name, arguments.json)
+    if arguments.json:
+        print_json({"systems": [asdict(info) | {"presets": list(presets(info.name))} for info in infos()]})
+        return 0
+    for info in infos():
+        print(f"{info.name:<16} {info.title} ({info.paper}; {info.kind})\n{'':<16} {info.summary}")
+    print("\nOptions of a system, and how its default differs from its paper: logosphere systems NAME")
+    return 0
+
+
+def _show_system(name: str, as_json: bool) -> int:
+    info, published = system(name), [preset for key, preset in presets(name).items() if key != DEFAULT]
+    defaults, docs = options(name), option_docs(name)
+    if as_json:
+        described = [{"name": option, "default": defaults[option], "help": text} for option, text in docs.items()]
+        print_json(asdict(info) | {"options": described, "presets": [_as_dict(preset) for preset in published]})
+        return 0
+    print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
+    output = Console(highlight=False)
+    if docs:
+        print("\nOptions (--options NAME=VALUE), in addition to those of the network:")
+        output.print(_option_table(docs, defaults))
+    if not published:
+        print("\nIts only preset is default: it follows no paper exactly.")
+    for preset in published:
+        print(f"\npreset {preset.name}: {preset.source}")
+        output.print(_side_by_side(preset))
+        if preset.missing:
+            output.print(f"Not reproduced: {preset.missing}", markup=False)
+        output.print(f"Checked by {preset.checked}", markup=False)
+        print(f"Train it: logosphere train --system {name} --preset {preset.name}")
+    return 0
+
+
+def _as_dict(preset: Preset) -> dict[str, Any]:
+    return asdict(preset) | {"options": preset.options}
+
+
+def samplers(arguments: Samplers, argv: list[str]) -> int:
+    """logosphere samplers"""
+    if arguments.json:
+        print_json({"samplers": [info.as_dict() for info in SAMPLERS.values()]})
+        return 0
+    for info in SAMPLERS.values():
+        kind = "samples" if info.samples_model else "does not sample"
+        print(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
+    return 0
+
+
+def _option_table(docs: dict[str, str], defaults: dict[str, Any]) -> Table:
+    table = Table("option", "default", "", show_lines=True)
+    for option, text in docs.items():
+        table.add_row(option, str(defaults[option]), escape(text))
+    return table
+
+
+def _side_by_side(preset: Preset) -> Table:
+    table = Table("", preset.name, DEFAULT, "why the default differs", show_lines=True)
+    for aspect in preset.aspects:
+        table.add_row(*map(escape, (aspect.name, aspect.paper, aspect.default or "the same", aspect.reason)))
+    return table
