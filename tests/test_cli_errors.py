@@ -231,7 +231,7 @@ def test_unexpected_exceptions_give_a_one_line_error(
     def broken(arguments: object, argv: list[str]) -> int:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("logosphere.cli.listings.systems", broken)
+    monkeypatch.setattr("logosphere.cli.systems.systems", broken)
     assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])
