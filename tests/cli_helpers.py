@@ -22,10 +22,10 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
-def error_line(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 1) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], argv: list[str], code: int = 1) -> str:
     """Run a command that must fail, and return the one line it prints."""
     capsys.readouterr()
-    assert main(words) == code
+    assert main(argv) == code
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("logosphere: ")]
     assert len(lines) == 1 and "Traceback" not in captured.err and captured.out == ""

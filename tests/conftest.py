@@ -1,11 +1,13 @@
-"""Set-up and fixtures shared by all tests: one thread, an own cache, shapes checked unless switched off."""
+"""Set-up and fixtures shared by all tests: one thread, a temporary cache, checked tensor shapes (unless disabled)."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-if os.environ.get("LOGOSPHERE_CHECK_SHAPES", "1") == "1":  # annotations of shapes become assertions; before any import
+if (
+    os.environ.get("LOGOSPHERE_CHECK_SHAPES", "1") == "1"
+):  # shape annotations become assertions; this must run before any import
     from jaxtyping import install_import_hook
 
     install_import_hook("logosphere", "beartype.beartype")
@@ -20,14 +22,14 @@ from logosphere.data.corpus import Corpus
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a `thorough` test the fast suite has the first case; the others are slow."""
-    begun = set()
+    """Mark all but the first case of each `thorough` test as slow."""
+    seen = set()
     for item in items:
         if item.get_closest_marker("thorough") is not None:
             name = item.nodeid.partition("[")[0]
-            if name in begun:
+            if name in seen:
                 item.add_marker(pytest.mark.slow)
-            begun.add(name)
+            seen.add(name)
 
 
 @pytest.fixture(autouse=True, scope="session")

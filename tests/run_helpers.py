@@ -1,4 +1,4 @@
-"""Runs within tests: complete or stopped ones, and what of them must be equal to the last bit."""
+"""Runs within tests, complete or stopped, and the parts of them that must be bit-identical."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +26,9 @@ def complete_run(recipe: TrainConfig, corpus: Corpus, path: Path) -> tuple[Run, 
 
 
 def stop_after(steps: int) -> Callable[[], bool]:
-    """A request to stop after so many steps, as `run_training` takes it."""
-    asked = iter(range(steps + 1))
-    return lambda: next(asked, steps) >= steps
+    """A stop condition for `run_training` that becomes true after `steps` steps."""
+    checks = iter(range(steps + 1))
+    return lambda: next(checks, steps) >= steps
 
 
 def metrics_without_times(run: Run) -> list[dict[str, Any]]:

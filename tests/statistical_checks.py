@@ -12,7 +12,7 @@ from logosphere.data.languages import Language, Oracle
 from logosphere.model import Model
 
 MIN_P_VALUE = 1e-3
-"""Seeds are fixed, so a right sampler either passes for ever or not; one in a thousand would have to be re-seeded."""
+"""Seeds are fixed, so a test is deterministic; a correct sampler fails with probability 1e-3 and needs another seed."""
 
 
 def mean_and_error(values: Tensor) -> tuple[float, float]:
@@ -23,7 +23,7 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
 def bound_excess(
     model: Model, language: Language, *, n: int, draws: int, known: Tensor | None = None, denoiser: Any = None
 ) -> Tensor:
-    """The bound minus -log p(x | known), of n sequences; paired, so that the spread of -log p drops out."""
+    """The bound minus -log p(x | known) for n sequences; pairing removes the variance of -log p."""
     rng = generator(11)
     tokens = language.sample(n, rng)
     predict = Oracle(model, language) if denoiser is None else denoiser
@@ -34,21 +34,21 @@ def bound_excess(
 
 
 def chi_square_p_value(counts: Tensor | np.ndarray, p: Tensor | np.ndarray) -> float:
-    """The p-value of a chi-square test; cells that should hold fewer than 5 are pooled, impossible ones stay empty."""
+    """The p-value of a chi-square test; cells with expectation below 5 are pooled, those of p = 0 must be empty."""
     counts, p = np.asarray(counts, dtype=float), np.asarray(p, dtype=float)
-    assert counts[p <= 0].sum() == 0, "something impossible was drawn"
+    assert counts[p <= 0].sum() == 0, "a token sequence of probability 0 was sampled"
     expected = p / p.sum() * counts.sum()
     rare = expected < 5
     pooled = [(counts[~rare], expected[~rare])]
     if expected[rare].sum() >= 5:
         pooled.append((counts[rare].sum(keepdims=True), expected[rare].sum(keepdims=True)))
-    seen, wanted = (np.concatenate(part) for part in zip(*pooled, strict=True))
-    wanted = wanted * seen.sum() / wanted.sum()
-    return float(stats.chisquare(seen, wanted).pvalue) if len(seen) > 1 else 1.0
+    observed, reference = (np.concatenate(part) for part in zip(*pooled, strict=True))
+    reference = reference * observed.sum() / reference.sum()
+    return float(stats.chisquare(observed, reference).pvalue) if len(observed) > 1 else 1.0
 
 
 def sequence_p_value(tokens: Tensor, language: Language, p: Tensor | None = None) -> float:
-    """The p-value of the hypothesis that sequences come from a small language (or from a law p over all of them)."""
+    """The p-value of the hypothesis that sequences come from a small language (or from a distribution p over them)."""
     sequences, of_language = enumerate_sequences(language)
     weights = language.vocab_size ** torch.arange(language.length - 1, -1, -1)
     counts = torch.bincount((tokens * weights).sum(1), minlength=len(sequences))

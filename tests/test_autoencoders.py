@@ -1,4 +1,4 @@
-"""Autoencoders: decoders that see what they may, teaching that weighs the same in every batch, scales that hold."""
+"""Autoencoders: inputs of the decoders, scale of the latents, and a loss that does not depend on the batch size."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from logosphere.types import Batch
 SIZE = NetworkConfig(width=16, depth=1, heads=2)
 
 
-def scrambled(module: torch.nn.Module) -> torch.nn.Module:
-    """Weights that start at zero would hide what depends on what."""
+def randomise(module: torch.nn.Module) -> torch.nn.Module:
+    """Randomise all weights: those initialised to zero would hide dependencies."""
     for weight in module.parameters():
         torch.nn.init.normal_(weight, std=0.4, generator=generator(1))
     return module.eval()
@@ -26,24 +26,26 @@ def codec(name: str, **options: object) -> TextAutoencoder:
     torch.manual_seed(0)
     sizes = {} if name == "tencdm" else {"latents": 2, "latent_width": 6}
     small = {"width": 16, "depth": 1, "heads": 2, "autoencoder_depth": 1}
-    made = ls.build(name, vocab_size=5, length=8, **small | sizes | options).process.codec
-    assert isinstance(made, TextAutoencoder)
-    return made
+    autoencoder = ls.build(name, vocab_size=5, length=8, **small | sizes | options).process.codec
+    assert isinstance(autoencoder, TextAutoencoder)
+    return autoencoder
 
 
 TOKENS = skewed_chain(5, 8).sample(6, generator(2))
 
 
-def taught(made: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
+def compute_loss(autoencoder: TextAutoencoder, tokens: Tensor = TOKENS, seed: int = 3):
     batch = Batch.of(tokens)
-    return made.autoencoder_loss(batch, CounterNoise(seed, 0, batch.ids, batch.global_index, batch.total), lambda u: u)
+    return autoencoder.autoencoder_loss(
+        batch, CounterNoise(seed, 0, batch.ids, batch.global_index, batch.total), lambda u: u
+    )
 
 
 # ---- decoders -------------------------------------------------------------------------------------------------------
 
 
-def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> None:
-    decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
+def test_causal_decoder_depends_on_latents_and_earlier_tokens_only() -> None:
+    decoder = randomise(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z, changed = torch.randn(6, 2, 3, generator=generator(4)), TOKENS.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 5
     before, after = decoder(z, TOKENS).logits, decoder(z, changed).logits
@@ -52,24 +54,24 @@ def test_a_causal_decoder_sees_latents_and_earlier_tokens_and_nothing_else() -> 
     assert not torch.allclose(decoder(z.flip(1), TOKENS).logits[:, 0], before[:, 0], atol=1e-3)
 
 
-def test_what_a_causal_decoder_writes_is_likeliest_token_by_token() -> None:
-    """With its cache it says the same as the whole pass."""
-    decoder = scrambled(CausalDecoder(5, 8, SIZE, latents=2, features=3))
+def test_causal_decoding_is_greedy() -> None:
+    """Decoding with the cache agrees with the full forward pass."""
+    decoder = randomise(CausalDecoder(5, 8, SIZE, latents=2, features=3))
     z = torch.randn(6, 2, 3, generator=generator(4))
-    written = decoder.decode(z)
-    assert torch.equal(decoder(z, written).logits.argmax(-1), written)
+    decoded = decoder.decode(z)
+    assert torch.equal(decoder(z, decoded).logits.argmax(-1), decoded)
 
 
-def test_a_parallel_decoder_does_not_look_at_the_tokens() -> None:
-    decoder = scrambled(ParallelDecoder(5, 8, SIZE, latents=2, features=3, state_width=4))
+def test_parallel_decoder_ignores_the_tokens() -> None:
+    decoder = randomise(ParallelDecoder(5, 8, SIZE, latents=2, features=3, state_width=4))
     z = torch.randn(6, 2, 3, generator=generator(4))
     assert torch.equal(decoder(z, TOKENS).logits, decoder(z, TOKENS.flip(1)).logits)
     assert decoder(z, TOKENS).states.shape == (6, 8, 4)
 
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
-def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count: int) -> None:
-    perceiver = scrambled(Perceiver(SIZE, memory=memory, memory_width=3, count=count))
+def test_perceiver_attends_to_visible_positions_only(memory: int, count: int) -> None:
+    perceiver = randomise(Perceiver(SIZE, memory=memory, memory_width=3, count=count))
     states = torch.randn(2, memory, 3, generator=generator(5))
     changed = states.clone()
     changed[:, 1] += 1
@@ -77,51 +79,53 @@ def test_a_perceiver_sees_all_that_is_shown_and_nothing_else(memory: int, count:
     out = perceiver(states, shown)
     assert out.shape == (2, count, 16)
     difference = (perceiver(changed, shown) - out).abs().amax((0, 2))
-    assert bool((difference > 1e-4).all()), "every query looks everywhere"
+    assert bool((difference > 1e-4).all()), "every query depends on every state"
     shown[:, 1] = False
     assert torch.allclose(perceiver(states, shown), perceiver(changed, shown), atol=1e-6)
 
 
 @pytest.mark.parametrize("memory, count", [(8, 2), (8, 3), (2, 8), (3, 8), (5, 5)])
-def test_every_place_has_a_part_of_the_memory_and_parts_do_not_overlap(memory: int, count: int) -> None:
-    own = scrambled(LocalQueryInit(memory=memory, memory_width=3, count=count, width=4))
+def test_local_query_init_partitions_the_memory(memory: int, count: int) -> None:
+    init = randomise(LocalQueryInit(memory=memory, memory_width=3, count=count, width=4))
     states = torch.randn(1, memory, 3, generator=generator(5))
     reached = torch.zeros(memory, count, dtype=torch.bool)
     for i in range(memory):
         changed = states.clone()
         changed[:, i] += 1
-        reached[i] = (own(changed) - own(states)).abs().sum((0, 2)) > 1e-4
-    assert bool(reached.any(1).all()), "nothing is lost"
+        reached[i] = (init(changed) - init(states)).abs().sum((0, 2)) > 1e-4
+    assert bool(reached.any(1).all()), "every memory state reaches a query"
     if memory >= count:
         assert bool((reached.sum(1) == 1).all())
     else:
-        assert bool((reached.sum(0) == 1).all()), "no place is without a part"
+        assert bool((reached.sum(0) == 1).all()), "every query has one memory state"
 
 
 # ---- scales ---------------------------------------------------------------------------------------------------------
 
 
-def test_latents_of_ld4lg_lie_on_the_sphere_and_are_read_there() -> None:
-    """In sampling as in training: the decoder sees no difference between a point and its direction."""
-    made = scrambled(codec("ld4lg"))
-    u = made.encode(TOKENS)
+def test_ld4lg_latents_are_normalised_to_the_sphere() -> None:
+    """The decoder normalises its input, so it does not depend on the norm of the latents."""
+    autoencoder = randomise(codec("ld4lg"))
+    u = autoencoder.encode(TOKENS)
     assert torch.allclose(u.norm(dim=-1), torch.full((6, 2), 6**0.5))
-    assert torch.allclose(made.reconstruction_nll(3 * u, TOKENS), made.reconstruction_nll(u, TOKENS), atol=1e-4)
+    assert torch.allclose(
+        autoencoder.reconstruction_nll(3 * u, TOKENS), autoencoder.reconstruction_nll(u, TOKENS), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["planner", "tencdm", "cosmos"])
-def test_latents_are_standardised_by_what_training_showed(name: str) -> None:
-    made = codec(name, **{"substitution": 0.0} if name == "planner" else {})
+def test_latents_are_standardised_by_training_statistics(name: str) -> None:
+    autoencoder = codec(name, **{"substitution": 0.0} if name == "planner" else {})
     tokens = skewed_chain(5, 8).sample(400, generator(6))
     for seed in range(3):
-        taught(made, tokens, seed)
-        made.update_statistics()
-    u = made.encode(tokens)
+        compute_loss(autoencoder, tokens, seed)
+        autoencoder.update_statistics()
+    u = autoencoder.encode(tokens)
     spread = u.std(0) if name != "tencdm" else u.flatten(0, 1).std(0)
     assert float(u.mean(0).abs().mean()) < 0.3 and 0.6 < float(spread.mean()) < 1.4
 
 
-def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
+def test_statistics_do_not_depend_on_the_batch_split() -> None:
     x = 3 * torch.randn(10, 2, 4, generator=generator(7)) + 1
     whole, cut = Standardiser(2, 4), Standardiser(2, 4)
     whole.observe(x)
@@ -133,57 +137,59 @@ def test_statistics_do_not_depend_on_how_a_batch_is_cut() -> None:
     assert torch.allclose(whole(x).square().mean(0), torch.ones(2, 4), atol=1e-5)
 
 
-def test_a_reader_cannot_outgrow_noise_by_larger_states() -> None:
-    made = codec("tencdm")
-    before = made.encode(TOKENS)
+def test_latents_do_not_depend_on_the_scale_of_encoder_states() -> None:
+    autoencoder = codec("tencdm")
+    before = autoencoder.encode(TOKENS)
     with torch.no_grad():
-        made.reader.trunk.norm.weight *= 10
-    assert torch.allclose(made.encode(TOKENS), before, atol=1e-4)
+        autoencoder.reader.trunk.norm.weight *= 10
+    assert torch.allclose(autoencoder.encode(TOKENS), before, atol=1e-4)
 
 
-# ---- teaching -------------------------------------------------------------------------------------------------------
+# ---- losses ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_divergence_is_an_average_over_elements() -> None:
-    """PLANNER's code sums it over the batch, so that its weight grows with it; here it is each sequence's own."""
-    made = codec("planner", substitution=0.0, kl_weight=2.0)
-    extra = taught(made).extra
-    assert torch.allclose(taught(made, TOKENS[:2]).extra, extra[:2], atol=1e-5)
-    raw = made._compress(made.reader(TOKENS), None)
+def test_kl_is_a_mean_over_elements() -> None:
+    """PLANNER's code sums the KL over the batch, so its weight grows with the batch size; here it is per sequence."""
+    autoencoder = codec("planner", substitution=0.0, kl_weight=2.0)
+    extra = compute_loss(autoencoder).extra
+    assert torch.allclose(compute_loss(autoencoder, TOKENS[:2]).extra, extra[:2], atol=1e-5)
+    raw = autoencoder._compress(autoencoder.reader(TOKENS), None)
     mean, log_variance = raw[..., :6].tanh(), raw[..., 6:]
     normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
     kl = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0))
     assert torch.allclose(extra, 2.0 * 8 * kl.mean((1, 2)), atol=1e-4)
 
 
-def test_matching_teaches_the_decoder_and_not_the_reader_to_say_nothing() -> None:
-    """The target stands still: only through the latents does the error reach the reader."""
-    made = codec("cosmos", position_drop=0.0, feature_noise=0.0, latent_dropout=0.0)
-    h = made.reader(TOKENS)
-    lesson = taught(made)
-    made.zero_grad()
-    lesson.extra.sum().backward()
-    through_latents = made.reader.stem.weight.grad.clone()
-    rebuilt = made.decoder(made.normalise(made._rescale(made._limit_scale(made._compress(h, None)))), TOKENS).states
-    made.zero_grad()
-    (8 * (rebuilt - made.reader(TOKENS).detach()).square().mean((1, 2))).sum().backward()
-    assert torch.allclose(through_latents, made.reader.stem.weight.grad, atol=1e-5)
+def test_state_matching_target_is_detached() -> None:
+    """The target is detached: the error reaches the encoder only through the latents."""
+    autoencoder = codec("cosmos", position_drop=0.0, feature_noise=0.0, latent_dropout=0.0)
+    h = autoencoder.reader(TOKENS)
+    loss = compute_loss(autoencoder)
+    autoencoder.zero_grad()
+    loss.extra.sum().backward()
+    through_latents = autoencoder.reader.stem.weight.grad.clone()
+    rebuilt = autoencoder.decoder(
+        autoencoder.normalise(autoencoder._rescale(autoencoder._limit_scale(autoencoder._compress(h, None)))), TOKENS
+    ).states
+    autoencoder.zero_grad()
+    (8 * (rebuilt - autoencoder.reader(TOKENS).detach()).square().mean((1, 2))).sum().backward()
+    assert torch.allclose(through_latents, autoencoder.reader.stem.weight.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", ["position_drop", "feature_noise", "latent_dropout"])
-def test_each_part_of_smoothing_changes_latents_or_what_is_read(part: str) -> None:
+def test_each_augmentation_changes_the_loss(part: str) -> None:
     off = {"position_drop": 0.0, "feature_noise": 0.0, "latent_dropout": 0.0}
-    plain, smooth = scrambled(codec("cosmos", **off)), scrambled(codec("cosmos", **off | {part: 0.5}))
-    changed = ~torch.isclose(taught(plain).nats, taught(smooth).nats, atol=1e-4).all(1)
+    plain, smooth = randomise(codec("cosmos", **off)), randomise(codec("cosmos", **off | {part: 0.5}))
+    changed = ~torch.isclose(compute_loss(plain).nats, compute_loss(smooth).nats, atol=1e-4).all(1)
     assert bool(changed.any())
     if part != "latent_dropout":
-        clean = torch.isclose(taught(plain).u, taught(smooth).u, atol=1e-4).flatten(1).all(1)
+        clean = torch.isclose(compute_loss(plain).u, compute_loss(smooth).u, atol=1e-4).flatten(1).all(1)
         assert bool(clean.any()) and not bool(clean.all()), "half of the sequences"
 
 
-def test_substitution_hides_tokens_from_the_reader_and_not_from_the_decoder() -> None:
-    made = codec("planner", substitution=0.5)
-    seen = made._substitute(TOKENS.repeat(200, 1), GeneratorNoise(generator(8), 1200))
-    share = float((seen != TOKENS.repeat(200, 1)).float().mean())
-    assert share == pytest.approx(0.5 * 4 / 5, abs=0.02)
-    assert int(seen.max()) <= 4 and taught(made).nats.shape == TOKENS.shape
+def test_substitution_affects_the_encoder_input_only() -> None:
+    autoencoder = codec("planner", substitution=0.5)
+    seen = autoencoder._substitute(TOKENS.repeat(200, 1), GeneratorNoise(generator(8), 1200))
+    fraction = float((seen != TOKENS.repeat(200, 1)).float().mean())
+    assert fraction == pytest.approx(0.5 * 4 / 5, abs=0.02)
+    assert int(seen.max()) <= 4 and compute_loss(autoencoder).nats.shape == TOKENS.shape

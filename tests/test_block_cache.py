@@ -1,4 +1,4 @@
-"""The cache of block models: the same logits and the same samples as without, for a fraction of the work."""
+"""The cache of block models: the same logits and samples as without it."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LANGUAGE = skewed_chain(5, 12)
 
 
 class Plain(BlockTransformer):
-    """Without a session."""
+    """A block transformer without a cache."""
 
     def cached(self, memory):
         return self
@@ -23,22 +23,22 @@ class Plain(BlockTransformer):
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "udlm"])
 @pytest.mark.parametrize("block", [1, 3, 4])
-def test_a_step_gives_the_same_logits_with_and_without_the_cache(name: str, block: int) -> None:
+def test_logits_are_equal_with_and_without_the_cache(name: str, block: int) -> None:
     model = random_network(name, LANGUAGE, block=block).eval().requires_grad_(False)
     session = model.denoiser.begin_sampling()
     context = LANGUAGE.sample(4, generator(1))
-    for turn in range(12 // block):
-        z = torch.randint(5, (4, 12), generator=generator(turn))
-        t = torch.rand(4, 12, generator=generator(turn))
+    for index in range(12 // block):
+        z = torch.randint(5, (4, 12), generator=generator(index))
+        t = torch.rand(4, 12, generator=generator(index))
         for _ in range(2):
             where = torch.zeros(4, 12).bool()
-            where[:, turn * block : (turn + 1) * block] = torch.rand(4, block, generator=generator(turn)) < 0.7
+            where[:, index * block : (index + 1) * block] = torch.rand(4, block, generator=generator(index)) < 0.7
             if where.any():
                 torch.testing.assert_close(session(z, t, context, where), model.denoiser(z, t, context, where))
     assert isinstance(session.inner, BlockSession)
 
 
-def test_a_session_notices_that_its_past_has_changed() -> None:
+def test_cache_is_invalidated_when_the_context_changes() -> None:
     model = random_network("mdlm", LANGUAGE, block=3).eval().requires_grad_(False)
     session, where = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2
     for seed in (1, 2):
@@ -50,7 +50,7 @@ def test_a_session_notices_that_its_past_has_changed() -> None:
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int) -> None:
+def test_samples_are_equal_with_and_without_the_cache(name: str, prompt: int) -> None:
     model = random_network(name, LANGUAGE, block=4)
     known, tokens = torch.arange(12) < prompt, LANGUAGE.sample(1, generator(1))[0]
     cached = generate(model, 20, 12, generator(2), known=known, tokens=tokens)
@@ -59,20 +59,22 @@ def test_samples_are_the_same_with_and_without_the_cache(name: str, prompt: int)
     assert torch.equal(cached.tokens, plain.tokens) and cached.nfe == plain.nfe
 
 
-def test_only_one_block_is_read_in_a_step() -> None:
+def test_each_step_evaluates_one_block() -> None:
     model = random_network("mdlm", LANGUAGE, block=3)
-    read = []
-    model.denoiser.inner.trunk.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
+    lengths = []
+    model.denoiser.inner.trunk.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
     generate(model, 2, 8, generator(1))
-    assert set(read) == {3} and len(read) == 8 + 3  # 8 steps, and 3 finished blocks read once
+    assert set(lengths) == {3} and len(lengths) == 8 + 3  # 8 steps, and one pass over each of 3 finished blocks
 
 
 def test_remasking_works_block_by_block() -> None:
-    """Star in blocks, with the oracle: the law of the language."""
+    """Block-wise remasking with the oracle samples the language."""
     language = skewed_chain(3, 4)
     model = System("mdlm", {"block": 2}).model(language)
-    way = ls.sampler("remdm-cap", model)
+    remasking = ls.sampler("remdm-cap", model)
     assert (
-        sequence_p_value(ls.sample(model, 4000, 128, generator(3), Oracle(model, language), sampler=way), language)
+        sequence_p_value(
+            ls.sample(model, 4000, 128, generator(3), Oracle(model, language), sampler=remasking), language
+        )
         > MIN_P_VALUE
     )

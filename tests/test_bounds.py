@@ -1,4 +1,4 @@
-"""Laws of the bound: continuous time is the limit of steps, formulas of papers agree, and so do all estimators."""
+"""The bound: continuous time is the limit of discrete steps, and formulas of papers and all estimators agree."""
 
 import pytest
 import torch
@@ -20,31 +20,31 @@ from logosphere.types import Batch
 curves = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
 
 
-LAWS: list[MixingDistribution] = [
+MIXINGS: list[MixingDistribution] = [
     mixing(V, schedule) for schedule in SCHEDULES.values() for mixing in (Masking, Uniform)
 ]
-LAWS += [Hybrid(V, 0.2), Hybrid(V, 0.6, Cosine()), Hybrid(V, 0.0)]
+MIXINGS += [Hybrid(V, 0.2), Hybrid(V, 0.6, Cosine()), Hybrid(V, 0.0)]
 
 
-@pytest.mark.parametrize("mixing", LAWS, ids=lambda mixing: f"{type(mixing).__name__}-{mixing.schedule}")
-def test_continuous_time_is_the_limit_of_many_steps(mixing: MixingDistribution) -> None:
-    """T · KL = rate + O(1/T) wherever z stands: at x, the mask, or another token; a steep schedule has more of it."""
+@pytest.mark.parametrize("mixing", MIXINGS, ids=lambda mixing: f"{type(mixing).__name__}-{mixing.schedule}")
+def test_continuous_time_rate_is_the_limit_of_discrete_steps(mixing: MixingDistribution) -> None:
+    """T · KL = rate + O(1/T) for z = x, the mask or another token; the error grows with the slope of the schedule."""
     limit = DiscreteDiffusion(mixing)
     out, x, z, t = random_states(limit)
-    apart = []
+    errors = []
     for timesteps in (200, 20_000):
         steps = DiscreteDiffusion(mixing, timesteps=timesteps)
         middle = (t * timesteps).round() / timesteps
-        wanted = limit.elbo_rate(out, x, z, middle)
-        apart.append(float(((steps.elbo_rate(out, x, z, middle) - wanted).abs() / (wanted + 0.01)).max()))
-    assert apart[1] < 3e-3
-    assert apart[1] < 0.05 * apart[0] + 1e-9  # the linear masked step has no error to begin with
+        expected = limit.elbo_rate(out, x, z, middle)
+        errors.append(float(((steps.elbo_rate(out, x, z, middle) - expected).abs() / (expected + 0.01)).max()))
+    assert errors[1] < 3e-3
+    assert errors[1] < 0.05 * errors[0] + 1e-9  # the error of the linear masked step is zero
     seen = {"mask": bool((z == V).any()), "itself": bool((z == x).any()), "other": bool(((z != x) & (z < V)).any())}
     assert seen == {"mask": mixing.has_mask, "itself": mixing.has_uniform, "other": mixing.has_uniform}
 
 
 @curves
-def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Schedule) -> None:
+def test_masked_step_kl_is_unmask_probability_times_cross_entropy(schedule: Schedule) -> None:
     process = DiscreteDiffusion(Masking(V, schedule), timesteps=10)
     out, x, z, t = random_states(process)
     t = (t * 10).ceil() / 10
@@ -54,7 +54,7 @@ def test_one_masked_step_costs_its_chance_times_the_cross_entropy(schedule: Sche
 
 
 @curves
-def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -> None:
+def test_uniform_step_kl_matches_the_d3pm_sum(schedule: Schedule) -> None:
     """T · KL(q(z_s | z_t, x) || Σ_x̂ q(z_s | z_t, x̂) p(x̂ | z)), the sum written out as D3PM has it."""
     process = DiscreteDiffusion(Uniform(V, schedule), timesteps=10)
     out, x, z, t = random_states(process, low=0.15)
@@ -68,7 +68,7 @@ def test_one_uniform_step_costs_the_divergence_of_its_laws(schedule: Schedule) -
 
 
 @curves
-def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) -> None:
+def test_continuous_uniform_rate_matches_udlm(schedule: Schedule) -> None:
     """UDLM (Schiff et al. 2024), with x̄ = V a x + 1 - a and i = z."""
     process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
@@ -84,7 +84,7 @@ def test_the_continuous_uniform_rate_is_the_published_one(schedule: Schedule) ->
 
 @pytest.mark.parametrize("timesteps", [None, 50])
 @pytest.mark.parametrize("mask", [True, False], ids=["masked", "uniform"])
-def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: int | None) -> None:
+def test_hybrid_loss_adds_weighted_cross_entropy(mask: bool, timesteps: int | None) -> None:
     """T (KL_t + λ CE), which is the loss of D3PM (eq. 5) in nats per sequence; in continuous time nats + λ CE."""
     plain = DiscreteDiffusion((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps)
     hybrid = DiscreteDiffusion((Masking if mask else Uniform)(V, Cosine()), timesteps=timesteps, hybrid=0.3)
@@ -98,7 +98,7 @@ def test_hybrid_training_adds_a_share_of_cross_entropy(mask: bool, timesteps: in
     )
 
 
-def test_most_of_the_absorbing_hybrid_loss_is_cross_entropy() -> None:
+def test_absorbing_hybrid_loss_is_mostly_cross_entropy() -> None:
     """λ = 0.01 and T = 1000: Σ_t KL_t = CE/T·Σ 1, λ CE at a fraction t of the positions, so 0.005/(0.001 + 0.005)."""
     process = DiscreteDiffusion(Masking(V, Polynomial(1.0)), timesteps=1000, hybrid=0.01)
     t = torch.arange(1, 1001).double() / 1000
@@ -115,8 +115,8 @@ def counted(w: Tensor, free: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize("schedule", [SCHEDULES[name] for name in ("linear", "quadratic", "cosine")], ids=str)
-def test_exact_counts_are_exact(schedule: Schedule) -> None:
-    """ceil(w n) of the n free positions of each block, at least one; never a known one; n/l is the weight of each."""
+def test_exact_count_masks_the_stated_number_of_positions(schedule: Schedule) -> None:
+    """ceil(w n) of the n free positions of each block, at least one and never a known one; each has weight n/l."""
     rng = generator(3)
     free = torch.rand(300, 12, generator=rng) < 0.7
     free[:20] = False
@@ -127,51 +127,51 @@ def test_exact_counts_are_exact(schedule: Schedule) -> None:
     assert not (hidden & ~free).any()
     assert t[~free].eq(0).all()
     rate = (schedule.slope(t) / schedule.noise(t) * weight).view(300, 3, 4)
-    share = (n / (w * n).ceil()).float()[..., None].expand_as(rate)
-    torch.testing.assert_close(rate[free.view(300, 3, 4)], share[free.view(300, 3, 4)], rtol=1e-4, atol=1e-5)
+    weights = (n / (w * n).ceil()).float()[..., None].expand_as(rate)
+    torch.testing.assert_close(rate[free.view(300, 3, 4)], weights[free.view(300, 3, 4)], rtol=1e-4, atol=1e-5)
 
 
-def test_every_free_position_is_hidden_equally_often() -> None:
+def test_free_positions_are_masked_equally_often() -> None:
     hidden, _, _ = counted(torch.rand(8000, 1, generator=generator(4)).double(), torch.ones(8000, 6).bool(), Cosine())
-    share = hidden.double().mean(0)
-    assert (share - (1 + 1 / 6) / 2).abs().max() < 3.5 * (0.25 / 8000) ** 0.5
+    weights = hidden.double().mean(0)
+    assert (weights - (1 + 1 / 6) / 2).abs().max() < 3.5 * (0.25 / 8000) ** 0.5
 
 
-def test_counted_masks_and_masks_by_chance_estimate_one_number() -> None:
-    """Any network that does not read the time, far from the optimum; the counted estimate has the smaller error.
+def test_exact_count_and_independent_masking_estimate_the_same_bound() -> None:
+    """For a network that ignores the time and is far from optimal, exact counts have the smaller error.
 
-    The quadratic schedule, because masks by chance on the linear one have a variance that does not exist (∫ dt/t).
+    The schedule is quadratic, because independent masks on the linear one have infinite variance (∫ dt/t).
     """
     language = skewed_chain(5, 6)
     model = random_network(
         "mdlm", language, seed=1, neighbours=0
-    )  # one that is not so wrong that nothing could be told
-    chance = System("mdlm", {"exact_count": False, "schedule": "quadratic"}).model(language)
+    )  # with the neighbour initialisation its error would hide the difference
+    independent = System("mdlm", {"exact_count": False, "schedule": "quadratic"}).model(language)
     counts = bound_excess(model, language, n=3000, draws=12)
-    by_chance = bound_excess(chance, language, n=3000, draws=12, denoiser=model.denoiser)
+    by_chance = bound_excess(independent, language, n=3000, draws=12, denoiser=model.denoiser)
     by_count = bound_excess(model, language, n=3000, draws=12, denoiser=model.denoiser)
     mean, error = mean_and_error(by_chance - by_count)
     assert abs(mean) < 3 * error < 0.05 * language.entropy()
     assert by_count.std() < 0.85 * by_chance.std()
-    assert counts.std() < 0.8 * bound_excess(chance, language, n=3000, draws=12).std()
+    assert counts.std() < 0.8 * bound_excess(independent, language, n=3000, draws=12).std()
 
 
-def test_exact_counts_do_not_see_the_schedule_at_all() -> None:
+def test_exact_count_bound_does_not_depend_on_the_schedule() -> None:
     language = sticky_chain(3, 4)
     linear, cosine = (System("mdlm", {"schedule": name}).model(language) for name in ("linear", "cosine"))
-    apart = bound_excess(linear, language, n=50, draws=4) - bound_excess(cosine, language, n=50, draws=4)
-    assert apart.abs().max() < 1e-5
+    errors = bound_excess(linear, language, n=50, draws=4) - bound_excess(cosine, language, n=50, draws=4)
+    assert errors.abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform"])
-def test_one_block_of_the_whole_length_is_no_block(name: str) -> None:
+def test_one_block_of_full_length_equals_no_blocks(name: str) -> None:
     language = skewed_chain(3, 4)
     whole, blocked = System(name).model(language), System(name, {"block": 4}).model(language)
     assert torch.equal(bound_excess(whole, language, n=50, draws=2), bound_excess(blocked, language, n=50, draws=2))
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-absorbing", "d3pm-uniform", "ar"])
-def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
+def test_bound_does_not_depend_on_the_batch_split(name: str) -> None:
     language = skewed_chain(3, 4)
     model = random_network(name, language).eval()
     batch = Batch.of(language.sample(10, generator(5)))
@@ -186,8 +186,8 @@ def test_the_bound_of_a_batch_is_that_of_its_parts(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
-def test_nothing_costs_nothing(name: str) -> None:
-    """A batch of no sequences, and sequences of which everything is known."""
+def test_empty_and_fully_known_batches_have_zero_bound(name: str) -> None:
+    """A batch without sequences, and sequences of which every token is known."""
     model = random_network(name, skewed_chain(5, 6)).eval()
     tokens = torch.zeros(2, 6, dtype=torch.long)
     assert model.nelbo(tokens[:0], generator(1)).total.shape == (0,)
@@ -196,7 +196,7 @@ def test_nothing_costs_nothing(name: str) -> None:
         assert bound.total.tolist() == [0, 0] and bound.count.tolist() == [0, 0]
 
 
-def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> None:
+def test_terms_of_the_bound_sum_to_the_total() -> None:
     language = sticky_chain(3, 4)
     for name, options in (("mdlm", {}), ("d3pm-uniform", {"timesteps": 2}), ("d3pm-uniform", {"timesteps": 1})):
         model = System(name, options).model(language)
@@ -206,8 +206,8 @@ def test_the_terms_of_a_bound_add_up_and_the_last_step_is_reconstruction() -> No
         assert bool(bound.diffusion.any()) == (options.get("timesteps") != 1)
 
 
-def test_polynomials_of_any_power_are_allowed() -> None:
-    """Half a power has an infinite slope at 0; the masked rate p/t stays what it is."""
+def test_polynomial_schedule_with_power_below_one() -> None:
+    """A power of 1/2 has infinite slope at 0; the masked rate p/t is still finite."""
     process = DiscreteDiffusion(Masking(V, Polynomial(0.5)))
     out, x, z, t = random_states(process)
     torch.testing.assert_close(process.elbo_rate(out, x, z, t), 0.5 / t * F.cross_entropy(out, x, reduction="none"))

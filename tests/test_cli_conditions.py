@@ -1,4 +1,4 @@
-"""Labels, sources and pictures on the command line."""
+"""Labels, sources, signals and images on the command line."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,15 @@ def labelled(tmp_path: Path) -> Path:
     """A run on texts with labels."""
     rows = [{"text": f"{word} {i % 7}", "label": word} for i in range(30) for word in ("ham", "spam")]
     (tmp_path / "mail.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ["--system", "mdlm", "--data", f"labelled:{tmp_path / 'mail.jsonl'}", "--length", "12", *TINY]
-    assert main(["train", *words, "--withhold", "0.5", "--out", str(tmp_path / "run")]) == 0
+    argv = ["--system", "mdlm", "--data", f"labelled:{tmp_path / 'mail.jsonl'}", "--length", "12", *TINY]
+    assert main(["train", *argv, "--withhold", "0.5", "--out", str(tmp_path / "run")]) == 0
     return tmp_path / "run"
 
 
-def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_selected_by_name(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    words = ["sample", str(labelled), "--label", "spam", "--guidance", "2", "-n", "2", "--steps", "4", "--json"]
-    assert main(words) == 0
+    argv = ["sample", str(labelled), "--label", "spam", "--guidance", "2", "-n", "2", "--steps", "4", "--json"]
+    assert main(argv) == 0
     assert len(json.loads(capsys.readouterr().out)["samples"]) == 2
     assert main(["sample", str(labelled), "--label", "span"]) == 1
     assert "Did you mean 'spam'" in capsys.readouterr().err
@@ -39,10 +39,10 @@ def test_labels_are_asked_for_by_name(labelled: Path, capsys: pytest.CaptureFixt
     assert not (labelled / "x.png").exists()
 
 
-def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_is_refused_by_a_model_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("\n".join(["one", "two", "three"] * 20))
-    words = ["--system", "ar", "--data", f"lines:{tmp_path / 'a.txt'}", "--length", "6", *TINY]
-    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    argv = ["--system", "ar", "--data", f"lines:{tmp_path / 'a.txt'}", "--length", "6", *TINY]
+    assert main(["train", *argv, "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     assert main(["sample", str(tmp_path / "run"), "--label", "x"]) == 1
     assert "without labels" in capsys.readouterr().err
@@ -50,35 +50,35 @@ def test_a_model_without_labels_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_signal_comes_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same noise, another signal, another text; a file of another shape is refused."""
+def test_signal_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same noise, another signal gives another text; a file of another shape is refused."""
     run = str(tmp_path / "run")
-    words = ["--network.width", "16", "--network.depth", "1", "--steps", "20", "--batch", "8", "--optim.lr", "1e-2"]
-    assert main(["train", "promoters", *words, "--validations", "1", "--out", run]) == 0
+    argv = ["--network.width", "16", "--network.depth", "1", "--steps", "20", "--batch", "8", "--optim.lr", "1e-2"]
+    assert main(["train", "promoters", *argv, "--validations", "1", "--out", run]) == 0
     np.save(tmp_path / "weak.npy", np.zeros(96))
     np.save(tmp_path / "strong.npy", np.full((96, 1), 50.0))
     np.save(tmp_path / "each.npy", np.zeros((2, 96, 1)))
     np.save(tmp_path / "short.npy", np.zeros(95))
     np.save(tmp_path / "endless.npy", np.full(96, np.inf))
-    written = {}
+    texts = {}
     for name in ("weak", "strong", "each"):
         capsys.readouterr()
-        words = ["sample", run, "--signal", str(tmp_path / f"{name}.npy"), "-n", "2", "--steps", "4", "--json"]
-        assert main(words) == 0
-        written[name] = [row["text"] for row in json.loads(capsys.readouterr().out)["samples"]]
-    assert written["weak"] == written["each"] != written["strong"]
-    for name, said in {"short": "96 × 1 numbers", "endless": "not finite", "none": "cannot be read"}.items():
+        argv = ["sample", run, "--signal", str(tmp_path / f"{name}.npy"), "-n", "2", "--steps", "4", "--json"]
+        assert main(argv) == 0
+        texts[name] = [row["text"] for row in json.loads(capsys.readouterr().out)["samples"]]
+    assert texts["weak"] == texts["each"] != texts["strong"]
+    for name, message in {"short": "96 × 1 numbers", "endless": "not finite", "none": "cannot be read"}.items():
         assert main(["sample", run, "--signal", str(tmp_path / f"{name}.npy")]) == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_images_become_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_samples_are_saved_as_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.packbits(np.random.default_rng(0).integers(0, 2, (60, 784), dtype=np.uint8), axis=1)
     np.savez(tmp_path / "binarized_mnist.npz", train=rows, valid=rows[:8], test=rows[:8])
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
-    words = ["--system", "mdlm", "--data", "mnist-binary", "--length", "784", "--network.shape", "28x28", *TINY]
-    assert main(["train", *words, "--batch", "2", "--out", str(tmp_path / "run")]) == 0
-    picture = tmp_path / "digits.png"
-    assert main(["sample", str(tmp_path / "run"), "-n", "2", "--steps", "2", "--image", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    argv = ["--system", "mdlm", "--data", "mnist-binary", "--length", "784", "--network.shape", "28x28", *TINY]
+    assert main(["train", *argv, "--batch", "2", "--out", str(tmp_path / "run")]) == 0
+    image = tmp_path / "digits.png"
+    assert main(["sample", str(tmp_path / "run"), "-n", "2", "--steps", "2", "--image", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Comparisons: the same for all, resumable, honest about seeds and kinds, and strict about what may stand together."""
+"""Comparisons: equal conditions, resuming, seeds and kinds in the table, and refusal of incomparable runs."""
 
 import fcntl
 import json
@@ -68,15 +68,15 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
         assert entry["film"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
     by_name = {entry["name"]: entry for entry in board["entries"]}
     assert by_name["ar"]["shares"] == [] and len(by_name["mdlm"]["shares"]) == 12
-    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its steps are always the same
+    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its number of steps is fixed
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
     assert load_scorer("train", Path("both/judge")).version == file_sha256(Run("both/judge").weights_file())
-    judge = json.loads(Path("both/judge/recipe.json").read_text())
-    assert judge["corpus"]["name"].endswith("(validation split)")
+    scorer = json.loads(Path("both/judge/recipe.json").read_text())
+    assert scorer["corpus"]["name"].endswith("(validation split)")
 
 
-def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_comparison_resumes_without_repeating_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*compare(systems="ar"), *FEW]) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("both/ar").rglob("*") if path.is_file()}
     assert main([*compare(systems="ar,mdlm"), *FEW]) == 0
@@ -85,10 +85,10 @@ def test_a_stopped_comparison_goes_on_and_repeats_nothing(capsys: pytest.Capture
     assert "steps = 3, not 4" in error_line(capsys, [*compare(steps=4), *FEW])
 
 
-def test_a_wish_to_stop_is_heard_while_a_training_ends(
+def test_interrupt_at_the_last_step_stops_the_comparison(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step of a training is no reason to begin the next one."""
+    """An interrupt during the last step of a training must prevent the next training."""
 
     def interrupted(recipe: TrainConfig, trainer: Trainer, corpus: Corpus, group: ProcessGroup) -> Report:
         if trainer.step == 3:
@@ -118,23 +118,23 @@ def test_every_system_sees_the_same_data_in_the_same_order() -> None:
     assert all(recipe == same[0] for recipe in same)
 
 
-def test_contenders_may_have_options() -> None:
+def test_system_specs_accept_options() -> None:
     found = parse_systems("ar, mdlm:schedule=cosine:optim.lr=1e-3,rdlm:window=[0.2, 0.7]")
     assert [c.options for c in found] == [(), ("schedule=cosine",), ("window=[0.2, 0.7]",)]
     recipe = found[1].configure(TrainConfig())
     assert recipe.optim.lr == 1e-3 and recipe.options == ("schedule=cosine",) and recipe.system == "mdlm"
-    for wrong, says in (
+    for wrong, message in (
         ("mdlm:schedule", "name=value"),
         ("ar,ar", "twice"),
         ("mdlm:optim.lr=fast", "learning rate"),
         ("arr", "'ar'"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             parse_systems(wrong)
     assert SystemSpec.parse("ar").name == "ar"
 
 
-def test_budgets_are_turned_into_steps() -> None:
+def test_budgets_are_converted_to_steps() -> None:
     recipe = TrainConfig(length=16, batch=4, system="mdlm")
     assert apply_budget(Budget(tokens=640.0), recipe, CORPUS).steps == 10
     assert apply_budget(Budget(tokens=1.0), recipe, CORPUS).steps == 1
@@ -148,7 +148,7 @@ def test_budgets_are_turned_into_steps() -> None:
             Budget(**wrong)
 
 
-def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
+def test_budget_is_reported_only_if_shared_by_all_runs() -> None:
     one = TrainConfig(steps=20)
     assert shared_budget([one, replace(one, system="ar", seed=3, optim=replace(one.optim, lr=1.0))]) == "20 steps"
     assert shared_budget([one, replace(one, steps=30)]) == "equal operations, 20 to 30 steps"
@@ -156,7 +156,7 @@ def test_a_budget_is_stated_only_if_it_is_everybodys() -> None:
     assert shared_budget([replace(one, steps=None, cpu_minutes=2.0)]) == "2 CPU minutes"
 
 
-def test_operations_are_those_of_a_transformer() -> None:
+def test_flop_count_matches_the_transformer_formula() -> None:
     """Six operations for each weight of a matrix and token, and 12 · length · width for attention in each block."""
     width, depth, length, vocabulary = 64, 3, 32, 27
     model = ls.build("ar", vocab_size=vocabulary, length=length, width=width, depth=depth, heads=4)
@@ -166,32 +166,32 @@ def test_operations_are_those_of_a_transformer() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("system", "turned"), [("mdlm", False), ("rdlm-heat", True)])
-def test_slices_of_time_average_to_the_bound(system: str, turned: bool) -> None:
-    """They are counted from data to noise, also where a process counts its quantiles the other way."""
+@pytest.mark.parametrize(("system", "decreasing"), [("mdlm", False), ("rdlm-heat", True)])
+def test_time_bins_average_to_the_bound(system: str, decreasing: bool) -> None:
+    """Bins run from data to noise, also where the quantiles of a process run the other way."""
     language = skewed_chain(5, 6)
     model = random_network(system, language).eval()
     tokens = language.sample(2000, generator(1))
-    slices = elbo_over_time(model, lambda: [Batch.of(tokens)], bins=5)
+    bins = elbo_over_time(model, lambda: [Batch.of(tokens)], bins=5)
     bound = model.nelbo(tokens, generator(2), draws=8).total.double()
     bits, error = float(bound.mean()) / 6 / math.log(2), float(bound.std()) / 2000**0.5 / 6 / math.log(2)
-    mean = sum(part.bits for part in slices) / 5
-    assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in slices) ** 0.5 / 5)
-    assert [part.low for part in slices] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    assert has_decreasing_times(model, Batch.of(tokens)) == turned
+    mean = sum(part.bits for part in bins) / 5
+    assert abs(mean - bits) < 3 * math.hypot(error, sum(part.error**2 for part in bins) ** 0.5 / 5)
+    assert [part.low for part in bins] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert has_decreasing_times(model, Batch.of(tokens)) == decreasing
     assert elbo_over_time(random_network("ar", language), lambda: [Batch.of(tokens)], bins=5) == []
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn", "cosmos"])
-def test_slices_of_time_go_from_data_to_noise(name: str) -> None:
+def test_time_bins_are_ordered_from_data_to_noise(name: str) -> None:
     language, times = skewed_chain(5, 6), list[float]()
     model = random_network(name, language)
     assert model.denoiser is not None
-    model.denoiser.register_forward_pre_hook(lambda _, given: times.append(float(given[1].mean())))
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: times.append(float(inputs[1].mean())))
     batch = Batch.of(language.sample(64, generator(1)))
-    slices = elbo_over_time(model, lambda: [batch], bins=3)
+    bins = elbo_over_time(model, lambda: [batch], bins=3)
     assert len(times) == 3 and times == sorted(times) and times[0] < times[2]
-    assert [part.low for part in slices] == pytest.approx([0, 1 / 3, 2 / 3])
+    assert [part.low for part in bins] == pytest.approx([0, 1 / 3, 2 / 3])
 
 
 def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
@@ -208,7 +208,7 @@ def seeded(name: str, *rows: torch.Tensor, kind: str = "bound") -> list[Report]:
     ]
 
 
-def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
+def test_seeds_are_averaged_and_their_spread_is_reported() -> None:
     hard = 10 + torch.randn(200, generator=generator(3)).double()
     a, b = seeded("a", hard, hard + 0.4), seeded("b", hard + 1.0, hard + 1.8)
     first, second = rank_reports({"b": b, "a": a})
@@ -222,7 +222,7 @@ def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
     assert "seeds ±" in as_text([first, second])
 
 
-def test_surrogates_are_ranked_apart() -> None:
+def test_surrogates_are_ranked_separately() -> None:
     hard = 10 + torch.randn(50, generator=generator(4)).double()
     kinds = {"s": ("surrogate", -5), "b": ("bound", 1), "e": ("exact", 0), "t": ("surrogate", -4)}
     groups = {name: seeded(name, hard + shift, kind=kind) for name, (kind, shift) in kinds.items()}
@@ -235,7 +235,7 @@ def test_surrogates_are_ranked_apart() -> None:
     ]  # fmt: skip
 
 
-def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomparable_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("other.txt").write_text("another text of letters and spaces " * 100)
     assert train(steps=1, out="a") == 0 and train("--data", "other.txt", steps=1, out="b") == 0
     assert train("--length", "32", steps=1, out="c") == 0
@@ -260,7 +260,7 @@ def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "argv, message",
     [
         (["--systems", "mdml"], "'mdlm'"),
         (["--systems", "ar", "--seeds", "0"], "at least 1 seed"),
@@ -268,6 +268,6 @@ def test_what_cannot_be_compared_is_refused(capsys: pytest.CaptureFixture[str]) 
         ([], "--systems"),
     ],
 )
-def test_impossible_comparisons(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in error_line(capsys, ["compare", *words])
+def test_invalid_comparisons_are_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in error_line(capsys, ["compare", *argv])
     assert not Path("runs").exists()

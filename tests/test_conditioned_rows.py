@@ -1,4 +1,4 @@
-"""Batches of which every n-th sequence is conditioned on its own estimate, in teams; and large vocabularies."""
+"""Distributed training where every n-th sequence is self-conditioned; and large vocabularies."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from logosphere.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> None:
+def test_distributed_steps_match_one_process(sharded: bool, tmp_path: Path) -> None:
     """Two processes with two sequences each: one of them has no conditioned sequence."""
 
     def stepped(group: ProcessGroup) -> list[float]:
@@ -28,13 +28,13 @@ def test_teams_take_the_steps_of_one_process(sharded: bool, tmp_path: Path) -> N
             for number, batch in enumerate(batches)
         ]
 
-    alone = stepped(SINGLE)
+    single = stepped(SINGLE)
     for losses in run_in_processes(2, stepped, tmp_path):
-        assert losses == pytest.approx(alone, rel=1e-4)
+        assert losses == pytest.approx(single, rel=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["one-hot", "logits"])
-def test_tables_that_are_too_large_are_refused(codec: str) -> None:
+def test_oversized_embedding_tables_are_refused(codec: str) -> None:
     """A table of 50,257² numbers would fill 10 GB."""
     with pytest.raises(UserError, match="at most 8,192 tokens, not 50,257"):
         ls.build("gaussian-ce", vocab_size=50257, length=8, denoiser=None, codec=codec)
@@ -46,19 +46,19 @@ def test_simplex_of_a_large_vocabulary_is_refused() -> None:
 
 
 @pytest.mark.parametrize("width, norm", [(1, None), (2, 1.0), (3, 1.0), (8, None), (64, 8.0)])
-@pytest.mark.parametrize("apart", [0.0, 2e-3, 6e-3, 1e-1])
-def test_close_rows_are_found(width: int, norm: float | None, apart: float) -> None:
+@pytest.mark.parametrize("distance", [0.0, 2e-3, 6e-3, 1e-1])
+def test_close_rows_are_detected(width: int, norm: float | None, distance: float) -> None:
     """Against all pairs: |e - f|²/2 > 1e-5 |e|² for every two rows."""
     rows = torch.randn(60, width, generator=generator(width))
-    rows[41] = rows[7] + apart * rows[7].norm() * torch.randn(width, generator=generator(3)) / width**0.5
+    rows[41] = rows[7] + distance * rows[7].norm() * torch.randn(width, generator=generator(3)) / width**0.5
     codec = embeddings.Embeddings(rows, norm=norm)
     table = codec.table().double()
     halves = torch.cdist(table, table).square() / 2 + torch.diag(torch.full((60,), torch.inf, dtype=torch.float64))
-    wanted = bool((halves > 1e-5 * table.square().sum(-1)).all())
-    assert codec.is_separable() == wanted
+    expected = bool((halves > 1e-5 * table.square().sum(-1)).all())
+    assert codec.is_separable() == expected
 
 
-def test_rows_of_large_tables_are_told_apart() -> None:
+def test_rows_of_large_tables_are_separable() -> None:
     codec = embeddings.learned_table(50257, 16, 1.0)
     assert codec.is_separable()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Conditions: they are heard, they can be withheld, and guidance leans on the difference."""
+"""Conditions: networks use them, training drops them, and guidance extrapolates the difference."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def other(condition: Condition) -> Condition:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["labels", "source", "signal"])
 @pytest.mark.parametrize("name", [*NAMES, "block"])
-def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) -> None:
+def test_conditions_change_the_bound_unless_dropped(name: str, kind: str) -> None:
     model = model_of("mdlm", block=2) if name == "block" else model_of(name)
     condition = conditions(4)[kind]
     tokens = torch.randint(K, (4, L), generator=generator(6))
@@ -54,46 +54,48 @@ def test_a_condition_is_heard_and_a_withheld_one_is_not(name: str, kind: str) ->
     def nats(condition: Condition | None) -> torch.Tensor:
         return model.nelbo(tokens, generator(7), condition=condition).total
 
-    heard = nats(condition)
-    assert (heard != nats(other(condition))).all()
-    assert (heard != nats(None)).all()
-    nobody = torch.ones(4, dtype=torch.bool)
-    torch.testing.assert_close(nats(condition.drop(nobody)), nats(None))
+    total = nats(condition)
+    assert (total != nats(other(condition))).all()
+    assert (total != nats(None)).all()
+    everywhere = torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(nats(condition.drop(everywhere)), nats(None))
 
 
-def test_each_sequence_hears_its_own_condition() -> None:
+def test_each_sequence_uses_its_own_condition() -> None:
     model, condition = model_of("mdlm"), conditions(4)["source"]
     tokens, rng = torch.randint(K, (4, L), generator=generator(6)), generator(7)
     z, t = model.corrupt(tokens, 0.5, rng), torch.full((4, L), 0.5)
-    together = model.denoiser.with_condition(condition)(z, t, tokens)
+    joint = model.denoiser.with_condition(condition)(z, t, tokens)
     for row in range(4):
-        alone = condition.map(lambda field, row=row: field[row : row + 1])
-        own = model.denoiser.with_condition(alone)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
-        torch.testing.assert_close(own[0], together[row])
+        single = condition.map(lambda field, row=row: field[row : row + 1])
+        separate = model.denoiser.with_condition(single)(z[row : row + 1], t[row : row + 1], tokens[row : row + 1])
+        torch.testing.assert_close(separate[0], joint[row])
 
 
-def test_room_behind_a_source_changes_nothing() -> None:
-    """Sources are cut to the longest of a batch, and must not be read otherwise for that."""
+def test_source_padding_changes_nothing() -> None:
+    """Sources are trimmed to the longest of a batch, which must not change their features."""
     model, condition = model_of("mdlm"), conditions(2)["source"]
     memory = model.denoiser.inner.conditioner(condition)
-    assert memory.valid.sum(1).tolist() == [6, 6]  # nothing given, and five tokens
+    assert memory.valid.sum(1).tolist() == [6, 6]  # the null token and five tokens
     shorter = model.denoiser.inner.conditioner(Condition.of(source=condition.source[:, :5]))
     torch.testing.assert_close(shorter.features, memory.features)
     assert torch.equal(shorter.valid, memory.valid)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_session_of_a_told_network_agrees_with_the_network(name: str) -> None:
+def test_conditioned_session_matches_the_network(name: str) -> None:
     model, condition = model_of(name), Condition.of(**{k: getattr(c, k) for k, c in conditions(3).items()})
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.5, generator(8)), torch.full((3, L), 0.5)
-    told = model.denoiser.with_condition(condition)
+    conditioned = model.denoiser.with_condition(condition)
     with torch.no_grad():
-        torch.testing.assert_close(told.begin_sampling()(z, t, tokens), told(z, t, tokens), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            conditioned.begin_sampling()(z, t, tokens), conditioned(z, t, tokens), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_the_cached_sampler_keeps_conditions_apart(cached: bool) -> None:
+def test_cached_sampler_respects_conditions(cached: bool) -> None:
     model, condition = model_of("mdlm"), conditions(6)["labels"]
     drawn = ls.sample(model, n=6, steps=8, rng=generator(1), condition=condition, cached=cached)
     if cached:
@@ -107,29 +109,31 @@ def test_guidance_is_linear_and_costs_two_evaluations() -> None:
     next(part for part in model.modules() if isinstance(part, Conditioner)).withheld += 1
     tokens = torch.randint(K, (3, L), generator=generator(6))
     z, t = model.corrupt(tokens, 0.7, generator(7)), torch.full((3, L), 0.7)
-    told = model.denoiser.with_condition(condition)
+    conditioned = model.denoiser.with_condition(condition)
     without = model.denoiser.with_condition(condition.drop(torch.ones(3, dtype=torch.bool)))
-    c, u = told(z, t, tokens), without(z, t, tokens)
+    c, u = conditioned(z, t, tokens), without(z, t, tokens)
     for scale in (0.0, 1.0, 3.0):
-        torch.testing.assert_close(ClassifierFreeGuidance(told, without, scale)(z, t, tokens), u + scale * (c - u))
+        torch.testing.assert_close(
+            ClassifierFreeGuidance(conditioned, without, scale)(z, t, tokens), u + scale * (c - u)
+        )
     assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition).nfe == 4
     assert ls.generate(model, n=3, steps=4, rng=generator(1), condition=condition, guidance=3.0).nfe == 8
 
 
-def test_training_withholds_conditions_by_sample_and_step() -> None:
+def test_condition_dropout_depends_on_sample_and_step() -> None:
     model = model_of("mdlm")
     tokens = torch.randint(K, (64, L), generator=generator(6))
     batch = Batch.of(tokens, condition=Condition.of(labels=torch.arange(64) % 3))
     list(ls.fit(model, [batch] * 3, steps=3, cond_dropout=0.25))
-    shown = int(model.denoiser.inner.conditioner.withheld)
-    assert 20 < shown < 80  # 48 of 192
+    dropped = int(model.denoiser.inner.conditioner.withheld)
+    assert 20 < dropped < 80  # 48 of 192
     again = model_of("mdlm")
     list(ls.fit(again, [batch] * 3, steps=3, cond_dropout=0.25, accumulate=4))
-    assert int(again.denoiser.inner.conditioner.withheld) == shown
+    assert int(again.denoiser.inner.conditioner.withheld) == dropped
 
 
-def test_a_network_learns_what_labels_mean() -> None:
-    """Label c writes only the token c: what is left of the bound is what the label does not tell."""
+def test_network_learns_labels() -> None:
+    """Sequences with label c repeat the token c, so the bound given the label is near zero."""
     torch.manual_seed(0)
     model = ls.build("mdlm", vocab_size=3, length=4, **SMALL, labels=3)
     labels = torch.arange(48) % 3
@@ -138,13 +142,13 @@ def test_a_network_learns_what_labels_mean() -> None:
     list(ls.fit(model, [batch] * 120, steps=120, optim=ls.OptimizerConfig(lr=1e-2, warmup=5)))
     known = model.nelbo(tokens, generator(1), condition=batch.condition, draws=8).total.mean()
     unknown = model.nelbo(tokens, generator(1), draws=8).total.mean()
-    assert known < 0.3 and unknown > 0.7  # log 3 = 1.1 for one who must guess the first token
+    assert known < 0.3 and unknown > 0.7  # log 3 = 1.1 when the first token must be guessed
     drawn = ls.sample(model, n=48, steps=4, rng=generator(2), condition=batch.condition)
     assert (drawn == tokens).float().mean() > 0.9
 
 
 @pytest.mark.parametrize(
-    "condition, sentence",
+    "condition, message",
     [
         (Condition.of(labels=torch.tensor([0, 3])), "0 to 2"),
         (Condition.of(source=torch.tensor([[0, 5], [1, 1]])), "0 to 4"),
@@ -152,12 +156,12 @@ def test_a_network_learns_what_labels_mean() -> None:
         (Condition.of(signal=torch.zeros(2, L, 3)), "2 numbers"),
     ],
 )
-def test_conditions_outside_of_what_was_built_are_refused(condition: Condition, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_out_of_range_conditions_are_refused(condition: Condition, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         model_of("mdlm").nelbo(torch.zeros(2, L).long(), generator(1), condition=condition)
 
 
-def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
+def test_invalid_conditions_are_refused() -> None:
     labels = Condition.of(labels=torch.zeros(2).long())
     plain = ls.build("mdlm", vocab_size=K, length=L, **SMALL)
     with pytest.raises(UserError, match="built without conditions"):
@@ -175,7 +179,7 @@ def test_mistakes_with_conditions_are_met_with_a_sentence() -> None:
         ls.build("mdlm", vocab_size=K, length=L, labels=-1)
 
 
-def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> None:
+def test_conditional_model_round_trips(tmp_path) -> None:
     model, condition = model_of("ar"), conditions(2)["labels"]
     model.save(tmp_path)
     tokens = torch.zeros(2, L).long()
@@ -183,7 +187,7 @@ def test_a_conditional_model_is_saved_with_what_it_was_built_for(tmp_path) -> No
     torch.testing.assert_close(again, model.nelbo(tokens, generator(1), condition=condition).total)
 
 
-def test_wrappers_made_anew_stay_in_their_mode() -> None:
+def test_rebuilt_wrappers_keep_the_training_mode() -> None:
     model, condition = model_of("mdlm"), conditions(2)["labels"]
     assert isinstance(model.denoiser, PosteriorHead)
     assert not model.denoiser.with_condition(condition).training

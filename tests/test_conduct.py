@@ -1,4 +1,4 @@
-"""Conduct: who may import whom, what may not be used at all, and how mistakes in names are met."""
+"""Conventions of the package: import layers, forbidden calls, public names and errors about names."""
 
 import ast
 import subprocess
@@ -34,7 +34,7 @@ LAYERS = [
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
 SETTINGS = {"logosphere.networks.config", "logosphere.training.optimizer"}
-"""Plain settings without torch, which recipes hold; they import nothing but errors."""
+"""Settings stored in recipes; they import neither torch nor modules other than errors."""
 
 
 def part_of(path: Path) -> str:
@@ -53,27 +53,27 @@ def imports(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
+def test_imports_respect_the_layers(path: Path) -> None:
     for module in imports(path):
         if module.startswith("logosphere.") and module.split(".")[1] in LEVEL:
             assert LEVEL[module.split(".")[1]] <= LEVEL[part_of(path)], f"{path.name} must not import {module}"
 
 
-def test_every_part_has_its_layer() -> None:
+def test_every_package_has_a_layer() -> None:
     assert {part_of(path) for path in FILES} == set(LEVEL)
 
 
-def test_settings_import_nothing() -> None:
+def test_settings_import_only_errors() -> None:
     for module in SETTINGS:
         path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
         assert {name for name in imports(path) if "logosphere" in name or "torch" in name} == {"logosphere.errors"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_is_one_thought(path: Path) -> None:
+def test_modules_are_short_and_documented(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text)), "a module says what it is"
+    assert ast.get_docstring(ast.parse(text)), "a module needs a docstring"
 
 
 FORBIDDEN_MODULES = {"pickle", "dill", "joblib", "shelve", "marshal"}
@@ -81,20 +81,20 @@ FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "has
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_is_unpickled_evaluated_or_printed(path: Path) -> None:
-    """Files of strangers stay data; and what is shown is the command line's business."""
+def test_no_forbidden_calls_or_modules(path: Path) -> None:
+    """Untrusted files must stay data, and only the command line prints."""
     used = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
     allowed = {"print"} if part_of(path) in ("cli", "__main__") else set()
     assert not used & (FORBIDDEN_CALLS - allowed)
     assert not {module.split(".")[0] for module in imports(path)} & FORBIDDEN_MODULES
 
 
-def test_the_public_names_need_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys; import logosphere; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in ls.__all__:
         assert getattr(ls, name) is not None
     assert set(dir(ls)) == set(ls.__all__)
@@ -115,7 +115,7 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda: ls.system("mdml"), "Did you mean 'mdlm'"),
         (lambda: ls.build("d3pm-unifrom", vocab_size=3, length=4), "Did you mean 'd3pm-uniform'"),
@@ -127,13 +127,13 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
         (lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=0), "timesteps"),
     ],
 )
-def test_a_mistake_is_met_with_the_nearest_right_thing(call, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_invalid_names_and_values_are_refused_with_a_suggestion(call, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         call()
 
 
 @pytest.mark.parametrize("tokens", [[[0, 1, 2, 3]], [[0, 1, -1]], [[0, 1]]])
-def test_tokens_that_do_not_fit_are_refused(tokens: list) -> None:
+def test_invalid_tokens_are_refused(tokens: list) -> None:
     import torch
 
     model = ls.build("mdlm", vocab_size=3, length=3, width=8, depth=1, heads=1)
@@ -159,11 +159,11 @@ TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_test_modules_share_helpers_not_tests(path: Path) -> None:
+def test_test_modules_do_not_import_tests(path: Path) -> None:
     assert not [module for module in imports(path) if module.split(".")[0].startswith("test_")]
 
 
-def test_modules_of_tests_have_names_of_their_own() -> None:
-    """Folders of tests are no packages, so two modules of one name would be taken for one another."""
+def test_test_module_names_are_unique() -> None:
+    """Test folders are not packages, so two modules of one name would shadow each other."""
     names = [path.name for folder in (TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
     assert sorted(name for name in {*names} if names.count(name) > 1) == ["conftest.py"]

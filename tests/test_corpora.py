@@ -1,4 +1,4 @@
-"""Corpora: every source gives its text back, split and tokenised as it was asked for."""
+"""Corpora: every source returns its text, split and tokenised as requested."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ CLEAN = "the quick brown fox jumps over the lazy dog " * 50
 
 
 @pytest.mark.parametrize("tokenizer", ["auto", "characters", "byte", "bpe:300"])
-def test_the_three_splits_are_the_text_in_order(prose: Path, tokenizer: str) -> None:
+def test_splits_concatenate_to_the_text(prose: Path, tokenizer: str) -> None:
     corpus = open_corpus(str(prose), tokenizer)
     train, valid, test = decode_splits(corpus)
     held_out = len(PROSE) * 5 // 100
@@ -48,7 +48,7 @@ def test_counts_of_bytes_and_characters_differ_beyond_ascii(tmp_path: Path) -> N
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(2, 9))
-def test_chunks_do_not_depend_on_the_pieces_read(text: str, step: int) -> None:
+def test_chunks_do_not_depend_on_the_read_size(text: str, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora, "CHUNK", 8)
         whole = list(corpora._rechunk([text]))
@@ -57,14 +57,14 @@ def test_chunks_do_not_depend_on_the_pieces_read(text: str, step: int) -> None:
         assert list(corpora._rechunk(text[i : i + step] for i in range(0, len(text), step))) == whole
 
 
-def test_small_pieces_make_the_same_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_do_not_depend_on_the_chunk_size(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = open_corpus(str(prose), "bpe:300")
     monkeypatch.setattr(corpora, "CHUNK", 64)
     pieces = open_corpus(str(prose), "bpe:300", tmp_path / "other")
     assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.test, pieces.test)
 
 
-def test_pydoc_is_on_every_machine() -> None:
+def test_pydoc_corpus_is_always_available() -> None:
     corpus = open_corpus("pydoc")
     assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.train.dtype == np.uint8
@@ -73,20 +73,22 @@ def test_pydoc_is_on_every_machine() -> None:
 
 
 @given(st.text(st.sampled_from("aB 3é.\n")), st.integers(1, 9))
-def test_letters_are_the_same_however_the_text_was_read(text: str, step: int) -> None:
+def test_letters_do_not_depend_on_the_read_size(text: str, step: int) -> None:
     pieces = [text8_filter(text[i : i + step]) for i in range(0, len(text), step)]
     assert "".join(text8.join_filtered(pieces)) == text8_filter(text)
 
 
-def test_any_text_can_be_read_in_letters(prose: Path) -> None:
+def test_letters_prefix_normalises_any_text(prose: Path) -> None:
     corpus = open_corpus(f"letters:{prose}")
     assert corpus.tokenizer.fingerprint == text8_tokenizer().fingerprint
     assert corpus.name == f"letters:{prose}"
     assert "".join(decode_splits(corpus)) == text8_filter(PROSE)
-    assert "".join(decode_splits(open_corpus(str(prose)))) == PROSE  # the same file as it is, from the same cache
+    assert (
+        "".join(decode_splits(open_corpus(str(prose)))) == PROSE
+    )  # the same file without normalisation, from the same cache
 
 
-def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_prefix_keeps_the_splits_of_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = {"train": ["A cat.", "Two dogs!"], "valid": ["3 mice"], "test": ["No one?"]}
     records = {split: [Record(text) for text in rows] for split, rows in splits.items()}
     monkeypatch.setitem(published.RECORD_DATASETS, "tinystories", lambda cache, report: records)
@@ -97,7 +99,7 @@ def test_a_set_of_texts_is_read_in_letters_by_its_own_splits(monkeypatch: pytest
     ("text", "name"),
     [(CLEAN, "text8"), (PROSE, "characters"), ("".join(map(chr, range(32, 232))) * 2, "bytes")],
 )
-def test_auto_takes_the_smallest_alphabet_that_fits(text: str, name: str, tmp_path: Path) -> None:
+def test_auto_selects_the_smallest_matching_alphabet(text: str, name: str, tmp_path: Path) -> None:
     assert open_corpus(str(write_file(tmp_path / "a.txt", text))).tokenizer.name == name
 
 
@@ -133,7 +135,7 @@ def test_json_lines_parquet_and_folders_give_the_same_documents(tmp_path: Path) 
         assert "".join(decode_splits(open_corpus(str(tmp_path / name)))) == "\n\n".join(documents), name
 
 
-def test_half_surrogates_in_json_do_no_harm(tmp_path: Path) -> None:
+def test_lone_surrogates_in_json_are_replaced(tmp_path: Path) -> None:
     line = r'{"text": "a\ud800b \ud83d\ude42 %s"}' % ("x" * 99)
     assert "".join(decode_splits(open_corpus(str(write_file(tmp_path / "a.jsonl", line))))).startswith("a�b 🙂")
 
@@ -165,7 +167,7 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, own_cache: Path) -> None:
+def test_text8_is_read_from_the_data_folder_zipped_or_not(small_text8: Path, own_cache: Path) -> None:
     assert "".join(decode_splits(open_corpus("text8"))) == CLEAN
     (small_text8 / "text8.zip").unlink()
     write_file(small_text8 / "text8", CLEAN)
@@ -175,14 +177,14 @@ def test_text8_comes_from_the_data_folder_zipped_or_not(small_text8: Path, own_c
 
 def test_text8_is_downloaded_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGOSPHERE_DATA")
-    heard: set[str] = set()
-    open_corpus("text8", report=lambda stage, done, total: heard.add(stage))
-    assert "downloading text8.zip" in heard
+    stages: set[str] = set()
+    open_corpus("text8", report=lambda stage, done, total: stages.add(stage))
+    assert "downloading text8.zip" in stages
     (small_text8 / "text8.zip").unlink()
     assert open_corpus("text8").name == "text8"
 
 
-def test_without_network_the_data_folder_is_named(small_text8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_names_the_data_folder(small_text8: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGOSPHERE_DATA")
     (small_text8 / "text8.zip").unlink()
     with pytest.raises(UserError, match="LOGOSPHERE_DATA"):
@@ -191,7 +193,7 @@ def test_without_network_the_data_folder_is_named(small_text8: Path, monkeypatch
 
 @pytest.mark.parametrize("name", ["text8.zip", "text8"])
 @pytest.mark.parametrize("content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode()])
-def test_another_text8_is_refused(small_text8: Path, own_cache: Path, name: str, content: bytes) -> None:
+def test_text8_with_another_checksum_is_refused(small_text8: Path, own_cache: Path, name: str, content: bytes) -> None:
     (small_text8 / "text8.zip").unlink()
     write_file(small_text8 / name, content)
     with pytest.raises(UserError, match=f"{name} .*fetch it again"):
@@ -228,18 +230,18 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, **tables: Table) -> None:
     monkeypatch.setitem(sys.modules, "datasets", library)
 
 
-def test_the_hub_uses_the_splits_a_dataset_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_uses_the_splits_of_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     install_hub(monkeypatch, test=Table("end", "."), train=Table("x" * 100, None), validation=Table("middle"))
     assert decode_splits(open_corpus("hf:owner/name:config")) == ["x" * 100, "middle", "end\n\n."]
 
 
-def test_the_hub_cuts_the_splits_a_dataset_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_creates_missing_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     install_hub(monkeypatch, train=Table("x" * 95 + "valid"), test=Table("end"))
     assert decode_splits(open_corpus("hf:owner/name:config")) == ["x" * 95, "valid", "end"]
 
 
 @pytest.mark.parametrize(
-    ("source", "tables", "sentence"),
+    ("source", "tables", "message"),
     [
         ("hf:owner/other", {}, r"owner/other cannot be loaded \(no owner/other None\); check"),
         ("hf:", {}, "names no dataset; write hf:OWNER/NAME"),
@@ -248,11 +250,11 @@ def test_the_hub_cuts_the_splits_a_dataset_lacks(monkeypatch: pytest.MonkeyPatch
         ("hf:owner/name:config", {"train": Table(3)}, "holds int, not text"),
     ],
 )
-def test_mistakes_with_the_hub(
-    source: str, tables: dict[str, Table], sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_hub_sources_are_refused(
+    source: str, tables: dict[str, Table], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_hub(monkeypatch, **tables)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(source)
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the machine: nothing that was reported as saved is lost, and a sentence says what is wrong."""
+"""Crashes, full disks and power cuts: no checkpoint that was reported as saved is lost, and errors are one line."""
 
 import json
 import os
@@ -24,12 +24,12 @@ from logosphere.runs.run import Run
 
 
 @pytest.mark.slow
-def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not(tmp_path: Path) -> None:
+def test_repeatedly_killed_training_gives_the_same_result(tmp_path: Path) -> None:
     assert inject_crashes(tmp_path, kills=8, seed=1)["kills"] == 8
 
 
-def test_what_a_killed_training_leaves_is_swept_up(tmp_path: Path) -> None:
-    """Death between writing latest.json beside its place and moving it there."""
+def test_temporary_files_of_a_killed_training_are_removed(tmp_path: Path) -> None:
+    """The process dies between writing the temporary latest.json and renaming it."""
     patient = Subject(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
     for moment in (4, 9, 14, 19, 24):
         assert was_killed(patient, Kill(moment=moment))
@@ -52,40 +52,41 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_and_one_that_cannot_be_written(
+def test_full_and_read_only_disks(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     size = ["--length", "16", "--batch", "4", "--network.width", "32", "--network.depth", "1", "--network.heads", "2"]
-    words = ["train", "--steps", "4", "--validations", "4", "--validation-sequences", "4", *size]
+    argv = ["train", "--steps", "4", "--validations", "4", "--validation-sequences", "4", *size]
     run, filler = small_disk / "run", small_disk / "filler"
-    assert main([*words, "--out", str(tmp_path / "alone")]) == 0
+    assert main([*argv, "--out", str(tmp_path / "uninterrupted")]) == 0
     filler.write_bytes(bytes(1_300_000))
-    assert main([*words, "--out", str(run)]) == 1
+    assert main([*argv, "--out", str(run)]) == 1
     assert "disk is full" in capsys.readouterr().err
     before = Run(run).state
     filler.unlink()
     assert main(["train", "--out", str(run), "--resume"]) == 0
-    assert metrics_without_times(Run(run)) == metrics_without_times(Run(tmp_path / "alone"))
+    assert metrics_without_times(Run(run)) == metrics_without_times(Run(tmp_path / "uninterrupted"))
     assert (
-        tensor_bytes(run / "ema.safetensors") == tensor_bytes(tmp_path / "alone" / "ema.safetensors")
+        tensor_bytes(run / "ema.safetensors") == tensor_bytes(tmp_path / "uninterrupted" / "ema.safetensors")
         and before.exists()
     )
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for command in (["train", "--out", str(run), "--resume"], [*words, "--out", str(small_disk / "other")]):
+    for command in (["train", "--out", str(run), "--resume"], [*argv, "--out", str(small_disk / "other")]):
         capsys.readouterr()
         assert main(command) == 1
-        assert "Read-only file system); choose another" in (said := capsys.readouterr().err) and "Traceback" not in said
-    # What was measured is told all the same.
+        error = capsys.readouterr().err
+        assert "Read-only file system); choose another" in error and "Traceback" not in error
+    # The results are printed although they cannot be saved.
     assert main(["evaluate", str(run), "--sequences", "2", "--json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["sequences"] == 2 and "choose another folder" in said.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["sequences"] == 2 and "choose another folder" in captured.err
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
-    """The library wraps this in a traceback, and would leave what is half written on the full disk."""
+def test_full_disk_while_shards_are_saved(size: int, small_disk: Path, corpus: Corpus, tmp_path: Path) -> None:
+    """The library wraps the error in a traceback, and would leave partial files on the full disk."""
     recipe = replace(PLAIN, shard=True, steps=4, validations=1, network=replace(PLAIN.network, width=64, neighbours=0))
     run, filler = create_run(recipe, corpus, small_disk / "run"), small_disk / "filler"
     filler.write_bytes(bytes(1_100_000))
@@ -101,8 +102,8 @@ def test_a_full_disk_while_shares_are_written(size: int, small_disk: Path, corpu
     assert [type(event) for event in run_training(run, corpus)][-1] is Saved
 
 
-def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of day may go back by years; only clocks that cannot jump are read."""
+def test_wall_clock_jumps_change_nothing(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock may go back by years; only the monotonic clock is used."""
     straight = create_run(PLAIN, corpus, tmp_path / "straight")
     list(run_training(straight, corpus))
     jumps = iter([1e9, -1e9] * 10_000)
@@ -115,7 +116,7 @@ def test_clocks_that_jump_change_nothing(corpus: Corpus, tmp_path: Path, monkeyp
 
 
 class Disk:
-    """What a power cut would undo: folders with names that were not synced, files with bytes that were not."""
+    """Tracks what a power cut would undo: directory entries and file contents that were not synced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run: Path):
         self.run, self.loose, self.safe = run, set[Path](), dict[Path, int]()
@@ -137,7 +138,7 @@ class Disk:
 
         def removed(path: Path, ignore_errors: bool = False) -> None:
             if path.is_dir() and path.name.startswith("step-"):
-                self.check(self.run)  # what is dropped now must never be needed again
+                self.check(self.run)  # the removed checkpoint must not be needed any more
             rmtree(path, ignore_errors=ignore_errors)
 
         monkeypatch.setattr(os, "fsync", synced)
@@ -145,7 +146,7 @@ class Disk:
         monkeypatch.setattr(shutil, "rmtree", removed)
 
     def check(self, folder: Path) -> None:
-        """All files and names below a folder are safe, but for those that nobody was told of."""
+        """All files and names below a folder are synced, except those that were not reported."""
         assert not [path for path in self.loose if path == folder or folder in path.parents]
         for path in folder.rglob("*"):
             if path.is_file() and path.name not in (".lock", "metrics.jsonl", "model.safetensors", "ema.safetensors"):
@@ -154,12 +155,12 @@ class Disk:
                 assert path in self.safe
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are looked up in the way of Linux")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are looked up in /proc")
 @pytest.mark.parametrize("shard", [False, True])
-def test_a_power_cut_undoes_nothing_that_was_reported(
+def test_power_cut_keeps_every_reported_checkpoint(
     shard: bool, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a step is reported as saved, and before the one before it is dropped, all that it needs is synced."""
+    """A checkpoint is synced before it is reported and before the previous one is removed."""
     disk = Disk(monkeypatch, tmp_path / "run")
     run = create_run(replace(PLAIN, shard=shard, steps=4, validations=4), corpus, tmp_path / "run")
     disk.check(run.path)

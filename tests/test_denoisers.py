@@ -1,4 +1,4 @@
-"""Networks: what may look at what, caches that change nothing, and a start that claims to know nothing."""
+"""Networks: dependencies between positions, caches that change nothing, and uniform predictions at initialisation."""
 
 import math
 
@@ -23,7 +23,7 @@ SIZE = NetworkConfig(**SMALL)
 CODEC = TokenCodec(V, mask=True)
 
 
-def made(kind: str, seed: int = 0) -> Denoiser:
+def make_denoiser(kind: str, seed: int = 0) -> Denoiser:
     makers = {
         "full": lambda: FullTransformer(CODEC, L, SIZE, reads_time=False),
         "full-time": lambda: FullTransformer(CODEC, L, SIZE, reads_time=True),
@@ -55,7 +55,7 @@ def changed(values: Tensor, position: int) -> Tensor:
 
 
 def influence(denoiser: Denoiser, which: str) -> Tensor:
-    """seen[q, k]: does the answer at q change when the state (or the context) at k changes? Bit by bit."""
+    """Entry [q, k] says whether the output at q changes at all when the state (or the context) at k changes."""
     z, t, context = inputs()
     before = denoiser(z, t, context)
     rows = []
@@ -65,28 +65,28 @@ def influence(denoiser: Denoiser, which: str) -> Tensor:
     return torch.stack(rows, 1)
 
 
-def test_a_causal_network_sees_the_clean_past_and_nothing_else() -> None:
-    denoiser = made("causal")
+def test_causal_network_depends_on_the_clean_past_only() -> None:
+    denoiser = make_denoiser("causal")
     assert not influence(denoiser, "z").any()
     assert torch.equal(influence(denoiser, "context"), torch.ones(L, L).tril(-1).bool())
 
 
 @pytest.mark.parametrize("kind", ["full", "full-time"])
-def test_a_full_network_sees_every_state_and_no_context(kind: str) -> None:
-    denoiser = made(kind)
+def test_bidirectional_network_depends_on_states_only(kind: str) -> None:
+    denoiser = make_denoiser(kind)
     assert influence(denoiser, "z").all()
     assert not influence(denoiser, "context").any()
 
 
 @pytest.mark.parametrize("kind", ["block", "block-time"])
-def test_a_block_sees_itself_noisy_and_earlier_blocks_clean(kind: str) -> None:
-    denoiser, block = made(kind), torch.arange(L) // 2
+def test_block_depends_on_its_noisy_states_and_earlier_clean_blocks(kind: str) -> None:
+    denoiser, block = make_denoiser(kind), torch.arange(L) // 2
     assert torch.equal(influence(denoiser, "z"), block[:, None] == block)
     assert torch.equal(influence(denoiser, "context"), block[:, None] > block)
 
 
 @pytest.mark.parametrize("block", [1, 2, 4])
-def test_the_block_mask_is_written_out_right(block: int) -> None:
+def test_block_mask_matches_its_definition(block: int) -> None:
     mask = block_causal_mask(4, block)
     for q in range(8):
         for k in range(8):
@@ -98,23 +98,23 @@ def test_the_block_mask_is_written_out_right(block: int) -> None:
 
 
 @kinds
-def test_packed_answers_are_the_wanted_rows(kind: str) -> None:
-    denoiser, (z, t, context) = made(kind), inputs()
+def test_packed_outputs_are_the_selected_rows(kind: str) -> None:
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
     where = torch.rand(B, L, generator=generator(2)) < 0.5
     torch.testing.assert_close(denoiser(z, t, context, where), denoiser(z, t, context)[where], rtol=1e-5, atol=1e-5)
 
 
 @kinds
-def test_sequences_do_not_see_each_other(kind: str) -> None:
-    denoiser, (z, t, context) = made(kind), inputs()
-    alone = torch.cat([denoiser(z[i : i + 1], t[i : i + 1], context[i : i + 1]) for i in range(B)])
-    torch.testing.assert_close(denoiser(z, t, context), alone, rtol=1e-5, atol=1e-5)
+def test_sequences_are_independent(kind: str) -> None:
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
+    single = torch.cat([denoiser(z[i : i + 1], t[i : i + 1], context[i : i + 1]) for i in range(B)])
+    torch.testing.assert_close(denoiser(z, t, context), single, rtol=1e-5, atol=1e-5)
 
 
 @kinds
-def test_the_order_of_what_is_seen_matters(kind: str) -> None:
-    """Two tokens that the last position sees change places."""
-    denoiser = made(kind)
+def test_outputs_depend_on_token_order(kind: str) -> None:
+    """Two tokens before the last position are swapped."""
+    denoiser = make_denoiser(kind)
     one = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0]])
     other = torch.tensor([[1, 0, 2, 3, 4, 5, 6, 0]])
     times = torch.full((1, L), 0.5)
@@ -122,9 +122,9 @@ def test_the_order_of_what_is_seen_matters(kind: str) -> None:
 
 
 @kinds
-def test_a_session_answers_as_the_whole_network(kind: str) -> None:
-    """Step by step along a left-to-right walk, whatever a session remembers."""
-    denoiser, (z, t, context) = made(kind), inputs()
+def test_session_matches_the_full_network(kind: str) -> None:
+    """Step by step from left to right, with everything the session has cached."""
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
     session, whole = denoiser.begin_sampling(), denoiser(z, t, context)
     for i in range(L):
         where = torch.zeros(B, L).bool()
@@ -133,17 +133,17 @@ def test_a_session_answers_as_the_whole_network(kind: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", [1, 5, L - 1])
-def test_a_session_reads_a_prompt_at_once_and_hides_what_is_to_come(prompt: int) -> None:
-    denoiser, (z, t, context) = made("causal"), inputs()
+def test_session_processes_a_prompt_at_once_and_ignores_future_positions(prompt: int) -> None:
+    denoiser, (z, t, context) = make_denoiser("causal"), inputs()
     session, whole = denoiser.begin_sampling(), denoiser(z, t, context)
     for i in range(prompt, L):
         where = (torch.arange(L) == i).expand(B, L)
-        sofar = torch.where(torch.arange(L) < i, context, V)  # the sampler has hidden states there
-        torch.testing.assert_close(session(z, t, sofar, where), whole[:, i], rtol=1e-5, atol=1e-5)
+        so_far = torch.where(torch.arange(L) < i, context, V)  # the sampler has masks there
+        torch.testing.assert_close(session(z, t, so_far, where), whole[:, i], rtol=1e-5, atol=1e-5)
 
 
-def test_a_session_does_not_outlive_its_walk() -> None:
-    denoiser, (z, t, context) = made("causal"), inputs()
+def test_session_resets_for_a_new_sampling_run() -> None:
+    denoiser, (z, t, context) = make_denoiser("causal"), inputs()
     denoiser.begin_sampling()(z, t, context)
     torch.testing.assert_close(
         denoiser.begin_sampling()(z, t, changed(context, 0)), denoiser(z, t, changed(context, 0))
@@ -152,36 +152,36 @@ def test_a_session_does_not_outlive_its_walk() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
-def test_a_fresh_network_knows_nothing(name: str) -> None:
-    """A head of zeros predicts every token equally often: the bound of masked systems is log V for each token."""
+def test_untrained_network_predicts_uniformly(name: str) -> None:
+    """A zero-initialised head predicts uniformly, so the bound of masked systems is log V per token."""
     model = ls.build(name, vocab_size=V, length=L, **SMALL)
     tokens = torch.randint(V, (20, L), generator=generator(3))
     bound = model.nelbo(tokens, generator(4))
-    if name == "mdlm":  # without exact counts, or with jumps, it is so on average only
+    if name == "mdlm":  # without exact counts, or with jumps, this holds only in expectation
         assert bound.total.tolist() == pytest.approx([L * math.log(V)] * 20, rel=1e-5)
     if name == "ar":
         assert bound.total.tolist() == pytest.approx([L * math.log(V)] * 20, rel=1e-6)
     noise = model.corrupt(tokens, torch.tensor(1.0), generator(5))
-    answer = model.denoiser(noise, torch.ones(noise.shape[:2]), noise)
-    if answer.shape[-1] != V:  # a state is predicted, and its head says nothing yet
-        assert answer.abs().max() < 1e-6
+    output = model.denoiser(noise, torch.ones(noise.shape[:2]), noise)
+    if output.shape[-1] != V:  # the network predicts states, and its head is zero
+        assert output.abs().max() < 1e-6
         return
-    # Paths with a finite end leave a little to be known there.
-    assert (answer.softmax(-1) - 1 / V).abs().max() < {"plaid": 0.05, "ddsm": 0.02, "d3pm-gaussian": 5e-3}.get(
+    # Paths with a finite end keep some information about the token there.
+    assert (output.softmax(-1) - 1 / V).abs().max() < {"plaid": 0.05, "ddsm": 0.02, "d3pm-gaussian": 5e-3}.get(
         name, 1e-5
     )
 
 
 @kinds
 def test_logits_are_float32_under_autocast(kind: str) -> None:
-    denoiser, (z, t, context) = made(kind), inputs()
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
     with torch.autocast("cpu", torch.bfloat16):
         out = denoiser(z, t, context)
     assert out.dtype == torch.float32
     assert (out - denoiser(z, t, context)).abs().max() < 0.3
 
 
-def test_attention_on_a_processor_is_in_full_precision_whatever_the_rest_is_in() -> None:
+def test_cpu_attention_runs_in_float32() -> None:
     q, k, v = torch.randn(3, 2, 2, 5, 8, generator=generator(0))
     with torch.autocast("cpu", torch.bfloat16):
         mixed = attend(q, k, v, None)
@@ -191,16 +191,16 @@ def test_attention_on_a_processor_is_in_full_precision_whatever_the_rest_is_in()
 
 
 @kinds
-def test_time_matters_where_it_is_read_and_nowhere_else(kind: str) -> None:
-    denoiser, (z, t, context) = made(kind), inputs()
+def test_only_time_conditional_networks_depend_on_time(kind: str) -> None:
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
     moved = (denoiser(z, t, context) - denoiser(z, t / 2, context)).abs().max() > 1e-4
     assert bool(moved) == denoiser.reads_time == kind.endswith("time")
 
 
 @pytest.mark.parametrize("kind", ["full-time", "block-time"])
-def test_a_shared_time_is_a_field_that_happens_to_be_constant(kind: str) -> None:
-    """A field that differs in one sequence takes the long way; the other sequences must not notice."""
-    denoiser, (z, t, context) = made(kind), inputs()
+def test_shared_time_matches_per_position_times(kind: str) -> None:
+    """Times that vary within one sequence use the general code path, which must not change the other sequences."""
+    denoiser, (z, t, context) = make_denoiser(kind), inputs()
     uneven = t.clone()
     uneven[-1, 3:] = 0.0
     long_way, short_way = denoiser(z, uneven, context), denoiser(z, t, context)
@@ -211,8 +211,8 @@ def test_a_shared_time_is_a_field_that_happens_to_be_constant(kind: str) -> None
 @pytest.mark.parametrize(
     "options", [{}, {"block": 2}, {"body": "convolution"}, {"body": "unet", "shape": "8x8"}], ids=str
 )
-def test_embeddings_of_tokens_do_not_run_straight_into_the_head_of_gidd(options: dict) -> None:
-    """With blocks that add nothing the logits do not depend on the states; those of md4, which has one kind, do."""
+def test_gidd_subtracts_the_input_embedding_from_the_residual_stream(options: dict) -> None:
+    """With blocks that output zero the logits do not depend on the states, unlike those of md4."""
     same, length = [], 64 if "shape" in options else L
     for name in ("gidd", "md4"):
         torch.manual_seed(0)
@@ -228,7 +228,7 @@ def test_embeddings_of_tokens_do_not_run_straight_into_the_head_of_gidd(options:
     assert same == [True, False]
 
 
-def test_weights_of_the_other_kind_of_head_are_refused(tmp_path) -> None:
+def test_weights_of_another_head_are_refused(tmp_path) -> None:
     plain, hybrid = (ls.build("gidd", vocab_size=V, length=L, p_u=p_u, **SMALL) for p_u in (0.0, 0.1))
     assert hybrid.state_dict().keys() - plain.state_dict().keys() == {"denoiser.inner.trunk.out"}
     hybrid.save(tmp_path)
@@ -239,16 +239,16 @@ def test_weights_of_the_other_kind_of_head_are_refused(tmp_path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
-def test_every_weight_learns(name: str) -> None:
+def test_every_weight_gets_a_gradient(name: str) -> None:
     """Each parameter gets a gradient that is finite and not zero everywhere."""
     language = skewed_chain(V, L)
     model = random_network(name, language)
-    for done in (0.0, 0.9):  # some train one part after another
+    for done in (0.0, 0.9):  # some systems train in stages
         if isinstance(model.process, OnlineStatistics):
             model.process.update_statistics(done)
         model.bound(*batch_and_noise(language)).loss.sum().backward()
     for weight_name, weight in model.named_parameters():
-        if not weight_name.startswith("remasker"):  # it has a training of its own
+        if not weight_name.startswith("remasker"):  # the remasker is trained separately
             assert weight.grad is not None and weight.grad.isfinite().all() and weight.grad.any(), weight_name
 
 
@@ -260,7 +260,7 @@ def batch_and_noise(language):
 
 
 @pytest.mark.parametrize(
-    "size, says",
+    "size, message",
     [
         ({"width": 30, "heads": 4}, "does not split"),
         ({"width": 12, "heads": 4}, "even size"),
@@ -270,8 +270,8 @@ def batch_and_noise(language):
         ({"dropout": -0.1}, "dropout"),
     ],
 )
-def test_impossible_sizes_are_refused(size: dict, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_sizes_are_refused(size: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build("mdlm", vocab_size=V, length=L, **size)
 
 
@@ -282,7 +282,7 @@ def test_a_block_that_does_not_divide_the_length_is_refused(block: int, denoiser
         ls.build("mdlm", vocab_size=V, length=L, block=block, **denoiser)
 
 
-def test_a_model_without_a_network_says_so() -> None:
+def test_model_without_a_network_is_refused() -> None:
     language = skewed_chain(V, L)
     model = System("mdlm").model(language)
     assert model.denoiser is None and not list(model.parameters())
@@ -290,8 +290,8 @@ def test_a_model_without_a_network_says_so() -> None:
         model.nelbo(language.sample(2, generator(1)), generator(1))
 
 
-def test_the_pattern_of_names_is_the_networks_own() -> None:
-    """Saved files name weights; a denoiser inside a model keeps them apart from the process."""
+def test_weight_names_start_with_the_denoiser_prefix() -> None:
+    """The prefix separates the weights of the denoiser from those of the process."""
     model = random_network("mdlm", skewed_chain(V, L))
     assert isinstance(model.denoiser, nn.Module)
     assert all(name.startswith("denoiser.") for name in model.state_dict())

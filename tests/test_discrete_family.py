@@ -1,4 +1,4 @@
-"""Equalities within the discrete family: the formulas of all papers are one, read by different heads."""
+"""Equalities within the discrete family: the formulas of all papers agree under different output parameterizations."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ LANGUAGES = {"sticky": sticky_chain(3, 4), "skewed": skewed_chain(5, 4), "table"
 
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=LANGUAGES)
 @pytest.mark.parametrize("system, other", EQUAL_BOUNDS, ids=lambda system: str(system))
-def test_some_systems_have_the_bound_of_others(system: System, other: System, language: Language) -> None:
+def test_equivalent_systems_have_equal_bounds(system: System, other: System, language: Language) -> None:
     """MDLM = MD4 = ARDM = GIDD without random tokens; BD3-LM is MDLM in blocks; UDLM is D3PM in continuous time."""
     bounds = [bound_excess(one.model(language), language, n=60, draws=3) for one in (system, other)]
     torch.testing.assert_close(*bounds, rtol=0, atol=1e-6)
@@ -32,7 +32,7 @@ def test_some_systems_have_the_bound_of_others(system: System, other: System, la
 
 @curves
 def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Schedule) -> None:
-    """SEDD-absorb with scores made from x̂ is MDLM."""
+    """SEDD-absorb with scores computed from x̂ is MDLM."""
     plain, scored = (DiscreteDiffusion(Masking(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
@@ -41,19 +41,19 @@ def test_masked_score_entropy_of_a_posterior_is_its_cross_entropy(schedule: Sche
 
 @curves
 def test_uniform_score_entropy_of_a_posterior_is_that_of_uniform_diffusion(schedule: Schedule) -> None:
-    """SEDD-uniform with scores made from x̂ is UDLM; and scores tell x̂ back."""
+    """SEDD-uniform with scores computed from x̂ is UDLM, and x̂ can be recovered from the scores."""
     plain, scored = (DiscreteDiffusion(Uniform(V, schedule), parameterization=form) for form in (None, Score()))
     out, x, z, t = random_states(plain)
     scores = scored.from_posterior(out.log_softmax(-1), z, t)
     torch.testing.assert_close(scored.elbo_rate(scores, x, z, t), plain.elbo_rate(out, x, z, t), rtol=1e-7, atol=1e-9)
-    seen = schedule.signal(t) > 1e-6  # where nothing is left of the token, nothing can be told
+    has_signal = schedule.signal(t) > 1e-6  # without signal x̂ cannot be recovered
     torch.testing.assert_close(
-        scored.context_probs(scores, z, t)[seen], plain.context_probs(out, z, t)[seen], rtol=1e-4, atol=1e-6
+        scored.context_probs(scores, z, t)[has_signal], plain.context_probs(out, z, t)[has_signal], rtol=1e-4, atol=1e-6
     )
 
 
 @pytest.mark.parametrize("mixing", [Masking, Uniform])
-def test_score_entropy_of_any_scores_is_the_published_one(mixing: type) -> None:
+def test_score_entropy_matches_sedd(mixing: type) -> None:
     """σ' Σ_{y≠z} Q(y, z) [s_y - R_y log s_y + R_y (log R_y - 1)] (SEDD eqs. 5, 12), for any scores."""
     schedule = Polynomial(1.5)
     process = DiscreteDiffusion(mixing(V, schedule), parameterization=Score())
@@ -61,19 +61,19 @@ def test_score_entropy_of_any_scores_is_the_published_one(mixing: type) -> None:
     scores = torch.randn(len(x), V, generator=generator(3)).double()
     sigma = -schedule.signal(t).log()
     grown, rho = sigma.expm1()[:, None], (1 - V / (sigma.expm1() + V))[:, None]
-    token, own = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
+    token, stay = F.one_hot(x, V).bool(), F.one_hot(z, V + 1)[:, :V].bool()
     if mixing is Masking:
         ratios, rate = torch.where(token, 1 / grown, 0.0), 1.0
     else:
         moved = torch.where(token, 1 / rho, torch.ones_like(rho))
         ratios, rate = torch.where((z == x)[:, None], rho.expand(-1, V), moved), 1 / V
     terms = scores.exp() - ratios * scores + torch.special.xlogy(ratios, ratios) - ratios
-    published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(own, 0.0, terms).sum(1)
+    published = schedule.slope(t) / schedule.signal(t) * rate * torch.where(stay, 0.0, terms).sum(1)
     torch.testing.assert_close(process.elbo_rate(scores, x, z, t), published, rtol=1e-9, atol=1e-9)
 
 
-def test_scores_have_a_mass_that_logits_do_not_have() -> None:
-    """All ratios twice too large: a cross-entropy would not notice, score entropy charges 2 - 1 - log 2."""
+def test_score_entropy_depends_on_the_total_mass() -> None:
+    """With all ratios doubled the cross-entropy is unchanged, and the score entropy grows by 2 - 1 - log 2."""
     process = DiscreteDiffusion(Masking(V, Cosine()), parameterization=Score())
     out, x, z, t = random_states(process)
     scores = process.from_posterior(out.log_softmax(-1), z, t)
@@ -83,8 +83,8 @@ def test_scores_have_a_mass_that_logits_do_not_have() -> None:
 
 
 @pytest.mark.parametrize("name", ["sedd-absorb", "sedd-uniform"])
-def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> None:
-    """Its bound is then that of a new network with a softmax."""
+def test_untrained_score_network_is_uniform(name: str) -> None:
+    """Its bound equals that of an untrained softmax network."""
     language, plain = skewed_chain(5, 4), {"sedd-absorb": "md4", "sedd-uniform": "udlm"}[name]
     size = {"vocab_size": 5, "length": 4, "width": 8, "depth": 1, "heads": 1}
     tokens, schedule = language.sample(40, generator(1)), ls.options(name)["schedule"]
@@ -96,7 +96,7 @@ def test_a_new_score_network_believes_that_all_tokens_are_alike(name: str) -> No
 
 
 @pytest.mark.parametrize("p_u", [0.1, 0.5])
-def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
+def test_hybrid_weights_match_gidd(p_u: float) -> None:
     """w(z, x, t) [KL(q(·|x) || q(·|x̂)) + R - log R - 1], R = q(z|x)/q(z|x̂) (GIDD eq. 9), for z = mask, x, another."""
     mixing = Hybrid(V, p_u)
     process = DiscreteDiffusion(mixing)
@@ -113,7 +113,7 @@ def test_hybrid_weights_are_the_published_ones(p_u: float) -> None:
     torch.testing.assert_close(process.elbo_rate(out, x, z, t), published, rtol=1e-6, atol=1e-9)
 
 
-def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
+def test_hybrid_training_weights_are_bounded_and_do_not_change_the_bound() -> None:
     mixing = Hybrid(V, 0.1)
     plain, out_of = DiscreteDiffusion(mixing), random_states(DiscreteDiffusion(mixing), low=0.001)
     out, x, z, t = out_of
@@ -130,7 +130,7 @@ def test_hybrid_training_weights_stay_small_and_leave_the_bound_alone() -> None:
     assert chosen[z == V].eq(2).all() and chosen[(z != x) & (z != V)].eq(1).all()
 
 
-def test_a_random_share_of_zero_is_masked_diffusion() -> None:
+def test_zero_uniform_fraction_is_masked_diffusion() -> None:
     hybrid, masked = DiscreteDiffusion(Hybrid(V, 0.0)), DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     for process in (hybrid, masked):
         assert not process.mixing.has_uniform and not process.time_conditional
@@ -148,7 +148,7 @@ def test_a_random_share_of_zero_is_masked_diffusion() -> None:
     assert torch.equal(*stepped)
 
 
-def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
+def test_absorbing_d3pm_step_with_probability_on_the_mask() -> None:
     """T·KL with x̂ that puts p_m on the mask itself, against the closed form for the linear schedule:
 
     (dt/t) [log(1 + a_t p_m/t) - log x̂_x] + (1 - dt/t) [log(1 + a_t p_m/t) - log(1 + a_s p_m/(t - dt))]
@@ -157,17 +157,17 @@ def test_a_step_of_absorbing_d3pm_allows_for_belief_in_the_mask() -> None:
     t = (torch.arange(2, 20) / T).double()
     s, z = t - 1 / T, torch.full_like(t, V).long()
     x = torch.randint(V, t.shape, generator=generator(1))
-    believed = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
+    predicted = torch.randn(len(t), V + 1, generator=generator(2)).double().softmax(-1)
     true = F.one_hot(x, V + 1).double()
-    log_q, log_p = process._log_step(true, z, t, s), process._log_step(believed, z, t, s)
+    log_q, log_p = process._log_step(true, z, t, s), process._log_step(predicted, z, t, s)
     divergence = torch.where(log_q > -torch.inf, log_q.exp() * (log_q - log_p), 0.0).sum(-1)
-    on_mask, of_x = believed[:, V], believed.gather(1, x[:, None])[:, 0]
+    on_mask, of_x = predicted[:, V], predicted.gather(1, x[:, None])[:, 0]
     late, early, lift = (1 + (1 - t) * on_mask / t).log(), (1 + (1 - s) * on_mask / s).log(), 1 / (T * t)
     torch.testing.assert_close(divergence, lift * (late - of_x.log()) + (1 - lift) * (late - early))
 
 
 @curves
-def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
+def test_uniform_rate_matches_the_duo_form(schedule: Schedule) -> None:
     """Duo's form of the uniform rate (Sahoo et al. 2025) needs only Σ_j log x̄_j, log x̄_z and log x̄_x."""
     process = DiscreteDiffusion(Uniform(V, schedule))
     out, x, z, t = random_states(process)
@@ -185,7 +185,7 @@ def test_one_sum_over_the_vocabulary_is_enough(schedule: Schedule) -> None:
 
 
 @curves
-def test_a_masked_step_in_the_form_of_md4(schedule: Schedule) -> None:
+def test_masked_step_matches_the_md4_form(schedule: Schedule) -> None:
     """T expm1(λ_t - λ_s) a_s log p with λ = log a/(1 - a) (Shi et al. 2024, section 4)."""
     process = DiscreteDiffusion(Masking(V, schedule), timesteps=10)
     out, x, z, t = random_states(process, low=0.15)
@@ -210,7 +210,7 @@ def test_clipping_is_for_training_only() -> None:
     assert {int(n) for n in (z == 3).sum(1)} <= {2, 3}
 
 
-def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
+def test_importance_sampled_steps_leave_the_bound_unbiased() -> None:
     """After some training the distribution of steps is not uniform, and an oracle's bound is still the entropy."""
     language = sticky_chain(3, 4)
     model = random_network("multinomial", language, timesteps=50, importance_sampling=True)
@@ -225,15 +225,15 @@ def test_steps_are_drawn_where_they_cost_and_the_bound_stays() -> None:
     assert abs(mean - plain) < 4 * error < 0.1
 
 
-def test_samples_of_masked_diffusion_follow_the_cosine_grid_of_md4() -> None:
+def test_masked_sampling_uses_the_md4_cosine_grid() -> None:
     language = skewed_chain(3, 4)
     md4, mdlm = (System(name).model(language).process for name in ("md4", "mdlm"))
     assert md4.grid(8)[1] > mdlm.grid(8)[1] and md4.grid(8)[0] == 1 and md4.grid(8)[-1] == 0
 
 
 @pytest.mark.parametrize("name", ["md4", "ardm", "bd3lm", "udlm", "sedd-absorb", "sedd-uniform", "gidd", "multinomial"])
-def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
-    """Also where times are extreme: every weight, finite, and not zero everywhere."""
+def test_every_system_trains_its_network(name: str) -> None:
+    """Also at extreme times: every weight gets a finite gradient that is not zero everywhere."""
     language = sticky_chain(3, 4)
     model = random_network(name, language, seed=1)
     loss = model.train().bound(some(language), GeneratorNoise(generator(1), 64)).loss.sum()
@@ -252,8 +252,8 @@ def test_a_network_of_every_system_gets_a_gradient(name: str) -> None:
     ],
     ids=str,
 )
-def test_schedules_cut_at_their_ends_still_bound_the_entropy(system: System, lost: Tensor) -> None:
-    """An oracle's bound lies above the entropy, by at most what reading tokens at both ends costs without context."""
+def test_truncated_schedules_still_bound_the_entropy(system: System, lost: Tensor) -> None:
+    """An oracle's bound exceeds the entropy by at most the cost of decoding at both ends without context."""
     language = sticky_chain(3, 4)
     mean, error = mean_and_error(bound_excess(system.model(language), language, n=2000, draws=16))
     assert -3 * error < mean < 4 * float(lost) + 3 * error
@@ -269,7 +269,7 @@ def build(name: str, **options) -> None:
 
 
 @pytest.mark.parametrize(
-    "call, says",
+    "call, message",
     [
         (lambda: build("gidd", p_u=1.0), "p_u.*below 1, not 1.0"),
         (lambda: build("gidd", p_u=-0.1), "at least 0"),
@@ -296,25 +296,25 @@ def build(name: str, **options) -> None:
         (lambda: build("d3pm-uniform", timesteps=None, reconstruction="network"), "a number of timesteps"),
         (lambda: build("d3pm-uniform", timesteps=None, schedule="offset-cosine"), "at least 1, not None"),
         (lambda: build("d3pm-gaussian", widths="formulas"), "Did you mean 'formula'"),
-        (lambda: build("multinomial", largest_beta=0.0), "largest_beta must be above 0"),
+        (lambda: build("multinomial", max_beta=0.0), "max_beta must be above 0"),
         (lambda: build("gidd", schedule="geometric:0.01,20,0"), "begins with noise"),
         (lambda: DiscreteDiffusion(Uniform(3, Cosine()), exact_count=True), "exact_count"),
         (lambda: DiscreteDiffusion(Hybrid(3, 0.1), parameterization=Score()), "Score entropy"),
     ],
 )
-def test_bad_options_are_met_with_a_sentence(call, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_invalid_options_are_refused(call, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         call()
 
 
 @pytest.mark.parametrize("name", ["mdlm", "gidd", "sedd-absorb"])
-def test_the_mask_is_no_token_of_the_data(name: str) -> None:
+def test_mask_token_in_the_data_is_refused(name: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, denoiser=None)
     with pytest.raises(ls.UserError, match="from 0 to 2"):
         model.nelbo(torch.tensor([[0, 1, 2, 3]]), torch.Generator())
 
 
-def test_a_table_of_rates_is_a_chain(timesteps: int = 4) -> None:
+def test_tabulated_schedule_matches_the_linear_schedule(timesteps: int = 4) -> None:
     """β_t = 1/(T - t + 1) is the linear schedule; the bound of both is the same number."""
     language, betas = skewed_chain(3, 4), [1 / (timesteps - step) for step in range(timesteps)]
     by_name, by_table = (

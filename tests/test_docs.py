@@ -1,7 +1,7 @@
-"""What the documents show is true: their Python runs, the command line reads their commands, their links lead on.
+"""The documentation: its Python runs, its commands parse, and its links resolve.
 
 Every `python` block of every page is executed, the blocks of a page one after another. Of every `bash` block each
-`logosphere` command is read by the parser of that command; those of the tutorial are executed, with small settings.
+`logosphere` command is parsed; those of the tutorial are executed with small settings.
 """
 
 import ast
@@ -36,7 +36,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of every command of this package that a page shows."""
+    """The arguments of every `logosphere` command on a page."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("logosphere ")]
 
@@ -93,17 +93,17 @@ def test_the_page_on_new_processes_adds_a_system(elsewhere: Path) -> None:
 # ---- commands ------------------------------------------------------------------------------------------------
 
 
-def test_the_parser_of_each_command_reads_what_is_shown() -> None:
+def test_documented_commands_parse() -> None:
     read = 0
     for page in PAGES:
-        for command, *words in commands(page):
+        for command, *argv in commands(page):
             if command == "--help":
                 continue
             assert command in COMMANDS, f"{named(page)}: {command}"
-            if command == "train" and "--begin" in words:  # reads the folder of the parent, which need not exist here
-                parse_train_options(split_recipe(words)[1], recipe(split_recipe(words)[0] or "demo"))
+            if command == "train" and "--begin" in argv:  # parsing opens the parent folder, which need not exist here
+                parse_train_options(split_recipe(argv)[1], recipe(split_recipe(argv)[0] or "demo"))
             else:
-                parse_arguments(command, words)
+                parse_arguments(command, argv)
             read += 1
     assert read > 30
 
@@ -119,10 +119,10 @@ SMALL = {
 @pytest.mark.slow
 def test_the_tutorial_runs(elsewhere: Path) -> None:
     shown = commands(ROOT / "docs" / "tutorial.md")
-    assert {words[0] for words in shown} >= {"train", "evaluate", "sample", "plot", "compare", "studio"}
-    for words in shown:
-        if words[0] not in ("compare", "studio"):  # tests/test_comparison.py and tests/test_studio.py run these
-            assert main([*words, *shlex.split(SMALL.get(words[0], ""))]) == 0, words
+    assert {argv[0] for argv in shown} >= {"train", "evaluate", "sample", "plot", "compare", "studio"}
+    for argv in shown:
+        if argv[0] not in ("compare", "studio"):  # tests/test_comparison.py and tests/test_studio.py run these
+            assert main([*argv, *shlex.split(SMALL.get(argv[0], ""))]) == 0, argv
     assert (elsewhere / "film.html").exists()
 
 
@@ -130,7 +130,7 @@ def test_the_tutorial_runs(elsewhere: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Names of places on a page: its headings, and the modules that an API page shows with all that is in them."""
+    """The anchors of a page: its headings."""
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
@@ -154,7 +154,7 @@ def is_shown(page: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("http"):
@@ -186,7 +186,7 @@ def test_every_module_is_in_the_reference() -> None:
 # ---- results -------------------------------------------------------------------------------------------------
 
 
-def test_tables_of_results_are_those_of_the_records() -> None:
+def test_result_tables_match_the_records() -> None:
     assert results_tables.find_problems(results_tables.find_pages()) == []
 
 
@@ -202,8 +202,8 @@ def test_records_are_complete() -> None:
 # ---- notebooks -----------------------------------------------------------------------------------------------
 
 
-def shown_by(cell: str, namespace: dict[str, object]) -> object:
-    """Run a cell as a notebook does: what its last expression gives is shown."""
+def run_cell(cell: str, namespace: dict[str, object]) -> object:
+    """Run a cell as a notebook does and return the value of its last expression."""
     tree = ast.parse(cell)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), namespace)
@@ -212,7 +212,7 @@ def shown_by(cell: str, namespace: dict[str, object]) -> object:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=named)
-def test_notebooks_run_and_draw(notebook: Path, elsewhere: Path) -> None:
+def test_notebooks_run_and_produce_figures(notebook: Path, elsewhere: Path) -> None:
     content = json.loads(notebook.read_text(encoding="utf-8"))
     assert content["nbformat"] == 4 and content["metadata"]["language_info"]["name"] == "python"
     namespace: dict[str, object] = {}
@@ -220,7 +220,7 @@ def test_notebooks_run_and_draw(notebook: Path, elsewhere: Path) -> None:
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == [] and cell["execution_count"] is None  # committed without outputs
-            shown = shown_by("".join(cell["source"]), namespace)
+            shown = run_cell("".join(cell["source"]), namespace)
             if shown is not None:
                 drawing = ElementTree.fromstring(shown._repr_svg_())
                 assert len(list(drawing.iter())) > 20

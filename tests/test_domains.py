@@ -1,4 +1,4 @@
-"""Checkers of small domains, and the synthetic promoters whose every probability is known."""
+"""Validators of small domains, and synthetic promoters with exact probabilities."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from logosphere.evaluation.validators import (
 SOLVED = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
 
 
-def test_a_sudoku_is_solved_or_it_is_not() -> None:
+def test_sudoku_solutions_are_recognised() -> None:
     right = np.array([int(c) - 1 for c in SOLVED])
     rows = right.reshape(9, 9)
-    shifted = np.stack([np.roll(np.arange(9), -row) for row in range(9)])  # rows and columns right, boxes wrong
-    boxed = np.concatenate([np.concatenate([np.arange(9).reshape(3, 3)] * 3, 1)] * 3)  # boxes right, columns wrong
+    shifted = np.stack([np.roll(np.arange(9), -row) for row in range(9)])  # rows and columns valid, boxes invalid
+    boxed = np.concatenate([np.concatenate([np.arange(9).reshape(3, 3)] * 3, 1)] * 3)  # boxes valid, columns invalid
     grids = np.stack([right, shifted.ravel(), boxed.ravel(), rows[[3, 0, 1, 2, 4, 5, 6, 7, 8]].ravel(), right * 0])
     assert is_sudoku_solved(grids).tolist() == [True, False, False, False, False]
     clues = np.where(np.arange(81) % 5 == 0, right + 1, 0)
@@ -39,18 +39,18 @@ def test_a_sudoku_is_solved_or_it_is_not() -> None:
 def test_groups_of_a_sudoku_are_counted() -> None:
     right = np.array([int(c) - 1 for c in SOLVED])
     swapped = right.copy()
-    swapped[[0, 1]] = swapped[[1, 0]]  # the row and the box stay whole, two columns do not
+    swapped[[0, 1]] = swapped[[1, 0]]  # the rows and boxes stay valid, two columns do not
     assert check_sudoku_groups(np.stack([right, swapped])).sum(1).tolist() == [27, 25]
 
 
 def test_chorales_are_checked_beat_by_beat() -> None:
     bach = [np.array([48, 55, 64, 72, 50, 57, 65, 74]), np.array([43, 59, 62, 67])]
     assert check_chorales(bach, bach) == {"whole": 1.0, "ordered": 1.0, "range": 1.0, "chords": 1.0}
-    transposed = [song + 2 for song in bach]  # leaves the range with its highest note, and keeps every chord
+    transposed = [song + 2 for song in bach]  # its highest note leaves the range, every chord is kept
     assert check_chorales(transposed, bach) == {"whole": 1.0, "ordered": 1.0, "range": 11 / 12, "chords": 1.0}
     wrong = [np.array([55, 48, 64, 72, 50]), np.array([48, 49, 50, 51]), np.array([48, 55, 64, 0])]
     found = check_chorales(wrong, bach)
-    assert found["whole"] == found["ordered"] == pytest.approx(2 / 3)  # a rest stands last
+    assert found["whole"] == found["ordered"] == pytest.approx(2 / 3)  # ends with a rest
     assert found["chords"] == pytest.approx(2 / 3) and found["range"] == 1.0
     assert set(check_chorales([np.zeros(0, dtype=np.int64)], bach).values()) == {0.0}
 
@@ -62,7 +62,7 @@ def test_slots_are_found_in_descriptions() -> None:
     assert slot_accuracy([meaning], ["blue spice, coffee shop, café adriatic"]) == 1.0
 
 
-def test_words_of_letters_are_compared_by_their_frequencies() -> None:
+def test_kmer_frequencies_are_compared() -> None:
     assert kmer_divergence(["ACGT"] * 3, ["ACGT"], 2) == 0.0
     assert kmer_divergence(["AAAA"], ["CCCC"], 2) == 1.0
     assert 0 < kmer_divergence(["AACC"], ["AACG"], 2) < 1
@@ -70,7 +70,7 @@ def test_words_of_letters_are_compared_by_their_frequencies() -> None:
         kmer_divergence(["AC"], ["ACGT"])
 
 
-def test_molecules_are_checked_or_say_what_is_missing() -> None:
+def test_molecules_are_checked_or_the_missing_package_is_named() -> None:
     try:
         import rdkit  # noqa: F401
     except ImportError:
@@ -83,8 +83,8 @@ def test_molecules_are_checked_or_say_what_is_missing() -> None:
     assert found == {"valid": 0.75, "unique": pytest.approx(2 / 3), "novel": 0.5}
 
 
-def test_the_synthetic_language_knows_its_probabilities() -> None:
-    """Σ p = 1 over all words at one site, and samples have the frequencies that their probabilities promise."""
+def test_synthetic_promoters_have_exact_probabilities() -> None:
+    """Σ p = 1 over all words at one site, and the frequencies of samples match their probabilities."""
     motif = promoters.Motif("AC", promoters.MOTIFS[0].position)
     words = np.stack(np.meshgrid(np.arange(4), np.arange(4)), -1).reshape(-1, 2)
     assert np.exp(motif.log_p[[0, 1], words].sum(1)).sum() == pytest.approx(1)
@@ -96,14 +96,14 @@ def test_the_synthetic_language_knows_its_probabilities() -> None:
     seen = (tata[strong] == word).all(1).mean()
     there = promoters.motif_probabilities(strength[strong])[:, 2].mean()
     by_chance = np.exp(promoters.BACKGROUND[word].sum())
-    promised = there * 0.85**6 + (1 - there) * by_chance
-    assert seen == pytest.approx(promised, abs=4 * (promised / strong.sum()) ** 0.5)
+    expected = there * 0.85**6 + (1 - there) * by_chance
+    assert seen == pytest.approx(expected, abs=4 * (expected / strong.sum()) ** 0.5)
     other = np.random.default_rng(0).permuted(strength)
     assert (promoters.log_prob(rows, strength) - promoters.log_prob(rows, other)).mean() > 0.3  # signals matter
     assert promoters.entropy_rate(examples) < np.log2(4)
 
 
-def test_occupancy_tells_motifs_from_background() -> None:
+def test_motif_posterior_separates_motifs_from_background() -> None:
     examples = promoters.make_examples(4_000, seed=5)
     rows, strength = np.stack(examples.sequences), examples.signals[:, promoters.START, 0].astype(np.float64)
     found = promoters.motif_posterior(rows)

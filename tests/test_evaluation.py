@@ -1,4 +1,4 @@
-"""Reports: bits with error and kind, the same however data is batched; comparisons only of like with like."""
+"""Reports: bits with error and kind, independent of batching; comparisons of compatible reports only."""
 
 import json
 import math
@@ -25,11 +25,11 @@ LANGUAGE = skewed_chain(5, 6)
 TEXT = LANGUAGE.sample(64, generator(1)).flatten().numpy().astype(np.uint16)
 
 
-def measured(name: str = "mdlm", batch: int = 16, **how) -> Report:
+def evaluate_system(name: str = "mdlm", batch: int = 16, **how) -> Report:
     return evaluate(random_network(name, LANGUAGE), windows(TEXT, 6, batch), rng=7, **how)
 
 
-def test_bits_and_their_error_are_those_of_a_ratio() -> None:
+def test_bits_and_error_match_the_ratio_estimator() -> None:
     """R = Σ total / Σ count, and the error of a ratio by its residuals, all by hand."""
     model = random_network("mdlm", LANGUAGE)
     tokens, known = torch.from_numpy(TEXT.astype(np.int64)).view(-1, 6), torch.zeros(64, 6).bool()
@@ -44,8 +44,8 @@ def test_bits_and_their_error_are_those_of_a_ratio() -> None:
     assert (report.tokens, report.sequences, report.length) == (count.sum(), 64, 6)
 
 
-def test_the_error_is_the_spread_of_repeated_measurements() -> None:
-    """200 samples of 100 pairs: their ratios scatter as one sample says, to 10 per cent (the error of an error)."""
+def test_error_matches_the_spread_of_repeated_measurements() -> None:
+    """200 samples of 100 pairs: the spread of their ratios matches the error of one sample within 10 per cent."""
     rng = generator(2)
     count = torch.randint(1, 9, (200, 100), generator=rng)
     values = (2 * count + torch.randn(200, 100, generator=rng)).double()
@@ -58,15 +58,23 @@ def test_one_sequence_has_no_error() -> None:
 
 
 @pytest.mark.parametrize("kind, sign", [("exact", "= 1.5"), ("bound", "≤ 1.5"), ("surrogate", "~ 1.5")])
-def test_a_report_shows_its_kind(kind, sign: str) -> None:
+def test_report_shows_its_kind(kind, sign: str) -> None:
     report = replace(REPORT, kind=kind)
     assert str(report).startswith(sign) and kind in str(report) and "± 0.0100 bits per character" in str(report)
     assert sign in str(compare([report]))
 
 
-@pytest.mark.parametrize(("system", "path"), [("rdlm-heat", "any-order"), ("rdlm", "joint"), ("mdlm", "")])
-def test_a_report_says_which_path_it_is_of(system: str, path: str) -> None:
-    model = ls.build(system, vocab_size=3, length=4, width=8, depth=1, heads=2)
+@pytest.mark.parametrize(
+    ("system", "options", "path"),
+    [
+        ("rdlm-heat", {"path": "any-order"}, "any-order"),
+        ("rdlm-heat", {}, "joint"),
+        ("rdlm", {}, "joint"),
+        ("mdlm", {}, ""),
+    ],
+)
+def test_report_names_its_path(system: str, options: dict[str, str], path: str) -> None:
+    model = ls.build(system, vocab_size=3, length=4, width=8, depth=1, heads=2, **options)
     report = evaluate(model, [torch.zeros(2, 4, dtype=torch.long)], rng=0)
     assert report.path == model.process.path_name == path
     assert (f"{report.kind}, {path} path" in str(report)) == bool(path)
@@ -86,27 +94,27 @@ def test_sums_are_kept_in_float64() -> None:
     """A million float32 terms would lose three digits."""
     parts = [Estimate(*[torch.full((100_000,), 0.1).double()] * 3, torch.ones(100_000).long(), "bound")] * 10
     assert concatenate(parts).per_token()[0] == pytest.approx(3 * float(torch.tensor(0.1)), rel=1e-12)
-    report = measured()
+    report = evaluate_system()
     assert report.bits == pytest.approx(sum(report.nats) / report.tokens / math.log(2), rel=1e-12)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
-def test_numbers_do_not_depend_on_the_batch(name: str) -> None:
-    large, small, odd = (measured(name, batch, draws=2) for batch in (16, 4, 7))
+def test_numbers_do_not_depend_on_the_batch_size(name: str) -> None:
+    large, small, odd = (evaluate_system(name, batch, draws=2) for batch in (16, 4, 7))
     for cut in (small, odd):
         assert cut.nats == pytest.approx(large.nats, rel=1e-6, abs=1e-5)
     assert small.bits == pytest.approx(large.bits, abs=1e-6)
 
 
-def test_what_was_evaluated_is_known_by_its_tokens_alone() -> None:
-    """The same sequences in other batches are the same text, and can be compared; other tokens are not."""
-    assert measured(batch=16).data_sha256 == measured(batch=5).data_sha256
+def test_data_hash_depends_on_the_tokens_only() -> None:
+    """The same sequences in other batches have the same hash and can be compared; other tokens have another hash."""
+    assert evaluate_system(batch=16).data_sha256 == evaluate_system(batch=5).data_sha256
     other = evaluate(random_network("mdlm", LANGUAGE), windows(TEXT[::-1].copy(), 6, 16), rng=7)
-    assert other.data_sha256 != measured().data_sha256
+    assert other.data_sha256 != evaluate_system().data_sha256
 
 
-def test_the_seed_decides_the_numbers() -> None:
+def test_numbers_depend_on_the_seed() -> None:
     model = random_network("mdlm", LANGUAGE)
     by_int, again, by_generator, same = (
         evaluate(model, windows(TEXT, 6, 16), rng=rng).nats for rng in (7, 7, generator(3), generator(3))
@@ -127,27 +135,27 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
     assert model.training and one.nats == evaluate(model, windows(TEXT, 6, 16), rng=7).nats
 
 
-def test_every_batch_is_watched() -> None:
+def test_watch_is_called_for_every_batch() -> None:
     seen: list[Estimate] = []
-    report = measured(watch=seen.append)
+    report = evaluate_system(watch=seen.append)
     assert torch.cat([part.total for part in seen]).tolist() == report.nats
 
 
 @pytest.mark.parametrize("wrong", [{"draws": 0}, {"batches": []}])
-def test_impossible_measurements_are_refused(wrong: dict) -> None:
+def test_invalid_evaluation_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
         evaluate(random_network("mdlm", LANGUAGE), **{"batches": windows(TEXT, 6, 4)} | wrong)
 
 
-def test_a_report_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    report = measured()
+def test_report_round_trips(tmp_path: Path) -> None:
+    report = evaluate_system()
     report.save(tmp_path / "eval" / "report.json")
     assert Report.load(tmp_path / "eval" / "report.json") == report
     assert json.loads((tmp_path / "eval" / "report.json").read_text())["kind"] == "bound"
 
 
-def test_what_has_no_error_says_null(tmp_path: Path) -> None:
-    """JSON knows no NaN, and others who read it know none either."""
+def test_undefined_error_is_saved_as_null(tmp_path: Path) -> None:
+    """JSON has no NaN."""
     replace(REPORT, error=math.nan).save(tmp_path / "report.json")
     content = (tmp_path / "report.json").read_text()
     assert "NaN" not in content and json.loads(content)["error"] is None
@@ -157,7 +165,7 @@ def test_what_has_no_error_says_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": 1}'])
-def test_what_is_no_report_is_refused(content: str, tmp_path: Path) -> None:
+def test_invalid_report_files_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(UserError, match="not a report"):
         Report.load(tmp_path / "report.json")
@@ -175,7 +183,7 @@ def reports(*nats: torch.Tensor) -> list[Report]:
     return made
 
 
-def test_pairing_takes_out_what_is_hard_for_every_model() -> None:
+def test_paired_error_removes_shared_variance() -> None:
     rng = generator(5)
     hard = 10 + 3 * torch.randn(500, generator=rng)
     better, worse = hard, hard + 0.2 + 0.1 * torch.randn(500, generator=rng)
@@ -189,14 +197,14 @@ def test_pairing_takes_out_what_is_hard_for_every_model() -> None:
     assert row.z > 10 and "+0.0" in str(comparison)
 
 
-def test_independent_noise_is_not_paired_away() -> None:
+def test_paired_error_keeps_independent_variance() -> None:
     one, other = 10 + torch.randn(2, 500, generator=generator(6))
     row = compare(reports(one, other)).rows[1]
     assert row.error == pytest.approx(math.hypot(*[report.error for report in reports(one, other)]), rel=0.1)
 
 
-def test_what_a_model_cannot_see_is_not_held_known() -> None:
-    """From left to right nothing is told of a known end, and -log p of the beginning would be called exact."""
+def test_autoregressive_evaluation_refuses_known_suffixes() -> None:
+    """A left-to-right model cannot condition on a known suffix, so its -log p of the prefix would not be exact."""
     known = torch.zeros(4, 6, dtype=torch.bool)
     known[:, -1] = True
     with pytest.raises(UserError, match="left to right"):
@@ -204,7 +212,7 @@ def test_what_a_model_cannot_see_is_not_held_known() -> None:
 
 
 def test_texts_of_unequal_length_are_paired_per_token() -> None:
-    """Differences of bits are Σ(nats - other)/Σ count, whose error does not hold how long texts happen to be."""
+    """Differences of bits are Σ(nats - other)/Σ count, whose error excludes the variance of the lengths."""
     rng = generator(7)
     counts = torch.randint(10, 60, (4000,), generator=rng)
     better = 2.0 * counts + torch.randn(4000, generator=rng)
@@ -220,7 +228,7 @@ def test_texts_of_unequal_length_are_paired_per_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({"unit": "token"}, "unit"),
         ({"tokenizer": "ee"}, "tokenizer"),
@@ -230,9 +238,9 @@ def test_texts_of_unequal_length_are_paired_per_token() -> None:
         ({"kind": "surrogate"}, "surrogate"),
     ],
 )
-def test_unlike_numbers_are_not_compared(change: dict, says: str) -> None:
+def test_incompatible_reports_are_not_compared(change: dict, message: str) -> None:
     for pair in ([REPORT, replace(REPORT, **change)], [replace(REPORT, **change), REPORT]):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             compare(pair)
 
 

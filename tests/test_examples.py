@@ -1,4 +1,4 @@
-"""Examples: sequences of their own with labels, sources and signals, from files and from published sets."""
+"""Examples: separate sequences with labels, sources and signals, from files and published datasets."""
 
 import contextlib
 import csv
@@ -29,7 +29,7 @@ from logosphere.evaluation.texts import Reference, Texts
 from logosphere.types import NO_TOKEN
 
 
-def made(n: int = 30) -> Examples:
+def make_examples(n: int = 30) -> Examples:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 5, 1 + i % 7) for i in range(n)]
     sources = [rng.integers(0, 4, 1 + i % 3) for i in range(n)]
@@ -43,12 +43,12 @@ def write_pairs(path: Path, n: int = 40) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_every_set_is_listed_with_what_it_holds() -> None:
+def test_every_dataset_is_listed_with_its_content() -> None:
     assert set(DATASETS) == {*RECORD_DATASETS, *INTEGER_DATASETS, SYNTHETIC}
 
 
-def test_short_sequences_end_and_are_counted_with_one_end() -> None:
-    batch = next(sequential_batches(made(), length=8, batch=30))
+def test_short_sequences_are_counted_with_one_eos() -> None:
+    batch = next(sequential_batches(make_examples(), length=8, batch=30))
     assert batch.tokens.shape == (30, 8)
     assert torch.equal((batch.tokens != 5).sum(1) + 1, batch.token_count)
     assert bool(batch.valid.all()) and not bool(batch.known.any())
@@ -56,13 +56,13 @@ def test_short_sequences_end_and_are_counted_with_one_end() -> None:
     assert ((batch.condition.source != NO_TOKEN).sum(1) == 1 + torch.arange(30) % 3).all()
 
 
-def test_a_sequence_that_fills_the_length_has_no_end() -> None:
+def test_full_length_sequence_has_no_eos() -> None:
     whole = Examples([np.zeros(4, dtype=np.int64)], eos=5)
     assert next(sequential_batches(whole, length=4, batch=1)).token_count.tolist() == [4]
 
 
-def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
-    examples = made()
+def test_too_long_sequences_are_skipped_not_cut() -> None:
+    examples = make_examples()
     kept = examples.filter_by_length(3)
     assert len(kept) == sum(len(row) <= 3 for row in examples.sequences)
     assert all(len(row) <= 3 for row in kept.sequences)
@@ -73,12 +73,12 @@ def test_sequences_that_do_not_fit_are_left_out_and_none_is_cut() -> None:
         Examples([np.zeros(4, dtype=np.int64)]).filter_by_length(5)
 
 
-def test_picks_depend_on_seed_and_sample_alone() -> None:
-    picks = ExampleSampler(made(), length=8, batch=6, seed=3)
-    first, again = picks.at(4), ExampleSampler(made(), length=8, batch=6, seed=3).at(4)
+def test_example_sampler_depends_on_seed_and_sample_only() -> None:
+    picks = ExampleSampler(make_examples(), length=8, batch=6, seed=3)
+    first, again = picks.at(4), ExampleSampler(make_examples(), length=8, batch=6, seed=3).at(4)
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.ids, torch.arange(24, 30))
     assert not torch.equal(first.tokens, picks.at(5).tokens)
-    wide = ExampleSampler(made(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
+    wide = ExampleSampler(make_examples(), length=8, batch=12, seed=3).at(2)  # samples 24 … 35
     assert torch.equal(wide.tokens[:6], first.tokens)
 
 
@@ -86,10 +86,8 @@ def test_bits_are_counted_per_real_token() -> None:
     examples = Examples([np.array([0, 1])] * 8, eos=2)
     model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
     report = ls.evaluate(model, sequential_batches(examples, 16, 8), draws=2, rng=0)
-    assert report.tokens == 8 * 3  # two tokens and their end
-    assert report.bits == pytest.approx(
-        16 / 3 * np.log2(3), rel=1e-3
-    )  # an untrained network knows nothing of any of 16
+    assert report.tokens == 8 * 3  # two tokens and EOS
+    assert report.bits == pytest.approx(16 / 3 * np.log2(3), rel=1e-3)  # an untrained network is uniform over 16 tokens
 
 
 def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_a_corpus_of_pairs_trains_from_its_file(tmp_path: Path) -> None:
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
 
-def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
+def test_labels_are_named_and_shared_by_the_splits(tmp_path: Path) -> None:
     rows = io.StringIO()
     table = csv.writer(rows)
     table.writerow(["text", "label"])
@@ -119,7 +117,7 @@ def test_labels_have_names_and_every_split_has_them(tmp_path: Path) -> None:
     assert sum(total) == 60
 
 
-def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Path) -> None:
+def test_data_hash_identifies_the_examples(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\nfour\n")
     first = open_corpus(f"lines:{path}").sha256
@@ -128,7 +126,7 @@ def test_the_same_examples_are_known_again_and_changed_ones_are_not(tmp_path: Pa
     assert open_corpus(f"lines:{path}").sha256 != first
 
 
-def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
+def test_eos_and_integer_tokenizers_round_trip() -> None:
     ended = tokenizer_from_description(WithEOS(CharacterTokenizer("abc")).describe())
     assert isinstance(ended, WithEOS) and ended.size == 4
     assert ended.decode([0, 1, 3, 2]) == "ab" and ended.symbol(3) == "␃"
@@ -136,7 +134,7 @@ def test_tokenizers_with_an_end_and_levels_describe_themselves() -> None:
     assert levels.decode(levels.encode("0 12 255")) == "0 12 255" and levels.unit == "dimension"
     with pytest.raises(UserError, match="0 to 255"):
         levels.encode("256")
-    assert IntegerTokenizer(10).encode("0 09").tolist() == [0, 0, 9]  # digits, as sudokus are written
+    assert IntegerTokenizer(10).encode("0 09").tolist() == [0, 0, 9]  # digits, the format of sudokus
     assert WithEOS(IntegerTokenizer(128)).decode([60, 64, 128, 3]) == "60 64"
     with pytest.raises(ValueError):
         tokenizer_from_description({"kind": "levels", "name": "levels", "size": "many"})
@@ -160,7 +158,7 @@ def test_cifar_pixels_are_read_in_the_official_layout() -> None:
         parse_cifar10(bytes([10]) + bytes(CIFAR10_RECORD_BYTES - 1), "x")
 
 
-def packed(path: Path, files: dict[str, bytes]) -> None:
+def write_archive(path: Path, files: dict[str, bytes]) -> None:
     with tarfile.open(path, "w:xz") as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
@@ -172,7 +170,7 @@ def test_cifar_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     files = {f"cifar-10-batches-bin/{name}.bin": cifar_file([1] * 20, seed)[0]
              for seed, name in enumerate(["data_batch_1", "test_batch"])}  # fmt: skip
-    packed(tmp_path / "cifar-10-binary-part.tar.xz", files)
+    write_archive(tmp_path / "cifar-10-binary-part.tar.xz", files)
     corpus = open_corpus("cifar10")
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (18, 2, 20)
     assert corpus.tokenizer.size == 256 and corpus.conditions == {"labels": 10}
@@ -187,7 +185,7 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
             archive.writestr(f"e2e-dataset/{name}.csv", 'mr,ref\n"name[Cocum], eatType[pub]",Cocum  is a pub.\n' * 1)
     solved = "953168742862734951417952836746893125281645397395271468138529674574386219629417583"
     song = {split: [[[60, 64, 67, 72], [60, 72]]] * 2 for split in ("train", "valid", "test")}
-    packed(
+    write_archive(
         tmp_path / "music_sudoku.tar.xz",
         {
             "x/sudoku17_solved.csv": f"{'0' * 80}3,{solved}\n".encode() * 40,
@@ -204,39 +202,37 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
     assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
 
 
-def test_paragraphs_of_stories_are_split_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_story_paragraphs_are_split_contiguously(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     lines = {}
     for name, letter in {"first10k_lines": "a", "smallGPT": "b"}.items():
         lines[f"x/tinystories_{name}.txt"] = "".join(f"{letter * i}\n\n<|endoftext|>\n" for i in range(1, 41)).encode()
-    packed(tmp_path / "tinystories.tar.xz", lines)
+    write_archive(tmp_path / "tinystories.tar.xz", lines)
     corpus = open_corpus("tinystories")
     assert [len(part) for part in (corpus.train, corpus.valid, corpus.test)] == [72, 4, 4]
-    written = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
-    assert written == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
+    texts = [corpus.tokenizer.decode(row) for row in corpus.valid.sequences]
+    assert texts == ["a" * 37, "a" * 38, "b" * 37, "b" * 38]
 
 
-def test_names_inside_archives_never_reach_the_disk(tmp_path: Path) -> None:
-    packed(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
+def test_archive_member_paths_are_not_used_on_disk(tmp_path: Path) -> None:
+    write_archive(tmp_path / "evil.tar.xz", {"../../escape.txt": b"x", "good/wanted.txt": b"y"})
     assert read_members(tmp_path / "evil.tar.xz", ["wanted.txt"]) == {"wanted.txt": b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
 
 
-def test_damaged_archives_and_other_content_are_met_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """zlib, lzma, zipfile, tarfile and numpy have a dozen kinds of exceptions for archives that are not whole."""
+def test_damaged_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zlib, lzma, zipfile, tarfile and numpy raise a dozen kinds of exceptions for damaged archives."""
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
-    packed(tmp_path / "music_sudoku.tar.xz", {"x/sudoku17_solved.csv": b"12,34\n" * 40})
+    write_archive(tmp_path / "music_sudoku.tar.xz", {"x/sudoku17_solved.csv": b"12,34\n" * 40})
     with pytest.raises(UserError, match="sudoku are not as published"):
         open_corpus("sudoku")
-    packed(tmp_path / "music_sudoku.tar.xz", {"x/jsb-chorales-quarter.json": b"[[[60]]]"})
+    write_archive(tmp_path / "music_sudoku.tar.xz", {"x/jsb-chorales-quarter.json": b"[[[60]]]"})
     with pytest.raises(UserError, match="chorales are not as published"):
         open_corpus("chorales")
     images = {split: np.zeros((20, 98), np.uint8) for split in ("train", "valid", "test")}
     np.savez_compressed(tmp_path / "binarized_mnist.npz", **images)
     assert len(open_corpus("mnist-binary").train) == 20
-    with pytest.raises(ValueError, match="more than any"):  # before it is unpacked
+    with pytest.raises(ValueError, match="more than any"):  # before decompression
         read_npz(tmp_path / "binarized_mnist.npz", ["train"], largest=1000)
     for name, source in (("binarized_mnist.npz", "mnist-binary"), ("music_sudoku.tar.xz", "chorales")):
         whole = (tmp_path / name).read_bytes()
@@ -246,17 +242,17 @@ def test_damaged_archives_and_other_content_are_met_with_a_sentence(
                 open_corpus(source)
 
 
-def test_a_vocabulary_of_a_collection_is_made_once(tmp_path: Path) -> None:
-    """WordPiece comes out otherwise in every training; whoever opens the set later must read the same tokens."""
+def test_dataset_vocabulary_is_trained_once(tmp_path: Path) -> None:
+    """WordPiece training is not deterministic, and the dataset must have the same tokens when opened again."""
     (tmp_path / "s.txt").write_text("the cat sat on the mat\nand the dog sat\non the log by the fog\n" * 30)
     first, second = (open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache") for _ in range(2))
     assert first.tokenizer.fingerprint == second.tokenizer.fingerprint and first.sha256 == second.sha256
-    (made,) = (tmp_path / "cache" / "tokenizers").iterdir()
-    made.write_text("damaged")
+    (make_examples,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    make_examples.write_text("damaged")
     assert open_corpus(f"lines:{tmp_path / 's.txt'}", "wordpiece:70", tmp_path / "cache").tokenizer.size > 9
 
 
-def test_only_a_new_line_begins_a_new_text(tmp_path: Path) -> None:
+def test_only_newlines_separate_texts(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("one\x0ctwo\u2028three\nfour\r\nfive\n" * 20, newline="")
     (tmp_path / "t.jsonl").write_text('{"text": "a\u2028b", "label": "x"}\n{"text": "cde", "label": "y"}\n' * 20)
     corpus = open_corpus(f"lines:{tmp_path / 'l.txt'}")
@@ -266,8 +262,8 @@ def test_only_a_new_line_begins_a_new_text(tmp_path: Path) -> None:
     assert "a\u2028b" in {labelled.tokenizer.decode(row) for row in labelled.train.sequences}
 
 
-def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Path) -> None:
-    """Texts that happen to be of one length are texts that end where a model knows ends."""
+def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
+    """Texts of equal length get EOS if the tokenizer has one."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 20)
     (tmp_path / "b.txt").write_text("abc\n" * 60)
     tokenizer = open_corpus(f"lines:{tmp_path / 'a.txt'}").tokenizer
@@ -278,15 +274,13 @@ def test_a_set_is_read_with_the_ends_of_the_tokenizer_that_is_given(tmp_path: Pa
             open_corpus(source)
 
 
-def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None:
-    """A bound is divided by tokens and ends; so many characters as there are must come of it."""
+def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
+    """The bound covers tokens and EOS, so bits per character must count both."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)
     corpus = open_corpus(f"lines:{tmp_path / 'a.txt'}")
     counted = sum(int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 4, 16))
     assert count_scored_tokens(corpus.test, 4) == counted == count_tokens(corpus.test) + len(corpus.test)
-    tight = sum(
-        int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 3, 16)
-    )  # no room for the end of abc
+    tight = sum(int(batch.scored_tokens.sum()) for batch in eval_batches(corpus.test, 3, 16))  # abc has no room for EOS
     assert count_scored_tokens(corpus.test, 3) == tight < counted
     reference = Reference(
         corpus.tokenizer,
@@ -295,11 +289,11 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
     )
     assert reference.words == {"ab", "abc", "c"}
     kl = measure_samples(reference.real, reference, find_metrics(["ngram-kl"]))["ngram-kl"].value
-    assert 0 <= kl < 0.2  # the same law: all but nothing
+    assert 0 <= kl < 0.2  # the same distribution: almost 0
 
 
 @pytest.mark.parametrize(
-    "content, sentence",
+    "content, message",
     [
         ("", "rows"),
         ('{"text": "a"}\n' * 4, "no field 'label'"),
@@ -307,13 +301,13 @@ def test_ends_count_where_bits_are_counted_per_character(tmp_path: Path) -> None
         ('{"text": ["a"], "label": 1}\n' * 4, "no field 'text'"),
     ],
 )
-def test_broken_tables_are_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+def test_broken_tables_are_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "t.jsonl").write_text(content)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(f"labelled:{tmp_path / 't.jsonl'}")
 
 
-def test_missing_sets_and_files_say_where_to_find_them(tmp_path: Path) -> None:
+def test_missing_datasets_and_files_are_explained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="LOGOSPHERE_DATA"):
         open_corpus("captions")
     with pytest.raises(UserError, match="There is no file"):
@@ -323,7 +317,7 @@ def test_missing_sets_and_files_say_where_to_find_them(tmp_path: Path) -> None:
         open_corpus(f"pairs:{tmp_path / 'x.bin'}")
 
 
-def test_sequences_of_one_length_need_no_end(tmp_path: Path) -> None:
+def test_equal_length_sequences_have_no_eos(tmp_path: Path) -> None:
     path = tmp_path / "dna.txt"
     path.write_text("\n".join(["ACGT", "GGCA", "TTTT", "ACCA"] * 6))
     corpus = open_corpus(f"lines:{path}")
@@ -335,7 +329,7 @@ def test_enhancers_are_read_from_fasta(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     content = "".join(f">{i}\nacgt\r\nACG{'ACGT'[i % 4]}\n" for i in range(40)).encode()
     names = ("ienhancer_train_nonenhancers.fa", "ienhancer_train_enhancers.fa")
-    packed(tmp_path / "dna.tar.xz", {f"dna/{name}": content for name in names})
+    write_archive(tmp_path / "dna.tar.xz", {f"dna/{name}": content for name in names})
     corpus = open_corpus("enhancers")
     assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (72, 4, 4)
     assert corpus.conditions == {"labels": 2} and corpus.tokenizer.decode(corpus.valid.sequences[0]) == "ACGTACGA"

@@ -1,4 +1,4 @@
-"""Flows and diffusions of distributions: bounds hold, posteriors are Bayes' rule, samples are the language."""
+"""Flows and diffusions on the simplex: bounds hold, posteriors follow Bayes' rule, samples follow the language."""
 
 import math
 from typing import Any
@@ -45,12 +45,12 @@ def field(value: float, n: int = N) -> Tensor:
     return torch.full((n, 1), value)
 
 
-def truth(x: Tensor, vocab_size: int = V) -> Tensor:
-    """Logits that leave no doubt."""
+def true_logits(x: Tensor, vocab_size: int = V) -> Tensor:
+    """Logits of the true token with probability 1."""
     return 200.0 * F.one_hot(x, vocab_size)
 
 
-# ---- the oracle law --------------------------------------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -61,20 +61,20 @@ def truth(x: Tensor, vocab_size: int = V) -> Tensor:
         pytest.param(random_joint(), marks=pytest.mark.slow),
         pytest.param(independent_tokens(5, 2), marks=pytest.mark.slow),
     ],
-    ids=["sticky", "table", "alone"],
+    ids=["sticky", "joint", "independent"],
 )
 @pytest.mark.parametrize("system", TIGHT, ids=str)
-def test_the_figure_of_an_oracle_is_the_entropy(system: System, language: Language) -> None:
-    """Within 3 s.e. and half a per cent for cells of finite size; also where the figure is a surrogate."""
+def test_value_of_an_oracle_is_the_entropy(system: System, language: Language) -> None:
+    """Within 3 s.e. and half a per cent for cells of finite size; also where the value is a surrogate."""
     mean, error = mean_and_error(bound_excess(calibrated_system(system, language), language, n=2000, draws=48))
-    # Tokens that become impossible all at once, as on the sphere, make rare and large nats.
+    # Tokens whose probability drops to 0 at once, as on the sphere, give rare and large nats.
     assert error < (0.05 if system == System("fisher-flow") else 0.01) * language.entropy()
     assert abs(mean) < 3 * error + 0.005 * language.entropy()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", TIGHT, ids=str)
-def test_the_figure_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
+def test_value_of_an_oracle_is_the_entropy_of_27_letters(system: System) -> None:
     language = skewed_chain(27, 4)
     mean, error = mean_and_error(bound_excess(calibrated_system(system, language), language, n=1500, draws=64))
     assert error < 0.01 * language.entropy()
@@ -90,7 +90,7 @@ def test_noise_on_a_dirichlet_flow_makes_a_bound_that_is_not_tight() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", BOUNDS, ids=str)
-def test_an_oracle_that_is_too_sure_or_wrong_is_not_below_the_entropy(system: System) -> None:
+def test_sharpened_or_wrong_oracle_is_not_below_the_entropy(system: System) -> None:
     language = sticky_chain(3, 4)
     model = calibrated_system(system, language)
     oracle = Oracle(model, language)
@@ -116,7 +116,7 @@ def test_a_random_network_is_not_below_the_entropy(system: System) -> None:
 
 
 @pytest.mark.parametrize("timesteps", [1, 3, 20])
-def test_any_number_of_messages_about_independent_tokens_costs_the_entropy(timesteps: int) -> None:
+def test_bfn_bound_of_independent_tokens_is_the_entropy_for_any_number_of_steps(timesteps: int) -> None:
     language = independent_tokens(5, 2)
     model = calibrated_system(System("bfn", {"timesteps": timesteps}), language)
     mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=32))
@@ -124,7 +124,7 @@ def test_any_number_of_messages_about_independent_tokens_costs_the_entropy(times
     assert abs(mean) < 3 * error
 
 
-def test_few_messages_cost_something_when_tokens_depend_on_each_other() -> None:
+def test_bfn_bound_of_dependent_tokens_is_loose_with_few_steps() -> None:
     language, costs = sticky_chain(3, 4), []
     for timesteps in (2, 60):
         model = calibrated_system(System("bfn", {"timesteps": timesteps}), language)
@@ -134,8 +134,8 @@ def test_few_messages_cost_something_when_tokens_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize("accuracy", [2.0, 20.0])
-def test_the_bound_does_not_depend_on_how_much_is_told_in_the_end(accuracy: float) -> None:
-    """What is not told is read off: the same entropy, for independent tokens."""
+def test_bfn_bound_does_not_depend_on_the_final_accuracy(accuracy: float) -> None:
+    """The reconstruction term covers the rest: for independent tokens the total is the entropy."""
     language = independent_tokens(5, 2)
     mean, error = mean_and_error(
         bound_excess(calibrated_model("bfn", language, accuracy=accuracy), language, n=3000, draws=64)
@@ -143,8 +143,8 @@ def test_the_bound_does_not_depend_on_how_much_is_told_in_the_end(accuracy: floa
     assert abs(mean) < 3 * error and error < 0.01 * language.entropy()
 
 
-def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
-    """y = log θ, but for a constant, is e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
+def test_bfn_is_gaussian_diffusion_of_one_hot_vectors() -> None:
+    """y = log θ is, up to a constant, e_x βK plus noise of variance βK: SNR = βK, and nats are ½ |e_x - p|² dSNR."""
     path, z = BFNPath(V, 3.0), torch.full((N, 1, V), 1 / V)
     u, s = F.one_hot(torch.full((N, 1), 2), V).float(), field(0.6)
     y = path.log_likelihood(path.q_sample(u, s, GeneratorNoise(generator(1), N)), s)
@@ -166,7 +166,7 @@ def test_a_bayesian_flow_is_gaussian_diffusion_of_corners() -> None:
     "language", [random_joint(), pytest.param(skewed_chain(3, 4), marks=pytest.mark.slow)], ids=["table", "chain"]
 )
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_samples_of_an_oracle_are_the_language(system: System, language: Language) -> None:
+def test_samples_of_an_oracle_follow_the_language(system: System, language: Language) -> None:
     model = calibrated_system(system, language)
     drawn = ls.sample(model, n=N, steps=128, rng=generator(31), denoiser=Oracle(model, language))
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
@@ -174,7 +174,7 @@ def test_samples_of_an_oracle_are_the_language(system: System, language: Languag
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", CONTINUOUS, ids=str)
-def test_infilling_reproduces_the_law_given_what_is_known(system: System) -> None:
+def test_infilling_follows_the_conditional_distribution(system: System) -> None:
     language, known = random_joint(), torch.tensor([True, False, False, True])
     tokens = torch.tensor([1, 0, 0, 0])
     model = calibrated_system(system, language)
@@ -189,8 +189,8 @@ def test_infilling_reproduces_the_law_given_what_is_known(system: System) -> Non
 
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_ends_of_the_path(system: System) -> None:
-    """u itself at t = 0, the prior at t = 1 whatever the token."""
+def test_path_starts_at_the_data_and_ends_at_the_prior(system: System) -> None:
+    """States are u at t = 0 and follow the prior at t = 1 for every token."""
     process, noise = built(system), GeneratorNoise(generator(1), N)
     x = torch.randint(V, (N, 1), generator=generator(2))
     u = process.codec.encode(x)
@@ -207,7 +207,7 @@ def test_ends_of_the_path(system: System) -> None:
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_a_step_of_no_time_is_the_identity(system: System, t: float) -> None:
+def test_zero_length_step_is_the_identity(system: System, t: float) -> None:
     process, noise = built(system), GeneratorNoise(generator(3), N)
     z = process.corrupt(process.codec.encode(torch.full((N, 1), 2)), field(t), noise)
     out = torch.randn(N, V, generator=generator(4))
@@ -215,19 +215,19 @@ def test_a_step_of_no_time_is_the_identity(system: System, t: float) -> None:
 
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_a_step_to_time_zero_is_clean(system: System) -> None:
+def test_step_to_time_zero_returns_clean_states(system: System) -> None:
     process, noise = built(system), GeneratorNoise(generator(5), N)
     x = torch.randint(V, (N, 1), generator=generator(6))
     u = process.codec.encode(x)
     z = process.corrupt(u, field(0.2), noise)
-    assert torch.equal(process.step(truth(x[:, 0]), z[:, 0], field(0.2)[:, 0], field(0.0)[:, 0], noise), u[:, 0])
+    assert torch.equal(process.step(true_logits(x[:, 0]), z[:, 0], field(0.2)[:, 0], field(0.0)[:, 0], noise), u[:, 0])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 200])
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, steps: int) -> None:
-    """Geodesics and messages in one step, other flows in small ones."""
+def test_steps_with_the_true_token_preserve_the_marginals(system: System, steps: int) -> None:
+    """Geodesics and Bayesian updates in one step, other flows in small steps."""
     process, noise, x = built(system), GeneratorNoise(generator(7), N), torch.ones(N, dtype=torch.long)
     if steps == 1 and not isinstance(process.path, BFNPath | GeodesicPath | LinearPath):
         pytest.skip("only small steps are exact")
@@ -235,15 +235,15 @@ def test_steps_that_know_the_token_carry_marginal_to_marginal(system: System, st
     z = process.corrupt(u, field(0.8), noise)[:, 0]
     times = torch.linspace(0.8, 0.3, steps + 1)
     for t, s in zip(times[:-1], times[1:], strict=True):
-        z = process.step(truth(x), z, t.expand(N), s.expand(N), noise)
-    wanted = process.corrupt(u, field(0.3), noise)[:, 0]
+        z = process.step(true_logits(x), z, t.expand(N), s.expand(N), noise)
+    expected = process.corrupt(u, field(0.3), noise)[:, 0]
     for coordinate in (0, 1):
-        assert stats.ks_2samp(z[:, coordinate], wanted[:, coordinate]).pvalue > MIN_P_VALUE
+        assert stats.ks_2samp(z[:, coordinate], expected[:, coordinate]).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.95, 0.8, 0.5, 0.2])
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_evidence_is_bayes_rule(system: System, t: float) -> None:
+def test_log_likelihood_gives_the_bayes_posterior(system: System, t: float) -> None:
     """For the true posterior p, e_x - p is uncorrelated with every function of z; here with 1, z and log z."""
     process, n = built(system), 20_000
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4])
@@ -251,15 +251,15 @@ def test_evidence_is_bayes_rule(system: System, t: float) -> None:
     z = process.corrupt(process.codec.encode(x), field(t, n), GeneratorNoise(generator(9), n))
     p = process.add_evidence(prior.log().expand(n, 1, V), z, field(t, n)).softmax(-1)
     error = (F.one_hot(x, V) - p)[:, 0]
-    shares = z[:, 0, :V]
-    for probe in (torch.ones_like(shares), shares, shares.clamp_min(1e-6).log()):
+    coordinates = z[:, 0, :V]
+    for probe in (torch.ones_like(coordinates), coordinates, coordinates.clamp_min(1e-6).log()):
         product = error[:, :, None] * probe[:, None]
         score = product.mean(0) / (product.std(0) / n**0.5).clamp_min(1e-9)
         assert score.abs().max() < 4.5
 
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_states_do_not_depend_on_how_a_batch_is_cut(system: System) -> None:
+def test_states_do_not_depend_on_the_batch_split(system: System) -> None:
     process = ls.build(system.name, vocab_size=3, length=4, denoiser=None, **system.options).process
     u, t = process.codec.encode(torch.randint(0, 3, (6, 4), generator=generator(13))), torch.full((6, 4), 0.5)
     ids = torch.arange(6)
@@ -268,8 +268,8 @@ def test_states_do_not_depend_on_how_a_batch_is_cut(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", EVERY, ids=str)
-def test_edges_and_corners_are_harmless(system: System) -> None:
-    """Shares of exactly 0 and 1 at any time: finite posteriors, nats, steps and gradients."""
+def test_values_are_finite_on_the_boundary_of_the_simplex(system: System) -> None:
+    """Coordinates of exactly 0 and 1 at any time give finite posteriors, nats, steps and gradients."""
     process = built(system).eval()
     corner, edge = F.one_hot(torch.tensor([0]), V).float(), torch.tensor([[0.5, 0.5, 0.0, 0.0]])
     points = F.pad(torch.cat([corner, edge.sqrt() if process.codec.rooted else edge]), (0, process.path.width - V))
@@ -294,13 +294,13 @@ PLAIN = {
     "dirichlet-flow": {"posterior_head": False, "input": "state", "churn": 0, "time_sampler": "exponential"},
     "ddsm": {"construction": "sticks", "posterior_head": False, "input": "state", "loss": "bound"},
 }
-"""Options between the defaults and the published systems, which test_flow_fields.py has."""
+"""Options between the defaults and the published systems; test_tangent_flows.py covers the latter."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["ours", "plain"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns(name: str, plain: bool) -> None:
+def test_system_learns_a_language(name: str, plain: bool) -> None:
     language, options = sticky_chain(3, 4, stay=0.95), PLAIN[name] if plain else {}
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
@@ -316,7 +316,7 @@ def test_it_learns(name: str, plain: bool) -> None:
         assert mean > language.entropy() - 3 * error
 
 
-MISTAKES = [
+INVALID = [
     ("bfn", {"accuracy": 0.0}, "accuracy must be above 0"),
     ("bfn", {"timesteps": 0}, "timesteps must be above 0"),
     ("bfn", {"input": "belif"}, "Did you mean 'belief'"),
@@ -337,7 +337,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
-def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("name", "options", "message"), INVALID)
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build(name, **{"vocab_size": 3, "length": 4} | options, denoiser=None)

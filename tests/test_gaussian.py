@@ -1,4 +1,4 @@
-"""Gaussian diffusion: its bound is the entropy for every schedule and every table, and its samples are the language."""
+"""Gaussian diffusion: an oracle's bound is the entropy for all schedules and embeddings; samples match the language."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def built(name: str, language: Language, options: dict[str, Any]) -> Model:
-    """A model without a network, its embeddings fixed by a seed, whose clock has looked at the language once."""
+    """A model without a network, with seeded embeddings, whose time sampler has observed the language once."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ls.build(name, vocab_size=language.vocab_size, length=language.length, denoiser=None, **options)
@@ -55,15 +55,15 @@ def built(name: str, language: Language, options: dict[str, Any]) -> Model:
 
 
 def prior(model: Model, language: Language) -> float:
-    """KL(q(z_1) || N(0, I)), which no network can avoid, averaged over sequences."""
+    """KL(q(z_1) || N(0, I)), which does not depend on the network, averaged over sequences."""
     u = model.process.codec.encode(language.sample(2000, generator(3)))
     return float(model.process.prior_kl(u).sum(1).mean().detach())
 
 
 def assert_tight(name: str, options: dict[str, Any], language: Language, n: int, draws: int) -> None:
-    """H ≤ bound ≤ H + prior term + reading, within 3 s.e.
+    """H ≤ bound ≤ H + prior term + reconstruction, within 3 s.e.
 
-    Tokens are read off one by one, which may cost as much as there is left to read, and no more.
+    Tokens are decoded independently, which costs at most the remaining reconstruction term.
     """
     model, rng = built(name, language, options), generator(11)
     tokens = language.sample(n, rng)
@@ -75,7 +75,7 @@ def assert_tight(name: str, options: dict[str, Any], language: Language, n: int,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_the_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
+def test_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     assert_tight(*variant, sticky_chain(3, 4), n=2000, draws=48)
 
 
@@ -83,7 +83,7 @@ def test_the_bound_of_an_oracle_is_the_entropy(variant: tuple[str, dict[str, Any
 @pytest.mark.parametrize(
     "language",
     [skewed_chain(5, 4), random_joint(), independent_tokens(5, 2), skewed_chain(27, 4)],
-    ids=["5", "table", "alone", "27"],
+    ids=["5", "joint", "independent", "27"],
 )
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
@@ -92,13 +92,13 @@ def test_the_bound_is_tight_for_every_language(variant: tuple[str, dict[str, Any
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_no_network_comes_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
+def test_wrong_oracles_are_not_below_the_entropy(variant: tuple[str, dict[str, Any]]) -> None:
     language = sticky_chain(3, 4)
     model = built(variant[0], language, variant[1])
     mean, error = mean_and_error(
         bound_excess(model, language, n=500, draws=16, denoiser=Oracle(model, independent_tokens(3, 4)))
     )
-    assert mean > 3 * error  # and it pays for being wrong
+    assert mean > 3 * error  # a wrong network has a strictly larger bound
     for sharpness in (0.8, 1.25):
         oracle = Oracle(model, language)
 
@@ -122,8 +122,8 @@ def test_a_random_network_is_not_below_the_entropy(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("predicts", ["x0", "v", *(pytest.param(s, marks=pytest.mark.slow) for s in ("eps", "score"))])
-def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
-    """With tokens read off their own noisy states it is another bound, and tight where those states are clear."""
+def test_network_can_predict_states_instead_of_tokens(predicts: str) -> None:
+    """Decoding tokens from their own noisy states gives another bound, tight where those states determine them."""
     language = random_joint()
     model = built("gaussian-ce", language, {"max_logsnr": 4.0, "min_logsnr": -6.0, "loss": "bound"})
     process = model.process
@@ -143,27 +143,29 @@ def test_a_network_may_predict_states_instead_of_tokens(predicts: str) -> None:
 
 
 @pytest.mark.parametrize("predicts", PARAMETERIZATIONS)
-def test_predictions_convert_into_each_other(predicts: str) -> None:
+def test_parameterizations_convert_into_each_other(predicts: str) -> None:
     alpha, sigma = torch.tensor([[0.9], [0.3]]), torch.tensor([[0.19**0.5], [0.91**0.5]])
     x, noise, wrong = (torch.randn(2, 5, generator=generator(i)) for i in (1, 2, 3))
-    z, way = alpha * x + sigma * noise, PARAMETERIZATIONS[predicts]
-    torch.testing.assert_close(way.predict_x0(way.from_x0(x, z, alpha, sigma), z, alpha, sigma), x)
+    z, parameterization = alpha * x + sigma * noise, PARAMETERIZATIONS[predicts]
+    torch.testing.assert_close(
+        parameterization.predict_x0(parameterization.from_x0(x, z, alpha, sigma), z, alpha, sigma), x
+    )
     known = {"x0": x, "eps": noise, "v": alpha * noise - sigma * x, "score": -noise / sigma}
-    torch.testing.assert_close(way.from_x0(x, z, alpha, sigma), known[predicts])
-    error = (way.from_x0(wrong, z, alpha, sigma) - known[predicts]).square().sum(-1)
-    torch.testing.assert_close(error, (way.loss_scale(alpha, sigma)[:, 0] * (wrong - x).square().sum(-1)))
+    torch.testing.assert_close(parameterization.from_x0(x, z, alpha, sigma), known[predicts])
+    error = (parameterization.from_x0(wrong, z, alpha, sigma) - known[predicts]).square().sum(-1)
+    torch.testing.assert_close(error, (parameterization.loss_scale(alpha, sigma)[:, 0] * (wrong - x).square().sum(-1)))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", [VARIANTS["plaid"], VARIANTS["one-hot, sqrt"]], ids=["plaid", "one-hot"])
 @pytest.mark.parametrize("language", [skewed_chain(3, 4), random_joint()], ids=["chain", "table"])
-def test_samples_are_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
+def test_samples_follow_the_language(variant: tuple[str, dict[str, Any]], language: Language) -> None:
     model = built(variant[0], language, variant[1])
     drawn = ls.sample(model, n=N, steps=96, rng=generator(5), denoiser=Oracle(model, language))
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
-def test_infilling_reproduces_the_law_given_what_is_known() -> None:
+def test_infilling_follows_the_conditional_distribution() -> None:
     language, known = random_joint(), torch.tensor([True, False, True, False])
     tokens = language.sample(1, generator(6))[0]
     model = built("plaid", language, {})
@@ -178,12 +180,12 @@ def test_infilling_reproduces_the_law_given_what_is_known() -> None:
 
 
 def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> None:
-    """The same noise, moved along: reconstruction and diffusion are those of the tokens' differences."""
+    """With the same noise, reconstruction and diffusion depend on differences of embeddings only."""
     language, shift = skewed_chain(4, 3), torch.tensor([0.3, -0.2, 0.5])
     rows = torch.randn(4, 3, generator=generator(8))
     bounds = []
     for codec in (embeddings.Embeddings(rows), embeddings.Embeddings(rows + shift)):
-        model = built("gaussian-ce", language, {"lowest": -5.0, "loss": "bound"})
+        model = built("gaussian-ce", language, {"min_logsnr": -5.0, "loss": "bound"})
         model = Model(
             GaussianTokenDiffusion(codec, model.process.schedule, model.process.time_sampler), None, length=3, block=3
         )
@@ -198,8 +200,8 @@ def test_adding_a_constant_to_all_embeddings_changes_only_the_prior_term() -> No
 
 
 @pytest.mark.parametrize("name", ["plaid", "cdcd", "gaussian-ce"])
-def test_rows_that_coincide_have_no_bound(name: str) -> None:
-    """Tokens with one row have one name, so that a network which knows nothing would be paid for naming the first."""
+def test_equal_embedding_rows_are_refused(name: str) -> None:
+    """Tokens with equal embeddings cannot be distinguished, so the value is not a bound."""
     model = ls.build(name, vocab_size=3, length=2, **SMALL)
     assert model.nelbo(torch.zeros(1, 2, dtype=torch.long), generator(2)).kind == "bound"
     with torch.no_grad():
@@ -209,7 +211,7 @@ def test_rows_that_coincide_have_no_bound(name: str) -> None:
 
 
 def test_one_hot_and_logits_are_the_same_process() -> None:
-    """2e - 1 is e, moved and twice as far from noise: four times the SNR."""
+    """2e - 1 is e, shifted and scaled by two: four times the SNR."""
     language = skewed_chain(3, 4)
     twice = 2 * math.log(2)
     bounds = []
@@ -218,12 +220,12 @@ def test_one_hot_and_logits_are_the_same_process() -> None:
         model = ls.build("gaussian-ce", vocab_size=3, length=4, denoiser=None, time_sampler="even", **options).eval()
         tokens = language.sample(2000, generator(9))
         bounds.append(model.nelbo(tokens, generator(10), denoiser=Oracle(model, language), draws=16))
-    # The norms of z differ by α, so the noise is not shared to the last digit.
+    # The norms of z differ by α, so the noise is not bit-identical.
     one, other = (mean_and_error(bound.diffusion + bound.recon) for bound in bounds)
     assert abs(one[0] - other[0]) < 3 * math.hypot(one[1], other[1])
 
 
-def test_states_begin_clean_and_end_as_noise() -> None:
+def test_states_are_clean_at_zero_and_noise_at_one() -> None:
     model = ls.build("plaid", vocab_size=4, length=5, denoiser=None)
     tokens = torch.randint(0, 4, (2000, 5), generator=generator(7))
     u = model.process.codec.encode(tokens).detach()
@@ -235,8 +237,8 @@ def test_states_begin_clean_and_end_as_noise() -> None:
 
 
 @pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (0.3, T_DECODE), (0.5, 0.5)])
-def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: float) -> None:
-    """q(z_s | x) is normal: means, variances and independence from the token's embedding tell all."""
+def test_step_with_the_true_token_preserves_the_marginals(t: float, s: float) -> None:
+    """q(z_s | x) is normal, so means, variances and independence from the embedding determine it."""
     model = ls.build("gaussian-ce", vocab_size=4, length=1, denoiser=None, codec="one-hot")
     process, n = model.process, 100_000
     tokens = torch.full((n, 1), 2)
@@ -253,7 +255,7 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(t: float, s: f
     assert torch.equal(ended, u[:, 0])
 
 
-def test_what_a_state_says_is_bayes_rule() -> None:
+def test_log_likelihood_matches_the_normal_density() -> None:
     """Against the normal density of each row, whose norms differ."""
     rows = torch.randn(5, 3, generator=generator(12))
     process = built("gaussian-ce", independent_tokens(5, 2), {}).process
@@ -272,21 +274,21 @@ def test_what_a_state_says_is_bayes_rule() -> None:
 
 
 @pytest.mark.parametrize("spacing", ["angle", "logsnr", "information"])
-def test_grids_end_where_the_token_is_read(spacing: str) -> None:
+def test_time_grids_end_at_the_decode_time(spacing: str) -> None:
     process = ls.build("plaid", vocab_size=4, length=5, denoiser=None, spacing=spacing).process
     for steps in (1, 2, 7):
         grid = process.grid(steps)
         assert len(grid) == steps + 1 and grid[0] == 1 and grid[-1] == 0 and (grid.diff() < 0).all()
     assert float(grid[-2]) == pytest.approx(T_DECODE)
     logsnr = process.logsnr(grid[:-1]).detach()
-    if spacing == "information":  # nothing is measured yet, so that all times tell as much
+    if spacing == "information":  # without measurements the information is uniform over time
         logsnr = 10 * grid[:-1].double()
     steps = logsnr.diff() if spacing != "angle" else torch.atan((-logsnr / 2).exp()).diff()
     torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-3, atol=1e-4)
 
 
-def test_tokens_are_told_apart_in_half_precision_too() -> None:
-    """Networks may compute in bfloat16; which token a state is nearest to is still a question of float32."""
+def test_decoding_runs_in_float32_under_bfloat16() -> None:
+    """Networks may compute in bfloat16, but the nearest token is found in float32."""
     process = ls.build("plaid", vocab_size=2000, length=4, denoiser=None).process
     tokens = torch.arange(2000).view(-1, 4)
     u, t = process.codec.encode(tokens).detach(), torch.full((500, 4), 0.05)
@@ -296,8 +298,8 @@ def test_tokens_are_told_apart_in_half_precision_too() -> None:
         torch.testing.assert_close(process.log_likelihood(u, t).detach(), plain)
 
 
-def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
-    """Embeddings, the schedule and the measurements of the clock."""
+def test_learned_process_parameters_are_saved(tmp_path: Path) -> None:
+    """Embeddings, the schedule and the statistics of the time sampler."""
     language = sticky_chain(3, 4)
     model = random_network("plaid", language)
     for _ in ls.fit(model, (language.sample(16, generator(i)) for i in range(3)), steps=3):
@@ -309,15 +311,15 @@ def test_what_is_learned_beside_the_network_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plaid", "bit-diffusion"])
-def test_guidance_serves_networks_that_condition_themselves(name: str) -> None:
-    """A label, withheld in training now and then, and classifier-free guidance, with self-conditioning on top."""
+def test_guidance_works_with_self_conditioning(name: str) -> None:
+    """Labels with condition dropout and classifier-free guidance, combined with self-conditioning."""
     model = random_network(name, independent_tokens(4, 6), labels=2, self_conditioning=0.5)
     condition = Condition.of(labels=torch.tensor([0, 1, 1]))
     with pytest.raises(UserError, match="cond_dropout"):
         generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
     for module in model.denoiser.modules():
         if isinstance(module, Conditioner):
-            module.withheld.fill_(1)  # as training would note
+            module.withheld.fill_(1)  # as training with condition dropout would count
     drawn = generate(model, 3, 5, generator(1), condition=condition, guidance=2.0)
     assert drawn.nfe == 10 and drawn.tokens.shape == (3, 6)
 
@@ -331,7 +333,7 @@ def test_bits(vocab_size: int, width: int) -> None:
     assert len(u[0].unique(dim=0)) == vocab_size
 
 
-def test_figures_of_embeddings_tell_collapse() -> None:
+def test_embedding_metrics_detect_collapse() -> None:
     def figures(rows: torch.Tensor) -> dict[str, float]:
         return embeddings.Embeddings(rows).metrics(0.99, 0.14)
 
@@ -357,7 +359,7 @@ def test_figures_of_embeddings_tell_collapse() -> None:
     ],
     ids=str,
 )
-def test_it_learns(name: str, options: dict[str, Any]) -> None:
+def test_system_learns_a_language(name: str, options: dict[str, Any]) -> None:
     language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
@@ -372,13 +374,13 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
         )
     )
     assert len(steps) == 60
-    assert all(parameter.grad is not None for parameter in model.parameters())  # or a resumed run would differ
+    assert all(parameter.grad is not None for parameter in model.parameters())  # otherwise a resumed run would differ
     mean, error = mean_and_error(model.eval().nelbo(tokens, generator(12), draws=8).total)
     assert language.entropy() - 3 * error < mean < before - 0.1
 
 
 @pytest.mark.parametrize(
-    "name, options, says",
+    "name, options, message",
     [
         ("plaid", {"embedding": 0}, "width of at least 1"),
         ("plaid", {"norm": -1.0}, "norm"),
@@ -391,8 +393,8 @@ def test_it_learns(name: str, options: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build(name, vocab_size=3, length=4, denoiser=None, **options)
 
 

@@ -1,4 +1,4 @@
-"""Samplers of Gaussian diffusion: orders of convergence, laws of samples, costs; control by gradients."""
+"""Samplers of Gaussian diffusion: orders of convergence, distributions of samples, evaluations; gradient guidance."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ def plain(language: Language, **options: object) -> Model:
 
 @functools.cache
 def end_of_path(name: str, steps: int) -> Tensor:
-    """Where a sampler arrives before tokens are read, always from the same noise."""
+    """The final states of a sampler before decoding, always from the same noise."""
     language = sticky_chain(3, 4)
     model = plain(language)
     given = Batch.of(torch.zeros(32, 4, dtype=torch.long))
@@ -65,7 +65,7 @@ def test_orders_of_convergence(name: str, order: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "token-drawn"])
-def test_samples_are_the_language(name: str) -> None:
+def test_samples_follow_the_language(name: str) -> None:
     language = random_joint()
     model = plain(language)
     steps = 96 if name in ("ddim", "token-drawn") else 48
@@ -75,8 +75,8 @@ def test_samples_are_the_language(name: str) -> None:
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
 
 
-def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
-    """In any number of steps; and it forgets what tokens have to do with each other."""
+def test_token_resampling_is_exact_for_independent_tokens() -> None:
+    """For any number of steps; dependencies between tokens are lost."""
     for language, right in ((independent_tokens(4, 3), True), (sticky_chain(3, 3), False)):
         model = plain(language)
         how = {"sampler": sampler("ssd", model), "denoiser": Oracle(model, language)}
@@ -86,7 +86,7 @@ def test_fresh_noise_on_drawn_tokens_is_exact_for_independent_ones() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
-def test_what_samplers_cost_and_keep(name: str) -> None:
+def test_samplers_count_evaluations_and_keep_known_tokens(name: str) -> None:
     language = independent_tokens(4, 6)
     model = random_network("plaid", language)
     known, tokens = torch.tensor([True, False] * 3), language.sample(5, generator(4))
@@ -98,19 +98,19 @@ def test_what_samplers_cost_and_keep(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddim", "dpm++", "heun", "q-sampling"])
-def test_latents_are_sampled_alike(name: str) -> None:
+def test_gaussian_samplers_work_on_latents(name: str) -> None:
     model = random_network("tencdm", independent_tokens(4, 6), encoder=None)
     drawn = generate(model, 3, 5, generator(5), sampler=sampler(name, model))
     assert drawn.nfe == (9 if name == "heun" else 5) and drawn.tokens.shape == (3, 6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_need_a_gaussian_process(name: str) -> None:
+def test_gaussian_samplers_refuse_other_processes(name: str) -> None:
     with pytest.raises(UserError, match="plaid"):
         sampler(name, random_network("mdlm", independent_tokens(4, 6)))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_incompatible_settings_are_refused() -> None:
     model = random_network("bit-diffusion", independent_tokens(4, 6))
     with pytest.raises(UserError, match="predicts tokens"):
         ls.sample(model, n=2, steps=3, sampler=sampler("token-drawn", model))
@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused() -> None:
         GaussianStepper(ahead=1.0)
 
 
-def test_clamping_goes_to_embeddings() -> None:
-    """With one look each, a clamped step of the last kind ends at α e + noise around a row, never between rows."""
+def test_clamping_rounds_to_embeddings() -> None:
+    """A clamped last step ends at α e + noise around one embedding, never between embeddings."""
     language = ls.languages.independent([0.1, 0.1, 0.7, 0.1], 2)
     model = plain(language)
     given = Batch.of(torch.zeros(200, 2, dtype=torch.long))
@@ -131,44 +131,44 @@ def test_clamping_goes_to_embeddings() -> None:
         sample_loop(model.process, Oracle(model, language), grid, given, GeneratorNoise(generator(6), 200), stepper)
     )
     nearest = model.process.codec.nearest(frame.z)
-    assert (nearest == 2).float().mean() > 0.9  # almost nothing is known at first, so that all go to the likeliest
+    assert (nearest == 2).float().mean() > 0.9  # at the noisy end all positions round to the likeliest token
 
 
-# ---- control ----------------------------------------------------------------------------------------------------
+# ---- guidance ---------------------------------------------------------------------------------------------------
 
 
-def test_a_judge_of_single_tokens_is_obeyed_exactly() -> None:
-    """log c = Σ_i φ(x_i): samples of independent tokens have the law p(x) e^{φ(x)}, normalised."""
-    language, wish = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
+def test_guidance_by_a_factorised_classifier_is_exact() -> None:
+    """log c = Σ_i φ(x_i): samples of independent tokens follow p(x) e^{φ(x)}, normalised."""
+    language, preference = independent_tokens(4, 2), torch.tensor([0.0, 1.0, -1.0, 0.5])
     model = plain(language)
-    steered = GradientGuided(Oracle(model, language), lambda p: (p @ wish).sum(1))
-    drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=steered)
+    guided = GradientGuided(Oracle(model, language), lambda p: (p @ preference).sum(1))
+    drawn = ls.sample(model, n=2500, steps=64, rng=generator(7), denoiser=guided)
     sequences, p = enumerate_sequences(language)
-    tilted = p * wish[sequences].sum(1).exp()
+    tilted = p * preference[sequences].sum(1).exp()
     assert sequence_p_value(drawn, language, tilted / tilted.sum()) > MIN_P_VALUE
     assert sequence_p_value(drawn, language) < 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "gaussian-ce", "mdlm"])
-def test_every_process_that_predicts_tokens_can_be_steered(name: str) -> None:
+def test_gradient_guidance_works_for_every_token_predicting_process(name: str) -> None:
     language = independent_tokens(4, 6)
-    model = random_network(name, language, neighbours=0)  # one that does not like the token of the wish by chance
-    wish = torch.tensor([0.0, 0.0, 5.0, 0.0])
-    steered = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1))
+    model = random_network(name, language, neighbours=0)  # without it the network may favour the guided token
+    preference = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    guided = GradientGuided(model.denoiser, lambda p: (p @ preference).sum(1))
     plain_share = (ls.sample(model, n=50, steps=8, rng=generator(8)) == 2).float().mean()
-    assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=steered) == 2).float().mean() > plain_share + 0.2
+    assert (ls.sample(model, n=50, steps=8, rng=generator(8), denoiser=guided) == 2).float().mean() > plain_share + 0.2
     ar = random_network("ar", language)
     unsteered = GradientGuided(
         ar.denoiser, lambda p: p.sum((1, 2)), strength=0.0
-    )  # asks about all positions at every step
+    )  # evaluates all positions at every step
     assert torch.equal(*[ls.sample(ar, 50, rng=generator(1), denoiser=one) for one in (ar.denoiser, unsteered)])
-    idle = GradientGuided(model.denoiser, lambda p: (p @ wish).sum(1), strength=0.0)
+    idle = GradientGuided(model.denoiser, lambda p: (p @ preference).sum(1), strength=0.0)
     one, other = (ls.sample(model, n=9, steps=8, rng=generator(9), denoiser=way) for way in (None, idle))
     assert torch.equal(one, other)
 
 
-def test_states_are_steered_through_the_network() -> None:
+def test_state_gradient_guidance_differentiates_through_the_network() -> None:
     torch.manual_seed(0)
     model = ls.build("diffusion-lm", vocab_size=4, length=6, **SMALL)
     language = independent_tokens(4, 6)
@@ -178,16 +178,16 @@ def test_states_are_steered_through_the_network() -> None:
         pass
     direction = model.process.codec.table()[2].detach()
 
-    def judge(clean: Tensor) -> Tensor:
+    def score(clean: Tensor) -> Tensor:
         return 3 * (clean @ direction).sum(1)
 
-    def share(strength: float) -> float:
-        way = GradientGuidedState(model.denoiser, model.process, judge, strength)
+    def fraction(strength: float) -> float:
+        way = GradientGuidedState(model.denoiser, model.process, score, strength)
         return float((ls.sample(model, n=60, steps=12, rng=generator(10), denoiser=way) == 2).float().mean())
 
-    assert share(1.0) > share(0.0) + 0.1
+    assert fraction(1.0) > fraction(0.0) + 0.1
     with pytest.raises(UserError, match="Steered"):
-        GradientGuidedState(model.denoiser, random_network("plaid", language).process, judge)
+        GradientGuidedState(model.denoiser, random_network("plaid", language).process, score)
     with pytest.raises(UserError, match="differentiable"):
         ls.sample(model, denoiser=GradientGuidedState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
 
@@ -206,8 +206,8 @@ SELF = {
 
 
 @pytest.mark.parametrize("name", SELF)
-def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> None:
-    """A bound asks the network twice, with nothing and with the answer; a sampler once a step."""
+def test_self_conditioning_estimate_is_reused_in_sampling(name: str) -> None:
+    """A bound evaluates the network twice, with zeros and with the estimate; a sampler once per step."""
     language = independent_tokens(4, 6)
     model = random_network(name, language, **SELF[name]).eval()
     calls: list[Tensor] = []
@@ -222,7 +222,7 @@ def test_an_estimate_is_asked_for_once_and_remembered_in_sampling(name: str) -> 
     assert not calls[0][..., half:].any() and all(call[..., half:].any() for call in calls[1:])
 
 
-def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
+def test_self_conditioning_draws_do_not_depend_on_the_batch_split() -> None:
     losses = []
     for accumulate in (1, 2):
         torch.manual_seed(0)
@@ -233,6 +233,6 @@ def test_the_coin_does_not_depend_on_how_a_batch_is_cut() -> None:
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.5])
-def test_a_probability_is_one(probability: float) -> None:
+def test_invalid_self_conditioning_probability_is_refused(probability: float) -> None:
     with pytest.raises(UserError, match="self-conditioning"):
         ls.build("plaid", vocab_size=4, length=6, self_conditioning=probability, **SMALL)

@@ -1,4 +1,4 @@
-"""Golden records: every system and preset has the losses, bounds and samples that were recorded (tools/golden.py)."""
+"""Golden records: every system and preset reproduces its recorded losses, bounds and samples (tools/golden.py)."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 RECORDS = json.loads((Path(__file__).parent / "golden.json").read_text())
 TOLERANCE = 1e-5
-"""Processors differ in the last digits; on one machine records are equal to the last bit (tools/golden.py compare)."""
+"""Processors differ in the last digits; on one machine records are bit-identical (tools/golden.py compare)."""
 
 
 def test_every_case_is_recorded() -> None:

@@ -1,4 +1,4 @@
-"""Guidance is Bayes' rule: with exact laws it draws what was asked for, and powers are powers of the step's law."""
+"""Guidance follows Bayes' rule: exact with exact posteriors, and scales are powers of the transition kernel."""
 
 from dataclasses import replace
 from itertools import count
@@ -34,7 +34,7 @@ MASKED = [System("mdlm"), System("sedd-absorb"), System("genmd4")]
 
 
 class Labelled(Denoiser):
-    """The exact posterior of sequences whose label is told, or of all of them."""
+    """The exact posterior given the label, or of the mixture without one."""
 
     def __init__(self, model: Model, condition: Condition | None = None):
         super().__init__()
@@ -51,20 +51,20 @@ class Labelled(Denoiser):
     def forward(self, z, t, context, where=None):
         out = Oracle(self.model, BOTH)(z, t, context)
         if self.condition is not None:
-            told = torch.stack([Oracle(self.model, language)(z, t, context) for language in EACH])
-            of_label = told[self.condition.labels, torch.arange(len(z))]
+            conditional = torch.stack([Oracle(self.model, language)(z, t, context) for language in EACH])
+            of_label = conditional[self.condition.labels, torch.arange(len(z))]
             out = torch.where(self.condition.given[:, None, None], of_label, out)
         return out if where is None else out[where]
 
 
 def exact_classifier(model: Model):
-    """log p(y | z) by enumeration, each position seen at its own time."""
+    """log p(y | z) by enumeration, with a time per position."""
     sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
     log_joint = TABLE.log().flatten(1)  # [2, V^L]
 
     def classify(rows: Tensor, t: Tensor) -> Tensor:
-        said = model.process.log_likelihood(rows.argmax(-1), t).double()
-        log_q = sum(said[:, i, sequences[:, i]] for i in range(L))
+        log_likelihood = model.process.log_likelihood(rows.argmax(-1), t).double()
+        log_q = sum(log_likelihood[:, i, sequences[:, i]] for i in range(L))
         return (log_joint + log_q[:, None]).logsumexp(-1).log_softmax(-1)
 
     return classify
@@ -72,16 +72,16 @@ def exact_classifier(model: Model):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", [*UNIFORM, *MASKED], ids=str)
-@pytest.mark.parametrize("scale, law", [(1.0, EACH[1]), (0.0, BOTH)], ids=["told", "untold"])
-def test_scale_one_draws_the_conditional_and_zero_the_marginal(system: System, scale: float, law) -> None:
+@pytest.mark.parametrize("scale, distribution", [(1.0, EACH[1]), (0.0, BOTH)], ids=["conditional", "unconditional"])
+def test_scale_one_samples_the_conditional_and_zero_the_marginal(system: System, scale: float, distribution) -> None:
     model = system.model(BOTH)
     labels = Condition.of(labels=torch.ones(N).long())
     steps = 100 if system.name == "d3pm-gaussian" else 64
     drawn = ls.sample(model, N, steps, generator(3), Labelled(model), condition=labels, guidance=scale)
-    assert sequence_p_value(drawn, law) > MIN_P_VALUE
+    assert sequence_p_value(drawn, distribution) > MIN_P_VALUE
 
 
-def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+def transition_kernels(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """Σ_x p(x | z_t) q(z_s | z_t, x), rows by z_t, from matrices q(z_t | x), for a prior x of one token."""
     K = model.process.codec.states
     mixing = model.process.mixing
@@ -96,31 +96,33 @@ def step_laws(model: Model, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("system", [System("udlm"), System("d3pm-uniform"), System("gidd"), System("mdlm")], ids=str)
 @pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0, 3.5])
-def test_a_guided_step_is_the_product_of_powers_of_both_steps(system: System, scale: float) -> None:
+def test_guided_step_is_the_product_of_powers_of_both_kernels(system: System, scale: float) -> None:
     model = system.model(BOTH)
-    told, untold = torch.rand(2, V, generator=generator(4), dtype=torch.float64).softmax(1)
+    conditional, unconditional = torch.rand(2, V, generator=generator(4), dtype=torch.float64).softmax(1)
     t, s = torch.tensor(0.62).double(), torch.tensor(0.31).double()
     K = model.process.codec.states
     z = torch.arange(K)[:, None] if model.process.guides_transitions else torch.tensor([[V]])
     wide = [field.expand(z.shape) for field in (t, s)]
 
-    def answer(x: Tensor) -> Tensor:
+    def logits_of(x: Tensor) -> Tensor:
         return model.process.add_evidence(x.log().expand(len(z), -1).clone(), z[:, 0], wide[0][:, 0])
 
     def evaluate(z, t, where, denoiser=None):
-        return answer(told) if denoiser is None else denoiser(z, t, context=z, where=where)
+        return logits_of(conditional) if denoiser is None else denoiser(z, t, context=z, where=where)
 
-    guide = CFGTransition(lambda z, t, context, where=None: answer(untold), scale)
-    law = model.process.log_transition(answer(told), z[:, 0], wide[0][:, 0], wide[1][:, 0])
-    guided = guide(model.process, evaluate, law, z, *wide, torch.ones_like(z).bool()).softmax(-1)
-    powers = step_laws(model, told, t, s) ** scale * step_laws(model, untold, t, s) ** (1 - scale)
+    guide = CFGTransition(lambda z, t, context, where=None: logits_of(unconditional), scale)
+    log_kernel = model.process.log_transition(logits_of(conditional), z[:, 0], wide[0][:, 0], wide[1][:, 0])
+    guided = guide(model.process, evaluate, log_kernel, z, *wide, torch.ones_like(z).bool()).softmax(-1)
+    powers = transition_kernels(model, conditional, t, s) ** scale * transition_kernels(model, unconditional, t, s) ** (
+        1 - scale
+    )
     closed = (powers / powers.sum(1, keepdim=True))[z[:, 0]]
     torch.testing.assert_close(guided, closed.nan_to_num(0.0), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["udlm", "mdlm"])
-def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
-    """From pure noise to tokens at once: each position by itself, p(x_i | y)² / p(x_i)."""
+def test_single_step_guidance_matches_the_closed_form(name: str) -> None:
+    """From noise to tokens in one step, positions are independent: p(x_i | y)² / p(x_i)."""
     model = System(name).model(BOTH)
     labels = Condition.of(labels=torch.zeros(N).long())
     drawn = ls.sample(model, N, 1, generator(5), Labelled(model), condition=labels, guidance=2.0)
@@ -129,30 +131,30 @@ def test_one_step_of_a_walk_has_the_closed_law(name: str) -> None:
     assert sequence_p_value(drawn, BOTH, closed) > MIN_P_VALUE
 
 
-def nobody(z, t, where, denoiser=None):
-    raise AssertionError("a classifier asks no denoiser")
+def no_evaluation(z, t, where, denoiser=None):
+    raise AssertionError("a classifier must not evaluate the denoiser")
 
 
 @pytest.mark.parametrize("system", [System("udlm"), System("gidd"), System("mdlm"), System("genmd4")], ids=str)
-def test_exact_edits_make_the_exact_conditional_step(system: System) -> None:
-    """p(z_s^i | z_t, y) by enumeration of all texts, against the untold step times p(y | edit)."""
+def test_exact_classifier_guidance_gives_the_conditional_kernel(system: System) -> None:
+    """p(z_s^i | z_t, y) by enumeration of all texts, against the unconditional step times p(y | edit)."""
     model = system.model(BOTH)
     z = torch.cartesian_prod(*[torch.arange(model.process.codec.states)] * L)
     t, s = torch.full(z.shape, 0.7), torch.full(z.shape, 0.4)
     where = model.process.needs_prediction(z, t > s)
     labels = torch.arange(len(z)) % 2
-    told = Labelled(model, Condition.of(labels=labels))(z, t, z, where)
-    closed = model.process.log_transition(told, z[where], t[where], s[where]).softmax(-1)
-    law = model.process.log_transition(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
+    conditional = Labelled(model, Condition.of(labels=labels))(z, t, z, where)
+    closed = model.process.log_transition(conditional, z[where], t[where], s[where]).softmax(-1)
+    log_kernel = model.process.log_transition(Oracle(model, BOTH)(z, t, z, where), z[where], t[where], s[where])
     edits = DiscreteClassifierGuidance(exact_classifier(model), labels, exact=True)
-    guided = edits(model.process, nobody, law, z, t, s, where).softmax(-1)
+    guided = edits(model.process, no_evaluation, log_kernel, z, t, s, where).softmax(-1)
     torch.testing.assert_close(guided, closed, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name, how", [
     ("udlm", {}), ("gidd", {}), ("mdlm", {}), ("genmd4", {}), ("mdlm", {"stepper": first_hitting}),
 ], ids=["udlm", "gidd", "mdlm", "genmd4", "first-hitting"])  # fmt: skip
-def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
+def test_exact_classifier_guidance_samples_the_conditional(name: str, how: dict) -> None:
     model, n = System(name).model(BOTH), 1000
     edits = DiscreteClassifierGuidance(exact_classifier(model), torch.ones(n).long(), exact=True)
     drawn = ls.sample(model, n, 32, generator(6), Oracle(model, BOTH), guide=edits, **how)
@@ -160,23 +162,24 @@ def test_exact_edits_draw_from_the_conditional(name: str, how: dict) -> None:
     assert sequence_p_value(drawn, BOTH) < 1e-6
 
 
-def test_masks_may_also_be_guided_in_their_steps() -> None:
+def test_ancestral_masked_steps_can_be_guided() -> None:
     model, n = System("mdlm").model(BOTH), 1000
-    way = Ancestral((DiscreteClassifierGuidance(exact_classifier(model), torch.zeros(n).long(), exact=True),))
+    ancestral = Ancestral((DiscreteClassifierGuidance(exact_classifier(model), torch.zeros(n).long(), exact=True),))
     assert (
-        sequence_p_value(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=way), EACH[0]) > MIN_P_VALUE
+        sequence_p_value(ls.sample(model, n, 32, generator(7), Oracle(model, BOTH), stepper=ancestral), EACH[0])
+        > MIN_P_VALUE
     )
 
 
 def linear_classifier(states: int, seed: int = 9):
-    """log c_y linear in the rows; no law over labels, and none is needed."""
+    """log c_y linear in the rows; it need not be normalised over labels."""
     weight = torch.randn(2, L, states, generator=generator(seed))
     return lambda rows, t: torch.einsum("blk,clk->bc", rows, weight)
 
 
 @pytest.mark.parametrize("name", ["udlm", "gidd", "mdlm"])
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.5])
-def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, strength: float) -> None:
+def test_first_order_guidance_is_exact_for_linear_classifiers(name: str, strength: float) -> None:
     model = System(name).model(BOTH)
     K = model.process.codec.states
     z = torch.cartesian_prod(*[torch.arange(K)] * L)
@@ -187,31 +190,31 @@ def test_first_order_edits_are_exact_where_the_classifier_is_linear(name: str, s
 
 
 @pytest.mark.parametrize("name", ["udlm", "mdlm"])
-def test_first_order_edits_tilt_single_tokens_exactly(name: str) -> None:
+def test_first_order_guidance_is_exact_for_independent_tokens(name: str) -> None:
     """Independent tokens and a classifier that is a product over positions: p(x | y) ∝ Π p(x_i) c(x_i)."""
     language, n = ls.languages.independent([0.5, 0.3, 0.2], L), N
     model = System(name).model(language)
-    wish = torch.tensor([0.0, 1.0, 2.0, 0.0])[: model.process.codec.states]
-    if name == "udlm":  # p(c | z_t) of a random token is a mean over tokens, and knows the time
+    preference = torch.tensor([0.0, 1.0, 2.0, 0.0])[: model.process.codec.states]
+    if name == "udlm":  # p(c | z_t) of a random token is a mean over tokens and depends on the time
         p = language.initial.float()
 
         def classify(rows: Tensor, t: Tensor) -> Tensor:
             kept = model.process.mixing.marginal(torch.eye(V), torch.full((V,), 0.0) + t[0, 0]) * p[:, None]
-            expected = ((kept * wish.exp()[:, None]).sum(0) / kept.sum(0)).log()
+            expected = ((kept * preference.exp()[:, None]).sum(0) / kept.sum(0)).log()
             return (rows @ expected).sum(1, keepdim=True)
     else:
 
         def classify(rows: Tensor, t: Tensor) -> Tensor:
-            return (rows @ wish).sum(1, keepdim=True)
+            return (rows @ preference).sum(1, keepdim=True)
 
     guide = DiscreteClassifierGuidance(classify, torch.zeros(n).long())
     drawn = ls.sample(model, n, 64, generator(7), Oracle(model, language), guide=guide)
     sequences = torch.cartesian_prod(*[torch.arange(V)] * L)
-    tilted = (language.log_prob(sequences) + wish[sequences].sum(1)).softmax(0)
+    tilted = (language.log_prob(sequences) + preference[sequences].sum(1)).softmax(0)
     assert sequence_p_value(drawn, language, tilted) > MIN_P_VALUE
 
 
-def test_the_price_of_guidance_is_counted() -> None:
+def test_guidance_evaluations_are_counted() -> None:
     language, n, steps = skewed_chain(V, L), 8, 5
     for name, edits in [("udlm", V * L), ("gidd", (V + 1) * L)]:
         model = random_network(name, language)
@@ -226,7 +229,7 @@ def test_the_price_of_guidance_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar", "mdlm", "udlm", "gidd", "genmd4", "d3pm-gaussian"])
-def test_known_tokens_stay_under_every_guidance(name: str) -> None:
+def test_guidance_keeps_known_tokens(name: str) -> None:
     torch.manual_seed(2)
     model = ls.build(name, vocab_size=V, length=4, labels=2, **SMALL)
     seen = ls.Batch.of(torch.zeros(4, 4).long(), condition=Condition.of(torch.arange(4) % 2))
@@ -241,7 +244,7 @@ def test_known_tokens_stay_under_every_guidance(name: str) -> None:
     assert torch.equal(drawn[known], tokens[known]) and drawn.max() < V
 
 
-def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
+def test_invalid_guides_are_refused() -> None:
     model, sphere = random_network("udlm", BOTH), random_network("rdlm-heat", BOTH)
     guide = DiscreteClassifierGuidance(linear_classifier(V), torch.zeros(2).long())
     with pytest.raises(UserError, match="one label for each of 3"):
@@ -259,8 +262,8 @@ def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
         ls.sample(model, 2, 2, guide=guide, sampler=ls.sampler("tau-leaping", model))
     with pytest.raises(UserError, match="greedy_end"):
         labelled = Labelled(System("udlm").model(BOTH))
-        told = Condition.of(labels=torch.zeros(2).long())
-        generate(labelled.model, 2, 2, None, labelled, condition=told, guidance=2.0, greedy_end=True)
+        labels = Condition.of(labels=torch.zeros(2).long())
+        generate(labelled.model, 2, 2, None, labelled, condition=labels, guidance=2.0, greedy_end=True)
     with pytest.raises(UserError, match="needs discrete diffusion"):
         require(sphere.process, DiscreteTransitions, TRANSITIONS)
     with pytest.raises(UserError, match="no transitions"):
@@ -268,8 +271,8 @@ def test_mistakes_with_guides_are_met_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm"])
-def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
-    """The label says which token is the frequent one; samples of both together follow it when guided, and only then."""
+def test_noisy_state_classifier_trains_and_guides(name: str) -> None:
+    """The label selects the frequent token; samples of the mixture follow it only when guided."""
     language, n = ls.languages.independent([0.25, 0.25, 0.25, 0.25], 4), 300
     model = System(name).model(language)
     torch.manual_seed(1)
@@ -282,19 +285,19 @@ def test_a_classifier_of_noisy_states_learns_and_guides(name: str) -> None:
             anything = torch.randint(4, (64, 4), generator=generator(seed + 2 * 10**6))
             yield ls.Batch.of(torch.where(own, labels[:, None], anything), condition=Condition.of(labels=labels))
 
-    told = list(
+    progress = list(
         ls.train_classifier(classifier, model, batches(), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5))
     )
-    assert told[0].loss > 0.65 and sum(one.loss for one in told[-20:]) / 20 < 0.58
-    share = []
+    assert progress[0].loss > 0.65 and sum(one.loss for one in progress[-20:]) / 20 < 0.58
+    gaps = []
     for strength in (0.0, 3.0):
         guide = DiscreteClassifierGuidance(classifier, torch.ones(n).long(), strength)
         drawn = ls.sample(model, n, 16, generator(5), Oracle(model, language), guide=guide)
-        share.append(float((drawn == 1).float().mean() - (drawn == 0).float().mean()))
-    assert abs(share[0]) < 0.06 and share[1] > 0.12
+        gaps.append(float((drawn == 1).float().mean() - (drawn == 0).float().mean()))
+    assert abs(gaps[0]) < 0.06 and gaps[1] > 0.12
 
 
-def test_mistakes_with_classifiers_are_met_with_a_sentence() -> None:
+def test_invalid_classifiers_are_refused() -> None:
     model = System("mdlm").model(BOTH)
     with pytest.raises(UserError, match="at least 2 classes"):
         ls.NoisyClassifier(model.process, L, 1)

@@ -1,4 +1,4 @@
-"""Streamed datasets from the command line: trained on while they are read, held out, stopped and taken up again."""
+"""Streamed datasets: training while reading, held-out rows, stopping and resuming."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def row(number: int) -> str:
 
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A dataset of two files in a folder, read by the library itself."""
+    """A dataset of two files in a folder, loaded by the `datasets` library."""
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -45,7 +45,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield f"stream:{folder.parent}"
 
 
-def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
+def test_held_out_rows_are_not_trained_on(dataset: str) -> None:
     corpus = open_corpus(dataset)
     held_out = [corpus.tokenizer.decode(part) for part in (corpus.valid, corpus.test)]
     train = "".join(text["text"] + "\n\n" for text in corpus.train.open())
@@ -60,22 +60,24 @@ def test_nothing_is_held_out_and_trained_on(dataset: str) -> None:
     assert isinstance(batches, StreamBatches)
     whole = train.encode()
     read = b"".join(bytes(batches.at(step).tokens.flatten().tolist()) for step in range(2 * len(whole) // 64))
-    assert read == (whole + whole)[: len(read)], "after the end it begins anew"
+    assert read == (whole + whole)[: len(read)], "the stream restarts after its end"
     with pytest.raises(UserError, match="is of step"):
         batches.at(1)
 
 
 @pytest.mark.slow
-def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path: Path) -> None:
-    """To the last bit, beyond the end of the stream, by another number of processes too."""
+def test_stream_training_resumes_exactly(dataset: str, tmp_path: Path) -> None:
+    """Bit-identical, beyond the end of the stream and with another number of processes."""
     recipe = replace(RECIPE, data=dataset, steps=90, batch=8, length=12, validations=3)
     corpus = open_corpus(dataset, "byte")
-    alone, broken, shared = (create_run(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared"))
-    list(run_training(alone, corpus))
+    uninterrupted, broken, shared = (
+        create_run(recipe, corpus, tmp_path / name) for name in ("alone", "broken", "shared")
+    )
+    list(run_training(uninterrupted, corpus))
     for steps in (7, 75, 200):
         list(run_training(Run(broken.path), open_corpus(dataset, "byte"), stop_after(steps)))
-    assert metrics_without_times(alone) == metrics_without_times(broken) and tensor_bytes(
-        alone.path / "ema.safetensors"
+    assert metrics_without_times(uninterrupted) == metrics_without_times(broken) and tensor_bytes(
+        uninterrupted.path / "ema.safetensors"
     ) == tensor_bytes(broken.path / "ema.safetensors")
     saved = json.loads(next(broken.state.glob("step-*/state.json")).read_bytes())
     assert saved["position"]["samples"] == 90 * 8 and len(saved["position"]["waiting"]) < 8 * 12 + 100
@@ -86,11 +88,11 @@ def test_a_run_on_a_stream_is_stopped_and_taken_up_again(dataset: str, tmp_path:
 
     run_in_processes(2, work, tmp_path / "team")
     list(run_training(Run(shared.path), corpus, stop_after(10)))
-    losses = [[line["train/loss"] for line in run.metrics() if "train/loss" in line] for run in (alone, shared)]
+    losses = [[line["train/loss"] for line in run.metrics() if "train/loss" in line] for run in (uninterrupted, shared)]
     assert len(losses[1]) > 10 and losses[1] == pytest.approx(losses[0][: len(losses[1])], rel=1e-5)
 
 
-def test_the_batch_that_broke_a_training_is_given_out_again(dataset: str) -> None:
+def test_stream_position_restores_the_same_batch(dataset: str) -> None:
     corpus = open_corpus(dataset, "byte")
     batches, again = train_batches(corpus.train, 16, 4, seed=0), train_batches(corpus.train, 16, 4, seed=0)
     taken = [batches.at(step).tokens.tolist() for step in range(4)]
@@ -102,24 +104,24 @@ def test_the_batch_that_broke_a_training_is_given_out_again(dataset: str) -> Non
 
 def test_streams_on_the_command_line(dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--length", "12", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
-    words = ["train", "--data", dataset, "--tokenizer", "bpe:300", "--steps", "3", "--validations", "1", *size]
+    argv = ["train", "--data", dataset, "--tokenizer", "bpe:300", "--steps", "3", "--validations", "1", *size]
     run = str(tmp_path / "run")
-    assert main([*words, "--out", run, "--json"]) == 0
+    assert main([*argv, "--out", run, "--json"]) == 0
     assert "streamed" in capsys.readouterr().err
     assert main(["train", "--out", run, "--resume"]) == 0
     assert main(["evaluate", run, "--sequences", "2"]) == 0
     capsys.readouterr()
-    for said, command in {
+    for message, command in {
         "is a stream; use valid or test": ["evaluate", run, "--split", "train"],
         "names no dataset": ["train", "--data", "stream:"],
         "cannot be streamed": ["train", "--data", f"stream:{tmp_path / 'nowhere'}"],
-        "less text than one batch": [*words, "--batch", "4096", "--out", f"{run}-2"],
+        "less text than one batch": [*argv, "--batch", "4096", "--out", f"{run}-2"],
     }.items():
         assert main(command) == 1
-        assert said in (error := capsys.readouterr().err) and "Traceback" not in error, error
+        assert message in (error := capsys.readouterr().err) and "Traceback" not in error, error
 
 
-def test_what_a_dataset_must_have(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_stream_datasets_are_refused(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(dataset.removeprefix("stream:")) / "data"
     (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"text": "its own"}) + "\n")
     corpus = open_corpus(dataset)

@@ -1,4 +1,4 @@
-"""Before and around a run: what it will cost, and a batch script that comes back after its time limit."""
+"""Cost estimates before a run, and a batch script that requeues itself at its time limit."""
 
 import json
 import os
@@ -37,8 +37,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["train", "text8", "--dry-run", "--json"]) == 0
     bill = json.loads(capsys.readouterr().out)
     assert 85e6 < bill["parameters"] < 95e6 and bill["days"]["A100"]["8"] * 8 == bill["days"]["A100"]["1"]
-    for words in (["demo"], ["text8-tiny", "--nproc", "4"], ["owt", "--network.width", "96"]):
-        assert main(["train", *words, "--dry-run"]) == 0
+    for argv in (["demo"], ["text8-tiny", "--nproc", "4"], ["owt", "--network.width", "96"]):
+        assert main(["train", *argv, "--dry-run"]) == 0
         assert "FLOPs per token" in capsys.readouterr().out
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
 
@@ -46,7 +46,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "d3pm-uniform", "plaid"])
 def test_parameters_for_conditions_are_counted(system: str) -> None:
-    """Labels, sources and signals take parameters of their own."""
+    """Labels, sources and signals add parameters."""
     Path("l.jsonl").write_text("".join(f'{{"text": "{"abcd"[i % 4] * 6}", "label": "{i % 3}"}}\n' for i in range(60)))
     Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
     for data, length in {"labelled:l.jsonl": 8, "pairs:p.tsv": 8, "synthetic-promoters": 64}.items():
@@ -58,18 +58,18 @@ def test_parameters_for_conditions_are_counted(system: str) -> None:
         assert corpus.conditions and bill.parameters > cost(chosen, corpus.tokenizer.size).parameters
 
 
-def test_a_dry_run_reads_what_it_must(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_reads_conditions_from_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("p.tsv").write_text("source\ttarget\n" + "".join(f"{i % 7}xyz\tabcdef\n" for i in range(60)))
-    words = ["train", "--data", "pairs:p.tsv", "--length", "8", "--dry-run", "--nproc", "3", "--json"]
-    assert main(words) == 0
+    argv = ["train", "--data", "pairs:p.tsv", "--length", "8", "--dry-run", "--nproc", "3", "--json"]
+    assert main(argv) == 0
     bill = json.loads(capsys.readouterr().out)
     model = build_model(replace(recipe("demo"), data="pairs:p.tsv", length=8), open_corpus("pairs:p.tsv"))
     assert bill["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert list(bill["days"]["A100"]) == ["1", "3", "8", "64"]
-    assert main([*words[:-3], "--nproc", "0"]) == 1 and "at least 1, not 0" in capsys.readouterr().err
+    assert main([*argv[:-3], "--nproc", "0"]) == 1 and "at least 1, not 0" in capsys.readouterr().err
 
 
-def test_large_recipes_have_the_sizes_they_say() -> None:
+def test_large_recipes_have_their_stated_sizes() -> None:
     for name in RECIPES:
         assert recipe(name) == recipe(name)
     sizes = {name: 12 * recipe(name).network.depth * recipe(name).network.width ** 2 for name in RECIPES}
@@ -84,8 +84,8 @@ STUBS = {
 }
 
 
-def submitted(script: Path, signal: bool) -> str:
-    """Run a script with stand-ins for Slurm; what was asked of them."""
+def run_script(script: Path, signal: bool) -> str:
+    """Run a script with stubs of the Slurm commands and return their recorded calls."""
     Path("bin").mkdir(exist_ok=True)
     for name, body in STUBS.items():
         Path("bin", name).write_text(f"#!/bin/bash\n{body}\n")
@@ -103,24 +103,24 @@ def submitted(script: Path, signal: bool) -> str:
     return Path("log").read_text()
 
 
-def test_a_batch_script_saves_comes_back_and_resumes() -> None:
-    words = ["launch", "slurm", "--nodes", "2", "--gpus", "4", "--hours", "1.5", "--", "text8", "--out", "runs/a b"]
-    assert main([*words, "--seed", "3"]) == 0
+def test_batch_script_saves_requeues_and_resumes() -> None:
+    argv = ["launch", "slurm", "--nodes", "2", "--gpus", "4", "--hours", "1.5", "--", "text8", "--out", "runs/a b"]
+    assert main([*argv, "--seed", "3"]) == 0
     script = Path("train.sbatch")
     text = script.read_text()
     for line in ("--nodes=2", "--gpus-per-node=4", "--time=01:30:00", "--requeue", "--signal=B:TERM@180"):
         assert f"#SBATCH {line}\n" in text
-    log = submitted(script, signal=False)
+    log = run_script(script, signal=False)
     assert "--nproc-per-node 4" in log and "-m logosphere train text8 --seed 3 --out runs/a b" in log
     assert "--resume" not in log and "requeue" not in log
     Path("runs/a b").mkdir(parents=True)
     Path("runs/a b/recipe.json").touch()
-    log = submitted(script, signal=True)
+    log = run_script(script, signal=True)
     assert "--resume" in log and "scancel --signal=TERM 7" in log and "scontrol requeue 7" in log
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "argv, message",
     [
         (["slurm"], "A recipe and --out are missing"),
         (["slurm", "--", "text8"], "A recipe and --out are missing"),
@@ -131,6 +131,6 @@ def test_a_batch_script_saves_comes_back_and_resumes() -> None:
         (["slurm", "--partition", "a\n#SBATCH b", "--", "demo", "--out", "x"], "must not contain spaces"),
     ],
 )
-def test_mistakes_are_found_before_the_queue(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launch", *words]) == 1
-    assert says in capsys.readouterr().err and not Path("train.sbatch").exists()
+def test_invalid_launches_are_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *argv]) == 1
+    assert message in capsys.readouterr().err and not Path("train.sbatch").exists()

@@ -1,4 +1,4 @@
-"""Schedules of the log-signal-to-noise ratio: slopes and inverses are right, and one shift covers many."""
+"""Schedules of the log-signal-to-noise ratio: slopes, inverses and shifts."""
 
 import math
 
@@ -22,10 +22,10 @@ from logosphere.schedules.logsnr import (
 
 def bent() -> LearnedTanh:
     """A learned schedule with an arbitrary shape."""
-    made = LearnedTanh(4.0, -7.0)
+    schedule = LearnedTanh(4.0, -7.0)
     with torch.no_grad():
-        made.heights += torch.randn(len(made.heights), generator=torch.Generator().manual_seed(1))
-    return made
+        schedule.heights += torch.randn(len(schedule.heights), generator=torch.Generator().manual_seed(1))
+    return schedule
 
 
 ALL: dict[str, LogSNR] = {
@@ -42,18 +42,18 @@ ALL: dict[str, LogSNR] = {
 T = torch.linspace(0.01, 0.99, 197, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("made", ALL.values(), ids=ALL)
-def test_slopes_and_inverses(made: LogSNR) -> None:
+@pytest.mark.parametrize("schedule", ALL.values(), ids=ALL)
+def test_slopes_and_inverses_are_consistent(schedule: LogSNR) -> None:
     t = T.clone().requires_grad_()
-    if isinstance(made, LearnedTanh):  # whose times carry no gradient
+    if isinstance(schedule, LearnedTanh):  # its times carry no gradient
         h = 1e-6
-        difference = (made.logsnr(T + h) - made.logsnr(T - h)).detach() / (2 * h)
+        difference = (schedule.logsnr(T + h) - schedule.logsnr(T - h)).detach() / (2 * h)
     else:
-        (difference,) = torch.autograd.grad(made.logsnr(t).sum(), t)
-    slope = made.slope(T).detach()
+        (difference,) = torch.autograd.grad(schedule.logsnr(t).sum(), t)
+    slope = schedule.slope(T).detach()
     assert (slope > 0).all()
     torch.testing.assert_close(slope, -difference, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(made.time(made.logsnr(T).detach()), T, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(schedule.time(schedule.logsnr(T).detach()), T, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_slopes_and_inverses(made: LogSNR) -> None:
         ("linear-beta", [0.971, 0.896, 0.524, 0.079, 0.003, 0.000]),
     ],
 )
-def test_signals_are_those_of_the_papers(name: str, signal: list[float]) -> None:
+def test_signals_match_the_papers(name: str, signal: list[float]) -> None:
     """α² at t = .05, .1, .25, .5, .75, .9; Diffusion-LM's f(0) = 0.99 is divided out, as its betas do."""
     t = torch.tensor([0.05, 0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
     start = 0.99 if name == "sqrt" else 1.0
@@ -78,13 +78,13 @@ def test_tan_d_is_a_shift_of_the_cosine(d: float) -> None:
     torch.testing.assert_close(torch.sigmoid(find_logsnr("cosine", shift=-2 * math.log(d)).logsnr(T)), tan_d)
 
 
-def test_diffusion_lm_begins_with_a_noise_of_an_eighth() -> None:
+def test_diffusion_lm_initial_noise_level() -> None:
     """σ_0 = 0.121 after the first of 2000 steps."""
     first = torch.tensor(1 / 2000, dtype=torch.float64)
     assert float(torch.sigmoid(-Sqrt().logsnr(first)).sqrt()) == pytest.approx(0.1210, abs=1e-4)
 
 
-def test_ends() -> None:
+def test_schedule_endpoints() -> None:
     ends = torch.tensor([0.0, 1.0])
     assert Cosine().logsnr(ends).tolist() == [math.inf, -math.inf]
     assert Sigmoid().logsnr(ends).tolist() == [math.inf, -math.inf]
@@ -94,32 +94,32 @@ def test_ends() -> None:
     assert bent().logsnr(ends).tolist() == [pytest.approx(4), pytest.approx(-7)]
 
 
-def test_the_shape_of_a_learned_schedule_follows_the_second_moment() -> None:
-    """`calm` has the gradient of E[nats²] for nats = f(λ(t)) |λ'(t)|, though it never differentiates f."""
-    made, t = bent().double(), (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+def test_variance_loss_has_the_gradient_of_the_second_moment() -> None:
+    """`variance_loss` has the gradient of E[nats²] for nats = f(λ(t)) |λ'(t)|, without differentiating f."""
+    schedule, t = bent().double(), (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
 
     def nats() -> torch.Tensor:
-        share, steep, _ = made.shape(t)
-        return torch.exp(-0.5 * (4 - 11 * share).square()) * 11 * steep
+        position, steep, _ = schedule.shape(t)
+        return torch.exp(-0.5 * (4 - 11 * position).square()) * 11 * steep
 
-    parameters = [made.heights, made.rates, made.centres]
-    wanted = torch.autograd.grad(nats().square().mean(), parameters)
-    found = torch.autograd.grad(made.variance_loss(t, nats()).mean(), parameters)
-    for one, other in zip(found, wanted, strict=True):
+    parameters = [schedule.heights, schedule.rates, schedule.centres]
+    expected = torch.autograd.grad(nats().square().mean(), parameters)
+    found = torch.autograd.grad(schedule.variance_loss(t, nats()).mean(), parameters)
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-def test_a_learned_schedule_learns_ends_from_the_bound_and_shape_from_its_noise() -> None:
-    made = bent()
-    made.logsnr(T).sum().backward()
-    assert made.ends.grad is not None and made.heights.grad is None
-    made.ends.grad = None
-    made.variance_loss(T, torch.ones_like(T)).sum().backward()
-    assert made.ends.grad is None and bool(made.heights.grad.any())
+def test_learned_schedule_separates_endpoint_and_shape_gradients() -> None:
+    schedule = bent()
+    schedule.logsnr(T).sum().backward()
+    assert schedule.ends.grad is not None and schedule.heights.grad is None
+    schedule.ends.grad = None
+    schedule.variance_loss(T, torch.ones_like(T)).sum().backward()
+    assert schedule.ends.grad is None and bool(schedule.heights.grad.any())
 
 
 @pytest.mark.parametrize(
-    "make, says",
+    "make, message",
     [
         (lambda: find_logsnr("cosinus"), "Did you mean 'cosine'"),
         (lambda: find_logsnr("linear"), "highest and the lowest"),
@@ -130,6 +130,6 @@ def test_a_learned_schedule_learns_ends_from_the_bound_and_shape_from_its_noise(
         (lambda: LinearBeta(2.0, 1.0), "first < last"),
     ],
 )
-def test_impossible_schedules_are_refused(make, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_schedules_are_refused(make, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make()

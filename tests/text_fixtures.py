@@ -1,4 +1,4 @@
-"""Small texts that several test files train, cut and damage."""
+"""Small texts shared by several test files."""
 
 from pathlib import Path
 
@@ -18,5 +18,5 @@ def decode_splits(corpus: Corpus) -> list[str]:
 
 
 def unfinished_files(cache: Path) -> list[Path]:
-    """Files that were begun and not finished."""
+    """Temporary files of unfinished writes."""
     return [path for path in cache.rglob("*") if path.name.startswith(".")]

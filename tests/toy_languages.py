@@ -19,7 +19,7 @@ def sticky_chain(vocab_size: int, length: int, stay: float = 0.9) -> Language:
 
 
 def skewed_chain(vocab_size: int, length: int, seed: int = 3) -> Language:
-    """A chain with random rows, no symmetry whatever and a start that is not stationary."""
+    """A chain with random rows, no symmetry and a non-stationary initial distribution."""
     rows = torch.rand(vocab_size + 1, vocab_size, generator=generator(seed), dtype=torch.float64) ** 3 + 0.01
     rows = rows / rows.sum(1, keepdim=True)
     return ls.languages.markov(rows[1:], rows[0], length)
@@ -31,7 +31,7 @@ def independent_tokens(vocab_size: int, length: int, seed: int = 4) -> Language:
 
 
 def random_joint(vocab_size: int = 2, length: int = 4, seed: int = 5) -> Joint:
-    """Any joint law: a random table, with a few sequences forbidden."""
+    """A random joint distribution in which a few sequences have probability 0."""
     weights = torch.rand((vocab_size,) * length, generator=generator(seed), dtype=torch.float64) ** 2
     return ls.languages.joint(torch.where(weights < 0.01, 0.0, weights))
 

@@ -12,12 +12,12 @@ from logosphere.model import Model
 from logosphere.processes.capabilities import OnlineStatistics
 
 SMALL = {"width": 16, "depth": 2, "heads": 2}
-"""A network that costs milliseconds."""
+"""A network that runs in milliseconds."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A system with options, and a name to read in the list of tests."""
+    """A system with options; its string form is the test id."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ NEW_SYSTEMS: list[System] = []
 DIFFUSIONS = MASKED + UNIFORM + NEW_SYSTEMS
 
 HEADED = [system for system in DIFFUSIONS if system.name.split("-")[0] in ("sedd", "gidd", "multinomial")]
-"""Other heads, laws and tables on the same engine: for them the slow tests take fewer languages."""
+"""Other output parameterizations and noise distributions of the same process: the slow tests use fewer languages."""
 
 EQUAL_BOUNDS = [
     (System("md4"), System("mdlm", {"exact_count": False})),
@@ -69,13 +69,13 @@ EQUAL_BOUNDS = [
     (System("gidd", {"p_u": 0.0}), System("mdlm", {"exact_count": False})),
     (System("udlm"), System("d3pm-uniform", {"timesteps": None, "schedule": "linear"})),
 ]
-"""Systems whose bound is that of another, to the last bit; they differ in networks, training or sampling."""
+"""Pairs of systems with bit-identical bounds; they differ in networks, training or sampling."""
 
 PLAIN = [System("ar"), System("mdlm"), System("d3pm-absorbing"), System("d3pm-uniform")]
 
 
 def random_network(name: str, language: Language, seed: int = 0, **options: Any) -> Model:
-    """A small model whose weights, the head's included, are random: a denoiser as wrong as any."""
+    """A small untrained model with all weights random, including those of the output head."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = ls.build(name, vocab_size=language.vocab_size, length=language.length, **SMALL | options)
@@ -106,7 +106,7 @@ def calibrated_system(system: System, language: Language) -> Model:
 
 
 def fill_zero_weights(model: torch.nn.Module) -> None:
-    """Replace weights that start at zero, so that nothing is hidden by them."""
+    """Replace weights initialised to zero, which would hide dependencies."""
     for weight in model.parameters():
         if not bool(weight.any()):
             torch.nn.init.normal_(weight, std=0.5)

@@ -1,4 +1,4 @@
-"""A language to train on in milliseconds, and endless batches of it."""
+"""A language that trains in milliseconds, and an infinite stream of its batches."""
 
 from collections.abc import Iterator
 

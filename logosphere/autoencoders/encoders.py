@@ -92,14 +92,14 @@ class FrozenEncoder(TokenEncoder):
         if pieces is None and vocab_size - encoder.vocab_size not in (0, 1):
             raise UserError(
                 f"The encoder {encoder.name} has a vocabulary of {encoder.vocab_size:,} word pieces, but the model has "
-                f"{vocab_size:,} tokens; use its tokenizer, or give the piece of each token as pieces=…."
+                f"{vocab_size:,} tokens; use its tokenizer, or give the piece of each token as encoder_token_ids=…."
             )
         own = list(range(encoder.vocab_size)) + [encoder.eos] * (vocab_size - encoder.vocab_size)
         table = torch.tensor(own if pieces is None else pieces)
         if len(table) != vocab_size or int(table.min()) < 0 or int(table.max()) >= encoder.vocab_size:
             raise UserError(
-                f"pieces must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for each of the "
-                f"{vocab_size:,} tokens."
+                f"encoder_token_ids must name one of the {encoder.vocab_size:,} word pieces of {encoder.name} for "
+                f"each of the {vocab_size:,} tokens."
             )
         if length > encoder.max_length:
             raise UserError(

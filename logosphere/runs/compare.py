@@ -331,4 +331,4 @@ def _measure(run: Run, measure: EvaluateConfig, corpus: Corpus, display: Display
     def make() -> object:
         return asdict(evaluate_run(run, measure, corpus=corpus, other_paths=False, display=display))
 
-    return Report(**cached(run.results / "compare.json", key, make))
+    return Report(**cached(run.results / "compare.json", key, make) | {"other_paths": ()})  # JSON has no tuples

@@ -1,6 +1,6 @@
 """The published formulas of the discrete systems, in float64 numpy, from the papers' equations.
 
-Nothing here is shared with the package: matrices are written out, exponentials of rate matrices are taken by scipy, and
+It shares no code with the package: matrices are explicit, exponentials of rate matrices are computed by scipy, and
 every state is enumerated. Times run from 0 (data) to 1 (noise); the mask is the last state.
 """
 
@@ -81,10 +81,10 @@ def gaussian_chain(vocab_size: int, steps: int) -> list[Array]:
 
 def products(chain: list[Array]) -> list[Array]:
     """Q̄_0 … Q̄_T."""
-    found = [np.eye(len(chain[0]))]
+    cumulative = [np.eye(len(chain[0]))]
     for matrix in chain:
-        found.append(found[-1] @ matrix)
-    return found
+        cumulative.append(cumulative[-1] @ matrix)
+    return cumulative
 
 
 def chain_step(chain: list[Array], bars: list[Array], x_hat: Array, z: int, step: int) -> Array:
@@ -95,14 +95,14 @@ def chain_step(chain: list[Array], bars: list[Array], x_hat: Array, z: int, step
 
 def chain_kl(chain: list[Array], bars: list[Array], x_hat: Array, x: int, z: int, step: int) -> float:
     """KL(q(z_{t-1} | z_t, x) || p(z_{t-1} | z_t))."""
-    true, model = (chain_step(chain, bars, law, z, step) for law in (np.eye(len(x_hat))[x], x_hat))
+    true, model = (chain_step(chain, bars, x_dist, z, step) for x_dist in (np.eye(len(x_hat))[x], x_hat))
     kept = true > 0
     return float((true[kept] * np.log(true[kept] / model[kept])).sum())
 
 
-def logistic(loc: float, log_scale: float, seen: float, vocab_size: int) -> Array:
-    """D3PM's head for images: differences of a logistic distribution function around tanh(loc + seen), normalised."""
-    center, scale = np.tanh(loc + seen), np.exp(log_scale - 2)
+def logistic(loc: float, log_scale: float, level: float, vocab_size: int) -> Array:
+    """D3PM's head for images: differences of a logistic distribution function around tanh(loc + level), normalised."""
+    center, scale = np.tanh(loc + level), np.exp(log_scale - 2)
     values, half = np.linspace(-1, 1, vocab_size), 1 / (vocab_size - 1)
     mass = expit((values + half - center) / scale) - expit((values - half - center) / scale)
     return mass / mass.sum()
@@ -114,13 +114,13 @@ def logistic(loc: float, log_scale: float, seen: float, vocab_size: int) -> Arra
 def udlm_integrand(logits: Array, x: int, z: int, a: float, slope: float) -> float:
     """UDLM eq. 17 with x̄ = V a x + 1 - a and a' = -slope."""
     V = len(logits)
-    bar, model = (V * a * law + 1 - a for law in (np.eye(V)[x], softmax(logits)))
+    bar, model = (V * a * x_dist + 1 - a for x_dist in (np.eye(V)[x], softmax(logits)))
     total = (bar / bar[z] * np.log(model[z] * bar / (model * bar[z]))).sum()
     return float(-slope / (V * a) * (V / bar[z] - V / model[z] - total))
 
 
 def rate_matrix(vocab_size: int, masked: bool) -> Array:
-    """Q of SEDD, rows from and columns to: all tokens to the mask, or to each other."""
+    """Q of SEDD, rows from and columns to: every token jumps to the mask, or to every other token."""
     if masked:
         matrix = -np.eye(vocab_size + 1)
         matrix[:, -1] += 1
@@ -168,10 +168,10 @@ def sedd_analytic(log_score: Array, z: int, sigma_t: float, sigma_s: float, mask
     return p / p.sum()
 
 
-def gidd_marginal(law: Array, t: float, p_u: float) -> Array:
+def gidd_marginal(x_dist: Array, t: float, p_u: float) -> Array:
     """q(z_t | x) of GIDD: ((1 - t) x + t m + c u)/C over V tokens and the mask, c = B √(t (1 - t)), C = 1 + c."""
     c = 2 * p_u / (1 - p_u) * np.sqrt(t * (1 - t))
-    return np.append((1 - t) * law + c / len(law), t) / (1 + c)
+    return np.append((1 - t) * x_dist + c / len(x_dist), t) / (1 + c)
 
 
 def gidd_weight(x: int, z: int, t: float, p_u: float, vocab_size: int) -> float:
@@ -216,7 +216,7 @@ def genmd4_reconstruction(x: int, powers: Array, t: float, eps: float) -> float:
 
 
 def clipped_counts(rate: float, size: int, low: float, high: float) -> Array:
-    """Masks by chance, drawn again until their fraction lies in [low, high]: the binomial distribution, cut."""
+    """Independent masks, resampled until their fraction lies in [low, high]: a truncated binomial distribution."""
     count = np.arange(size + 1)
     p = (
         comb(size, count)

@@ -1,6 +1,6 @@
 """Steps of the published samplers against their equations, one step at a time.
 
-Steps that draw are compared by frequencies of many equal positions; deterministic ones position by position.
+Stochastic steps are compared by the frequencies of many equal positions, deterministic ones position by position.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ def sedd_noise(t: float, masked: bool) -> tuple[float, float]:
 @pytest.mark.parametrize("masked", [True, False], ids=["absorb", "uniform"])
 @pytest.mark.parametrize("t, s", [(0.9, 0.8), (0.6, 0.55), (0.95, 0.2), (0.3, 0.0)])
 def test_sedd_steps_keep_the_mass_of_raw_scores(masked: bool, t: float, s: float) -> None:
-    """Euler and analytic probabilities, with ratios that no distribution has; large steps cut negative entries off."""
+    """Euler and analytic probabilities with arbitrary ratios; large steps clip negative entries."""
     process = model_of("sedd-absorb" if masked else "sedd-uniform").process
     sigma_t, rate = sedd_noise(t, masked)
     sigma_s = 0.0 if s == 0 else sedd_noise(s, masked)[0]
@@ -78,17 +78,17 @@ def test_sedd_steps_keep_the_mass_of_raw_scores(masked: bool, t: float, s: float
         analytic = analytic_step(process, ratio, here, late, early)[0].numpy()
         if masked and s == 0:
             analytic[-1] = 0
-        wanted = ref.sedd_analytic(scores, z, sigma_t, sigma_s, masked)
-        np.testing.assert_allclose(analytic / analytic.sum(), wanted, rtol=1e-6, atol=1e-9)
+        expected = ref.sedd_analytic(scores, z, sigma_t, sigma_s, masked)
+        np.testing.assert_allclose(analytic / analytic.sum(), expected, rtol=1e-6, atol=1e-9)
         if s > 0:
             euler = euler_step(process, ratio, here, late, early)[0].numpy()
-            wanted = ref.sedd_euler(scores, z, rate, t - s, masked)
-            np.testing.assert_allclose(euler / euler.sum(), wanted, rtol=1e-6, atol=1e-9)
+            expected = ref.sedd_euler(scores, z, rate, t - s, masked)
+            np.testing.assert_allclose(euler / euler.sum(), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["euler", "analytic"])
-def test_twice_the_score_lifts_twice_the_masks(name: str) -> None:
-    """The ancestral step normalises scores and would lift as many; here their mass counts."""
+def test_doubled_scores_double_the_unmasking_rate(name: str) -> None:
+    """The ancestral step normalises scores and would unmask as many; here their total mass matters."""
     model, counts = model_of("sedd-absorb"), []
     sigma, rate = sedd_noise(0.8, True)
     scores = RNG.normal(size=V) - 3
@@ -117,8 +117,8 @@ def test_sedd_ends_with_noise_removal() -> None:
 def test_mdlm_removes_the_last_noise_greedily() -> None:
     """n - 1 ancestral steps to 1e-5 with a cache; then argmax."""
     model = model_of("mdlm")
-    made = sampler(model.sampler, model)
-    assert model.sampler == "mdlm" and made.cached and isinstance(made.grid, FinalStep)
+    built_sampler = sampler(model.sampler, model)
+    assert model.sampler == "mdlm" and built_sampler.cached and isinstance(built_sampler.grid, FinalStep)
     logits = RNG.normal(size=V)
     z = torch.full((N // 4, 4), V)
     a_t, a_s = (ref.log_linear(float(np.float32(time)))[0] for time in (0.7, 0.4))
@@ -135,7 +135,7 @@ def test_md4_steps_on_a_cosine_grid() -> None:
 
 
 def test_remdm_steps_have_the_published_probabilities() -> None:
-    """σ = min(0.04, (1 - a_s)/a_t); a token is masked with σ, a mask lifted with (a_s - (1 - σ) a_t)/(1 - a_t)."""
+    """σ = min(0.04, (1 - a_s)/a_t); tokens are masked with σ, masks unmasked with (a_s - (1 - σ) a_t)/(1 - a_t)."""
     t, s = (torch.tensor(time, dtype=torch.float64) for time in (0.5, 0.45))
     a_t, a_s = ref.log_linear(0.5)[0], ref.log_linear(0.45)[0]
     noise_t, noise_s = 1 - torch.tensor(a_t, dtype=torch.float64), 1 - torch.tensor(a_s, dtype=torch.float64)
@@ -153,8 +153,8 @@ def test_remdm_steps_have_the_published_probabilities() -> None:
     assert fits(frequencies(kept), np.array([0, 0, 0.96, 0, 0, 0.04]))
 
 
-def test_star_masks_every_position_afresh() -> None:
-    """Below t = 0.3: z_s is the mask with probability 1 - a_s whatever z_t was, and else a drawn or the old token."""
+def test_star_remasks_every_position_independently() -> None:
+    """Below t = 0.3, z_s is the mask with probability 1 - a_s for any z_t, and otherwise a sampled or the old token."""
     model, logits = model_of("star"), RNG.normal(size=V)
     masked = 1 - ref.log_linear(float(np.float32(0.15)))[0]
     assert float(full_remask(torch.tensor(0.2), torch.tensor(masked), torch.tensor(0.0))) == pytest.approx(masked)
@@ -162,31 +162,31 @@ def test_star_masks_every_position_afresh() -> None:
         moved = one_step(model, "star", torch.full((N // 4, 4), z), 0.2, 0.15, logits)
         assert fits(frequencies(moved), np.append((1 - masked) * tokens, masked))
     before = one_step(model, "star", torch.full((100, 4), 3), 0.6, 0.5, logits)
-    assert bool((before == 3).all())  # ancestral: a token stays
+    assert bool((before == 3).all())  # ancestral: tokens are kept
 
 
-def test_g_star_masks_what_its_error_predictor_doubts() -> None:
+def test_g_star_remasks_by_error_logits() -> None:
     """ceil((1 - a_s) L) positions by logit + Gumbel noise: the softmax of the logits, drawn without replacement."""
     model = model_of("g-star")
-    doubts = torch.tensor([0.0, 1.0, -1.0, 0.5])
-    model.remasker = _Doubting(doubts)
+    error_logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
+    model.remasker = _FixedErrorPredictor(error_logits)
     moved = one_step(model, "g-star", torch.full((N, 4), 2), 0.25, 0.2, np.zeros(V))
-    hidden = moved == V
-    assert torch.equal(hidden.sum(1), torch.ones(N).long())  # ceil(0.2 · 4)
-    assert fits(hidden.sum(0).numpy(), softmax(doubts.numpy().astype(float)))
+    remasked = moved == V
+    assert torch.equal(remasked.sum(1), torch.ones(N).long())  # ceil(0.2 · 4)
+    assert fits(remasked.sum(0).numpy(), softmax(error_logits.numpy().astype(float)))
 
 
-class _Doubting(torch.nn.Module):
-    def __init__(self, doubts: torch.Tensor):
+class _FixedErrorPredictor(torch.nn.Module):
+    def __init__(self, error_logits: torch.Tensor):
         super().__init__()
-        self.doubts = doubts
+        self.error_logits = error_logits
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return self.doubts.expand(z.shape)
+        return self.error_logits.expand(z.shape)
 
 
-def test_p2_keeps_what_the_denoiser_is_surest_of() -> None:
-    """Tokens are scored by log p of themselves, masks by log p of what was drawn there; the lowest are masked."""
+def test_p2_keeps_the_most_confident_tokens() -> None:
+    """Tokens are scored by log p of themselves, masks by log p of the sampled token; the lowest are masked."""
     model = model_of("p2")
     z = torch.tensor([[2, V, 1, V]])
     context = np.log(
@@ -200,17 +200,17 @@ def test_p2_keeps_what_the_denoiser_is_surest_of() -> None:
 def test_llada_commits_the_most_confident_tokens() -> None:
     """Low-confidence remasking at temperature 0: argmax everywhere, the k of highest probability are committed."""
     model = ls.build("llada", vocab_size=V, length=16, width=8, depth=1, heads=1, preset="paper")
-    made = sampler(model.sampler, model)
-    assert model.sampler == "llada-greedy" and made.blocks == 4
+    built_sampler = sampler(model.sampler, model)
+    assert model.sampler == "llada-greedy" and built_sampler.blocks == 4
     logits = RNG.normal(size=(1, 4, V)) * 2
     z = torch.tensor([[V, V, 1, V]])
     moved = one_step(model, "llada-greedy", z, 0.75, 0.5, logits)
     confidence = log_softmax(logits, -1).max(-1)[0]
     confidence[2] = -np.inf
-    best = int(confidence.argmax())  # of three masks two may stay at 1 - a_s = 0.5, so that one is committed
-    wanted = z.clone()
-    wanted[0, best] = int(logits[0, best].argmax())
-    assert torch.equal(moved, wanted)
+    best = int(confidence.argmax())  # of three masks two remain at 1 - a_s = 0.5, so one is committed
+    expected = z.clone()
+    expected[0, best] = int(logits[0, best].argmax())
+    assert torch.equal(moved, expected)
 
 
 @pytest.mark.parametrize("name", ["ardm", "bd3lm"])
@@ -260,8 +260,8 @@ def _marginals(name: str, t: float) -> np.ndarray:
 @pytest.mark.parametrize(
     "name", ["mdlm", "remdm", "star", "g-star", "p2", "llada", "md4", "genmd4", "sedd-absorb", "gidd"]
 )
-def test_published_samples_begin_with_masks_alone(name: str) -> None:
-    """Although a schedule may leave signal at t = 1, which p(z_1) of the bound then has as well."""
+def test_published_samplers_start_fully_masked(name: str) -> None:
+    """Although a schedule may leave signal at t = 1, which p(z_1) of the bound then contains."""
     process = model_of(name).process
     assert bool((process.prior(200, 4, GeneratorNoise(torch.Generator().manual_seed(1), 200)) == V).all())
     if name in ("mdlm", "sedd-absorb"):

@@ -1,7 +1,7 @@
 """Bayesian flow networks, Fisher-Flow and Dirichlet flow matching against the equations of their papers.
 
-References are float64 numpy, written from the equations; the package is given doubles where it takes them.
-Integrands, forward distributions and sampler steps agree to 1e-6 unless a tolerance says why not.
+References are float64 numpy implementations of the equations; the package gets doubles where it accepts them.
+Integrands, forward distributions and sampler steps agree to 1e-6 unless a test states another tolerance.
 """
 
 import math
@@ -22,8 +22,8 @@ from logosphere.rng import GeneratorNoise, Noise, normal_rows
 N = 40
 
 
-class Given(Noise):
-    """Noise that was drawn before, so that both sides have the same."""
+class FixedNoise(Noise):
+    """Precomputed noise, shared by both sides."""
 
     device = torch.device("cpu")
 
@@ -49,8 +49,8 @@ def tensor(x: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def close(found: Tensor, wanted: np.ndarray, rtol: float = 1e-6, atol: float = 1e-12) -> None:
-    np.testing.assert_allclose(found.double().numpy(), wanted, rtol=rtol, atol=atol)
+def close(found: Tensor, expected: np.ndarray, rtol: float = 1e-6, atol: float = 1e-12) -> None:
+    np.testing.assert_allclose(found.double().numpy(), expected, rtol=rtol, atol=atol)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -69,17 +69,19 @@ def test_bfn_continuous_time_loss(accuracy: float) -> None:
     """Equation 205: L∞ = K β₁ E_t[t |e_x - ê(θ, t)|²]."""
     K, g = 27, rng()
     x, out, t = g.integers(K, size=N), g.normal(size=(N, K)), g.uniform(size=N)
-    wanted = K * accuracy * t * ((corners(x, K) - softmax(out)) ** 2).sum(-1)
+    expected = K * accuracy * t * ((corners(x, K) - softmax(out)) ** 2).sum(-1)
     path = BFNPath(K, accuracy)
     theta = softmax(g.normal(size=(N, K)))
-    close(path.elbo_term(tensor(out), tensor(corners(x, K)), tensor(theta), tensor(t), 1.0), wanted)
+    close(path.elbo_term(tensor(out), tensor(corners(x, K)), tensor(theta), tensor(t), 1.0), expected)
 
 
 def test_bfn_loss_of_n_messages() -> None:
     """Equation 195: log N(y | α (K e_x - 1), αK) - log Σ_k p_k N(y | α (K e_k - 1), αK), α_i = β₁ (2i - 1)/n²."""
     K, n, accuracy, g = 5, 12, 0.5625, rng(1)
     x, out, seed, i = g.integers(K, size=N), g.normal(size=(N, K)), g.uniform(size=N), g.integers(1, n + 1, size=N)
-    noise = normal_rows((torch.from_numpy(seed) * 2.0**52).long(), K).double().numpy()  # the draw, not the formula
+    noise = (
+        normal_rows((torch.from_numpy(seed) * 2.0**52).long(), K).double().numpy()
+    )  # the same draw, not the formula under test
     alpha = accuracy * (2 * i - 1) / n**2
 
     def mean(k: np.ndarray) -> np.ndarray:
@@ -92,11 +94,11 @@ def test_bfn_loss_of_n_messages() -> None:
         return np.asarray(stats.norm.logpdf(y, mean(k), np.sqrt(alpha * K)[:, None]).sum(-1))
 
     receiver = special.logsumexp(np.stack([log_p[:, k] + log_normal(np.full(N, k)) for k in range(K)], -1), axis=-1)
-    wanted = log_normal(x) - receiver
+    expected = log_normal(x) - receiver
     z = np.concatenate([softmax(g.normal(size=(N, K))), seed[:, None]], -1)
     u = np.concatenate([corners(x, K), np.zeros((N, 1))], -1)
     path = BFNPath(K, accuracy, chain=True)
-    close(path.elbo_term(tensor(out), tensor(u), tensor(z), tensor((i - 1) / n), 1 / n), wanted, atol=1e-9)
+    close(path.elbo_term(tensor(out), tensor(u), tensor(z), tensor((i - 1) / n), 1 / n), expected, atol=1e-9)
 
 
 def test_bfn_flow_distribution() -> None:
@@ -104,8 +106,8 @@ def test_bfn_flow_distribution() -> None:
     K, g = 7, rng(2)
     x, noise, t = g.integers(K, size=(N, 1)), g.normal(size=(N, 1, K)), g.uniform(size=(N, 1))
     beta = (0.5625 * t**2)[..., None]
-    wanted = softmax(beta * (K * corners(x, K) - 1) + np.sqrt(beta * K) * noise)
-    close(BFNPath(K, 0.5625).q_sample(tensor(corners(x, K)), tensor(t), Given(noise)), wanted)
+    expected = softmax(beta * (K * corners(x, K) - 1) + np.sqrt(beta * K) * noise)
+    close(BFNPath(K, 0.5625).q_sample(tensor(corners(x, K)), tensor(t), FixedNoise(noise)), expected)
 
 
 def test_bfn_sampler_step() -> None:
@@ -115,7 +117,9 @@ def test_bfn_sampler_step() -> None:
     alpha = 0.5625 * (2 * i - 1) / n**2
     grown = theta * np.exp(alpha * (K * corners(k, K) - 1) + math.sqrt(alpha * K) * noise)
     s, then = np.full(N, (i - 1) / n), np.full(N, i / n)
-    found = BFNPath(K, 0.5625).step(tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), Given(noise))
+    found = BFNPath(K, 0.5625).step(
+        tensor(500 * corners(k, K)), tensor(theta), tensor(s), tensor(then), FixedNoise(noise)
+    )
     close(found, grown / grown.sum(-1, keepdims=True))
 
 
@@ -148,7 +152,7 @@ def test_fisher_flow_forward_path() -> None:
     K, g = 6, rng(4)
     normal, x, r = g.normal(size=(N, 1, K)), g.integers(K, size=(N, 1)), g.uniform(0.01, 0.99, size=(N, 1))
     start = np.abs(normal) / np.linalg.norm(normal, axis=-1, keepdims=True)
-    found = tangent_flow(K).corrupt(tensor(corners(x, K)), tensor(1 - r), Given(normal.astype(np.float32)))
+    found = tangent_flow(K).corrupt(tensor(corners(x, K)), tensor(1 - r), FixedNoise(normal.astype(np.float32)))
     close(found, slerp(start, corners(x, K), r)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -162,16 +166,16 @@ def test_statistical_flow_matching_starts() -> None:
 
 
 def test_fisher_flow_loss() -> None:
-    """|w - <x_t, w> x_t - ẋ_t|² for the raw answer w."""
+    """|w - <x_t, w> x_t - ẋ_t|² for the raw network output w."""
     K, g = 6, rng(5)
     x, r, raw = g.integers(K, size=N), g.uniform(0.01, 0.95, size=N), g.normal(size=(N, K))
     z, velocity = slerp(orthant(g, N, K), corners(x, K), r)
     projected = raw - (z * raw).sum(-1, keepdims=True) * z
-    wanted = ((projected - velocity) ** 2).sum(-1)
+    expected = ((projected - velocity) ** 2).sum(-1)
     process = tangent_flow(K).train()
     found = process.elbo_rate(tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r))
-    close(found, wanted)
-    close(process.loss(found, tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r), tensor(r)), wanted)
+    close(found, expected)
+    close(process.loss(found, tensor(raw), tensor(corners(x, K)), tensor(z), tensor(1 - r), tensor(r)), expected)
 
 
 def test_fisher_flow_euler_step() -> None:
@@ -180,11 +184,11 @@ def test_fisher_flow_euler_step() -> None:
     z, raw = orthant(g, N, K), 3 * g.normal(size=(N, K))
     move = h * (raw - (z * raw).sum(-1, keepdims=True) * z)
     length = np.linalg.norm(move, axis=-1, keepdims=True)
-    wanted = np.abs(np.cos(length) * z + np.sin(length) / length * move)
+    expected = np.abs(np.cos(length) * z + np.sin(length) / length * move)
     t = np.full(N, 0.5)
-    close(tangent_flow(K).step(tensor(raw), tensor(z), tensor(t), tensor(t - h), Given()), wanted)
-    last = tangent_flow(K).step(tensor(raw), tensor(z), tensor(np.full(N, h)), tensor(np.zeros(N)), Given())
-    close(last, corners(wanted.argmax(-1), K))
+    close(tangent_flow(K).step(tensor(raw), tensor(z), tensor(t), tensor(t - h), FixedNoise()), expected)
+    last = tangent_flow(K).step(tensor(raw), tensor(z), tensor(np.full(N, h)), tensor(np.zeros(N)), FixedNoise())
+    close(last, corners(expected.argmax(-1), K))
 
 
 def test_fisher_flow_velocity_of_tokens() -> None:
@@ -193,20 +197,20 @@ def test_fisher_flow_velocity_of_tokens() -> None:
     z, p, r = orthant(g, N, K), softmax(g.normal(size=(N, K))), 0.3
     angle = np.arccos(z)
     logs = angle[..., None] * (np.eye(K) - z[..., None] * z[:, None]) / np.sin(angle)[..., None]  # [N, k, coordinate]
-    wanted = np.einsum("nk,nkc->nc", p, logs) / (1 - r)
-    close(GeodesicPath(K).mean_velocity(tensor(p), tensor(z), tensor(np.full(N, 2 * r))), wanted)
-    close(tangent_flow(K).logits(tensor(wanted), tensor(z), tensor(np.full(N, 1 - r))), np.log(p), atol=1e-4)
+    expected = np.einsum("nk,nkc->nc", p, logs) / (1 - r)
+    close(GeodesicPath(K).mean_velocity(tensor(p), tensor(z), tensor(np.full(N, 2 * r))), expected)
+    close(tangent_flow(K).logits(tensor(expected), tensor(z), tensor(np.full(N, 1 - r))), np.log(p), atol=1e-4)
 
 
 @pytest.mark.parametrize("concentration", [0.5, 1.0])
-def test_geodesic_evidence_is_the_density_of_the_path(concentration: float) -> None:
+def test_geodesic_log_likelihood_is_the_density_of_the_path(concentration: float) -> None:
     """q(z | k) = p₀(start) / |det ∂z/∂start| on the sphere, by differences, K = 3."""
     r, h, g = 0.2, 1e-5, rng(8)
     z = orthant(g, 30, 3)
     angle = np.arccos(z)
     z = z[(angle / (1 - r) < 1.5).all(-1)]
     assert len(z) > 3
-    wanted = np.empty_like(z)
+    expected = np.empty_like(z)
     for n, point in enumerate(z):
         for k in range(3):
             e = np.eye(3)[k]
@@ -224,9 +228,9 @@ def test_geodesic_evidence_is_the_density_of_the_path(concentration: float) -> N
             ]
             frame = np.linalg.svd(start(point)[None])[2][1:]
             jacobian = abs(np.linalg.det(np.array(moved) @ frame.T))
-            wanted[n, k] = (2 * concentration - 1) * np.log(start(point)).sum() + math.log(jacobian)
+            expected[n, k] = (2 * concentration - 1) * np.log(start(point)).sum() + math.log(jacobian)
     found = GeodesicPath(3, concentration).log_likelihood(tensor(z), tensor(np.full(len(z), 2 * r))).numpy()
-    np.testing.assert_allclose(found - found[:, :1], wanted - wanted[:, :1], atol=1e-5)
+    np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-5)
 
 
 # ---- Dirichlet flow matching (Stark et al. 2024) -------------------------------------------------------------------
@@ -261,13 +265,13 @@ def test_dirichlet_velocity() -> None:
     close(path.speed(tensor(entries[None]), s)[0], speed(entries, alpha, K))
     z, p = g.dirichlet(np.ones(K), size=N), softmax(g.normal(size=(N, K)))
     factor = p * speed(z, alpha, K)
-    wanted = factor - factor.sum(-1, keepdims=True) * z
+    expected = factor - factor.sum(-1, keepdims=True) * z
     found = path.velocity(tensor(np.log(p)), tensor(z), tensor(np.full(N, node / 128))) / 7  # per unit of α
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4, atol=1e-4)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=3e-4, atol=1e-4)
 
 
 def test_dirichlet_forward_distribution() -> None:
-    """z_x ~ Beta(α, K - 1), and the other shares divide the rest evenly."""
+    """z_x ~ Beta(α, K - 1), and the other coordinates are uniform over the rest."""
     K, n = 5, 4000
     u = tensor(corners(np.full((n, 1), 2), K)).float()
     z = (
@@ -287,21 +291,21 @@ def test_dirichlet_surrogate_and_noisy_bound() -> None:
     z, out, x = g.dirichlet(np.ones(K), size=N), g.normal(size=(N, K)), g.integers(K, size=N)
     p, u, factor = softmax(out), corners(x, K), speed(z, alpha, K)
     rows = np.arange(N)
-    wanted = factor[rows, x] * (alpha - 1) * (1 - p[rows, x]) / z[rows, x]
+    expected = factor[rows, x] * (alpha - 1) * (1 - p[rows, x]) / z[rows, x]
     found = dirichlet(K).elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=3e-4)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=3e-4)
     noisy = DirichletPath(K, 8.0)
     h = float(noisy.noise_rate(s)[0])
     drifts = (factor + 0.5 * h * (alpha - 1))[..., None] * (np.eye(K) - z[:, None])
     missed = drifts[rows, x] - np.einsum("nk,nkc->nc", p, drifts)
     metric = np.stack([np.linalg.pinv(np.diag(row) - np.outer(row, row), rcond=1e-10) for row in z])
-    wanted = np.einsum("nc,ncd,nd->n", missed, metric, missed) / (2 * h)
+    expected = np.einsum("nc,ncd,nd->n", missed, metric, missed) / (2 * h)
     found = noisy.elbo_term(tensor(out), tensor(u), tensor(z), s, 0.01) / (0.01 * 7)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-3)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-3)
 
 
 def test_dirichlet_euler_step() -> None:
-    """z + Δα Σ_k p_k C(z_k, α) (e_k - z), and the nearest point of the simplex should that lie outside."""
+    """z + Δα Σ_k p_k C(z_k, α) (e_k - z), projected to the simplex."""
     K, g, node, step = 4, rng(11), 120, 10.0
     z, p, alpha = g.dirichlet(np.ones(K), size=N), softmax(3 * g.normal(size=(N, K))), 1 + 7 * node / 128
     path = dirichlet(K)
@@ -314,6 +318,6 @@ def test_dirichlet_euler_step() -> None:
         return np.asarray(np.maximum(row - cut, 0))
 
     s = tensor(np.full(N, node / 128))
-    found = path.euler(tensor(np.log(p)), tensor(z), s, s + step, Given())
+    found = path.euler(tensor(np.log(p)), tensor(z), s, s + step, FixedNoise())
     close(found, np.stack([nearest(row) for row in free]), atol=1e-7)
     assert torch.equal(path.final_token(tensor(np.log(p)), tensor(z), s), tensor(p.argmax(-1)))

@@ -1,6 +1,6 @@
-"""The published Gaussian systems: losses, samplers and trainings of preset="paper" against the papers' equations.
+"""The published Gaussian systems: losses, samplers and training of preset="paper" against the papers' equations.
 
-References are float64 and written out here. States, tables and squared errors of the package are float32, whence 1e-5.
+References are float64. States, tables and squared errors of the package are float32, hence 1e-5.
 """
 
 import math
@@ -29,8 +29,8 @@ SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2}
 NAMES = ["plaid", "cdcd", "diffusion-lm", "bit-diffusion"]
 
 
-class Recorded(Noise):
-    """Draws of a seed, kept for the reference."""
+class RecordedNoise(Noise):
+    """Normal numbers of a seed, recorded for the reference."""
 
     def __init__(self, seed: int):
         self.rng, self.normals, self.device = np.random.default_rng(seed), list[np.ndarray](), torch.device("cpu")
@@ -70,7 +70,7 @@ def tokens(seed: int, rows: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_whole(name: str) -> None:
+def test_presets_train_evaluate_and_sample(name: str) -> None:
     preset, known = presets(name)["paper"], ls.options(name)
     for option, value in preset.options.items():
         assert option in known and known[option] != value
@@ -91,7 +91,7 @@ def test_presets_are_whole(name: str) -> None:
 def test_diffusion_lm_loss() -> None:
     """|x_0 - x̂|² (|e - x̂|² in the first step), head(x_0) and ᾱ_T x_0², means over coordinates (Li et al. 2022)."""
     model = built("diffusion-lm").train()
-    process, noise, d = model.process, Recorded(6), 16
+    process, noise, d = model.process, RecordedNoise(6), 16
     with torch.no_grad():
         process.bias.copy_(torch.randn(V, generator=generator(1)))
     batch = Batch.of(tokens(2, rows=6))
@@ -120,13 +120,13 @@ def test_diffusion_lm_loss() -> None:
     close(loss, ((target - guess) ** 2).mean(-1))
     logits = x0 @ rows.T + array(process.bias)
     chosen = np.take_along_axis(logits, batch.tokens.numpy()[..., None], -1)[..., 0]
-    reading = np.log(np.exp(logits).sum(-1)) - chosen
+    recon_nll = np.log(np.exp(logits).sum(-1)) - chosen
     auxiliary_loss = process.auxiliary_loss(batch, u, t, torch.zeros(6), noise)
-    close(auxiliary_loss, (reading + (kept[-1] * x0**2).mean(-1)).sum(1))
+    close(auxiliary_loss, (recon_nll + (kept[-1] * x0**2).mean(-1)).sum(1))
 
 
-def test_diffusion_lm_bound_is_one() -> None:
-    """Each term against its equation, and the whole against the entropy of a known language."""
+def test_diffusion_lm_bound_terms() -> None:
+    """The term of the first step: -log p(x | x_0), the squared error of x_0 and the entropy of q(x_0 | x)."""
     model = built("diffusion-lm").eval()
     process, d, n = model.process, 16, 12
     rows, s0 = array(process.codec.weight), math.sqrt(betas()[0])
@@ -137,14 +137,14 @@ def test_diffusion_lm_bound_is_one() -> None:
     ours = process.elbo_rate(guess, u, torch.zeros(n, d), torch.full((n,), T_DECODE))
     s2 = s0**2 * s0**2 / (s0**2 + (1 - s0**2) * s0**2)
     logits = x0 @ rows.T
-    reading = np.log(np.exp(logits).sum(-1)) - logits[np.arange(n), x]
+    recon_nll = np.log(np.exp(logits).sum(-1)) - logits[np.arange(n), x]
     gap = ((x0 - array(guess)) ** 2).sum(-1) / (2 * s2) + d / 2 * math.log(2 * math.pi * s2)
     entropy = d / 2 * math.log(2 * math.pi * s0**2) + d / 2
-    close(ours, reading + gap - entropy)
+    close(ours, recon_nll + gap - entropy)
 
 
 def test_diffusion_lm_bound_is_the_entropy_of_an_oracle() -> None:
-    """With the exact E[x_0 | z_t] and rows so far apart that x_0 spells its token, the bound is tight."""
+    """With the exact E[x_0 | z_t] and rows so far apart that x_0 determines its token, the bound is tight."""
     language = sticky_chain(3, 4)
     model = ls.build("diffusion-lm", vocab_size=3, length=4, denoiser=None, preset="paper", embedding=2)
     process = model.process
@@ -166,7 +166,7 @@ def test_diffusion_lm_bound_is_the_entropy_of_an_oracle() -> None:
 def test_diffusion_lm_sampler() -> None:
     """x' = coef₁ x̂ + coef₂ x + √β ε, x̂ the nearest row; at the end argmax of head(x̂)."""
     model = built("diffusion-lm").eval()
-    process, noise = model.process, Recorded(10)
+    process, noise = model.process, RecordedNoise(10)
     with torch.no_grad():
         process.bias.copy_(torch.randn(V, generator=generator(1)))
     stepper = sampler("diffusion-lm", model).stepper
@@ -179,18 +179,18 @@ def test_diffusion_lm_sampler() -> None:
     near = rows[((array(out)[..., None, :] - rows) ** 2).sum(-1).argmin(-1)]
     z = torch.randn(2, L, 16, generator=generator(12))
 
-    def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None) -> Tensor:
+    def evaluate(z: Tensor, t: Tensor, where: Tensor, of: Any = None) -> Tensor:
         return out[where]
 
     for k in (1999, 1200, 2, 1):
         t, s = grid[1999 - k].expand(2, L), grid[2000 - k].expand(2, L)
-        moved = stepper(process, ask, z, t, s, noise)
+        moved = stepper(process, evaluate, z, t, s, noise)
         before = kept[k - 1]
         first = beta[k] * math.sqrt(before) / (1 - kept[k])
         second = (1 - before) * math.sqrt(1 - beta[k]) / (1 - kept[k])
         drawn = math.sqrt(beta[k]) * noise.normals[-1].reshape(2, L, 16)
         close(moved, first * near + second * array(z) + drawn, 2e-5)
-    ended = stepper(process, ask, z, grid[1999].expand(2, L), torch.zeros(2, L), noise)
+    ended = stepper(process, evaluate, z, grid[1999].expand(2, L), torch.zeros(2, L), noise)
     likeliest = (near @ rows.T + array(process.bias)).argmax(-1)
     close(ended, rows[likeliest])
 
@@ -203,11 +203,11 @@ def grads(value: Tensor, parameters: list[nn.Parameter]) -> list[Tensor | None]:
 
 
 def test_conditioned_sequences_train_the_network_alone() -> None:
-    """Every fourth sequence sees its estimate, and gives no gradient to embeddings and schedule; others see zeros."""
+    """Every fourth sequence is self-conditioned and gives no gradient to embeddings and schedule; others get zeros."""
     model = built("plaid").train()
     process = model.process
     process.on_step_start(1.0)
-    with torch.no_grad():  # heads begin at zero, where nothing is learned of what lies below
+    with torch.no_grad():  # heads are initialised to zero, which would block the gradient of the layers below
         for parameter in model.denoiser.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator(20)))
     batch = Batch.of(tokens(21, rows=8))
@@ -236,7 +236,7 @@ def test_conditioned_sequences_train_the_network_alone() -> None:
     assert any(grad is not None and bool(grad.any()) for grad in grads(bound.loss[conditioned].sum(), learns))
 
 
-def test_rows_of_a_batch_are_those_of_its_parts() -> None:
+def test_conditioned_rows_do_not_depend_on_the_batch_split() -> None:
     losses = []
     for accumulate in (1, 2):
         model = built("plaid")
@@ -251,8 +251,8 @@ def test_batches_smaller_than_the_period_are_trained() -> None:
         assert math.isfinite(step.loss)
 
 
-def test_a_bound_conditions_at_the_same_state() -> None:
-    """The estimate is a function of z_t and t: two evaluations of one state, and none of what came before."""
+def test_bound_self_conditions_at_the_same_state() -> None:
+    """The estimate is a function of z_t and t: two evaluations of one state, without earlier states."""
     model = built("plaid").eval()
     inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[tuple[Tensor, Tensor]] = []
@@ -281,13 +281,13 @@ def test_states_are_scaled_to_variance_one() -> None:
 def test_plaid_sampler() -> None:
     """VDM's step (equation 33) at ε̂/0.9, equal steps of the schedule's time, likeliest tokens at the end."""
     model = built("plaid").eval()
-    process, noise = model.process, Recorded(50)
+    process, noise = model.process, RecordedNoise(50)
     stepper = sampler("plaid", model).stepper
     grid = process.grid(5)
     torch.testing.assert_close(grid[:-1], T_DECODE + (1 - T_DECODE) * torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]))
     z, out = torch.randn(2, L, 16, generator=generator(51)), torch.randn(2, L, V, generator=generator(52))
 
-    def ask(z: Tensor, t: Tensor, where: Tensor, of: Any = None) -> Tensor:
+    def evaluate(z: Tensor, t: Tensor, where: Tensor, of: Any = None) -> Tensor:
         return out[where]
 
     rows = array(process.codec.table())
@@ -299,10 +299,10 @@ def test_plaid_sampler() -> None:
     warm = (array(z) - np.sqrt(1 - a2t) * eps) / np.sqrt(a2t)
     c = -np.expm1(gs - gt)
     drawn = np.sqrt(c * (1 - a2s))
-    moved = stepper(process, ask, z, grid[1].expand(2, L), grid[2].expand(2, L), noise)
-    wanted = (1 - c) * np.sqrt(a2s / a2t) * array(z) + c * np.sqrt(a2s) * warm
-    close(moved, wanted + drawn * noise.normals[-1].reshape(2, L, 16))
-    ended = stepper(process, ask, z, grid[4].expand(2, L), torch.zeros(2, L), noise)
+    moved = stepper(process, evaluate, z, grid[1].expand(2, L), grid[2].expand(2, L), noise)
+    expected = (1 - c) * np.sqrt(a2s / a2t) * array(z) + c * np.sqrt(a2s) * warm
+    close(moved, expected + drawn * noise.normals[-1].reshape(2, L, 16))
+    ended = stepper(process, evaluate, z, grid[4].expand(2, L), torch.zeros(2, L), noise)
     close(ended, rows[array(out).argmax(-1)])
 
 
@@ -324,7 +324,7 @@ def test_cdcd_loss_and_sampler() -> None:
     now, then = torch.full((9, 1), 0.6), torch.full((9, 1), 0.5)
     level = [math.exp(-float(process.logsnr(s[0, 0])) / 2) for s in (now, then)]
     stepper = sampler("renormalised", model).stepper
-    moved = stepper(process, lambda z, t, where, of=None: out, z, now, then, Recorded(1))
+    moved = stepper(process, lambda z, t, where, of=None: out, z, now, then, RecordedNoise(1))
     clean = p @ rows
     clean = 16 * clean / np.linalg.norm(clean, axis=-1, keepdims=True)
     state = array(z)[:, 0] * math.sqrt(1 + level[0] ** 2)
@@ -332,7 +332,7 @@ def test_cdcd_loss_and_sampler() -> None:
     close(moved[:, 0], state / math.sqrt(1 + level[1] ** 2))
 
 
-def test_half_of_the_sequences_are_conditioned_in_cdcd() -> None:
+def test_cdcd_self_conditions_half_of_the_sequences() -> None:
     model = built("cdcd")
     inner = next(part for part in model.denoiser.modules() if isinstance(part, SelfConditioning)).inner
     calls: list[int] = []
@@ -344,7 +344,7 @@ def test_half_of_the_sequences_are_conditioned_in_cdcd() -> None:
 def test_bit_diffusion_loss_and_sampler() -> None:
     """The mean of squares at uniform times; DDPM with variance β towards x̂ in [-1, 1]; the bits of x̂ at the end."""
     model = built("bit-diffusion", vocab_size=8).train()
-    process, noise = model.process, Recorded(80)
+    process, noise = model.process, RecordedNoise(80)
     w = torch.from_numpy(np.linspace(0.001, 0.999, 500))[:, None]
     u = process.codec.encode(torch.randint(8, (500, L), generator=generator(81)))
     t = process.sample_zt(u, w, torch.ones(500, L, dtype=torch.bool), noise).t[:, 0]
@@ -358,8 +358,8 @@ def test_bit_diffusion_loss_and_sampler() -> None:
     stepper = sampler("bit-diffusion", model).stepper
     z, s = torch.randn(6, 1, 3, generator=generator(83)), torch.full((6, 1), 0.4)
     moved = stepper(process, lambda z, t, where, of=None: out, z, torch.full((6, 1), 0.5), s, noise)
-    own = (np.array([0.5, 0.4], dtype=np.float32).astype(float) - T_DECODE) / (1 - T_DECODE)
-    now, then = np.cos(math.pi / 2 * (own + 0.0002) / 1.00025) ** 2
+    paper_t = (np.array([0.5, 0.4], dtype=np.float32).astype(float) - T_DECODE) / (1 - T_DECODE)
+    now, then = np.cos(math.pi / 2 * (paper_t + 0.0002) / 1.00025) ** 2
     clean = np.clip(array(out), -1, 1)
     alpha, eps = now / then, (array(z)[:, 0] - math.sqrt(now) * clean) / math.sqrt(1 - now)
     mean = (array(z)[:, 0] - (1 - alpha) / math.sqrt(1 - now) * eps) / math.sqrt(alpha)
@@ -378,7 +378,7 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, options, says",
+    "name, options, message",
     [
         ("plaid", {"self_conditioning": 0.3}, "every n-th"),
         ("plaid", {"self_conditioning_by": "batches"}, "self_conditioning_by=rows"),
@@ -392,6 +392,6 @@ def test_bit_diffusion_conditions_on_clipped_estimates() -> None:
     ],
     ids=str,
 )
-def test_impossible_settings_are_refused(name: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         built(name, **options)

@@ -1,6 +1,6 @@
-"""Latent systems against the published equations, written again in float64: paths, losses, bounds and samplers.
+"""Latent systems against a float64 implementation of the published equations: paths, losses, bounds and samplers.
 
-Times are stored in float32 and states are float32, so that a few operations on them agree to 1e-5, not to rounding of
+Times and states are float32, so a few operations on them agree to 1e-5, not to the rounding of
 float64; where the package computes in float64 the tolerance is 1e-9.
 """
 
@@ -67,7 +67,7 @@ def schedule_time(t: torch.Tensor, name: str, preset: str) -> np.ndarray:
 
 
 def draws(name: str, preset: str, n: int = 64) -> tuple[np.ndarray, torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
-    """Times of the schedule and of the package, clean latents, noise and answers of a network."""
+    """Times of the schedule and of the package, clean latents, noise and network outputs."""
     rng = np.random.default_rng(1)
     t = schedule_time(
         package_time(rng.uniform(ends(name, preset)[0] + 0.05, 0.95, n), name, preset).float(), name, preset
@@ -107,7 +107,7 @@ def test_the_path_of_the_preset_has_the_published_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, preset", CASES)
-def test_times_are_drawn_evenly_over_the_path(name: str, preset: str) -> None:
+def test_times_are_uniform_over_the_path(name: str, preset: str) -> None:
     process = built(name, preset).process.train()
     w = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)[:, None]
     u = torch.zeros(99, process.codec.latents, process.codec.features)
@@ -129,8 +129,8 @@ def test_the_forward_kernel(name: str, preset: str) -> None:
 # ---- losses and bounds ----------------------------------------------------------------------------------------------
 
 
-def answered(name: str, preset: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Loss and nats of the package, and times and errors of x0 and of what the network predicts."""
+def losses_and_errors(name: str, preset: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Loss and nats of the package, and the squared errors of x0 and of the network's prediction target."""
     t, times, u, noise, out = draws(name, preset)
     process = built(name, preset).process
     alpha, sigma = levels(t, name)
@@ -142,27 +142,27 @@ def answered(name: str, preset: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
     nats = process.elbo_rate(*numbers, times)
     loss = process.loss(nats, *numbers, times, torch.ones(64)) * process.codec.latents / process.codec.length
     error = ((clean - u) ** 2).mean(1)
-    own = ((target - out) ** 2).mean(1)
-    if name == "planner":  # the error of the noise, with P2's weight
+    target_error = ((target - out) ** 2).mean(1)
+    if name == "planner":  # the error of the noise, with the P2 weight
         eps_error = ((noise - (z - alpha * out) / sigma) ** 2).mean(1)
         snr = (alpha**2 / sigma**2)[:, 0]
         np.testing.assert_allclose(eps_error / (1 + snr), alpha[:, 0] ** 2 * error, rtol=1e-6)
         if preset == "paper":
-            own = eps_error / (1 + snr)
-    return loss.numpy(), nats.numpy(), error, own
+            target_error = eps_error / (1 + snr)
+    return loss.numpy(), nats.numpy(), error, target_error
 
 
 @pytest.mark.parametrize("name, preset", CASES)
 def test_the_loss_of_the_second_stage(name: str, preset: str) -> None:
     """A mean over features; the trainer takes it over latents and texts."""
-    loss, _, _, own = answered(name, preset)
-    np.testing.assert_allclose(loss, own, rtol=2e-5)
+    loss, _, _, target_error = losses_and_errors(name, preset)
+    np.testing.assert_allclose(loss, target_error, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name, preset", CASES)
 def test_the_integrand_of_the_bound(name: str, preset: str) -> None:
     """-½ dSNR/dt |u - x̂|², with SNR = 1/(d² tan²(πt/2)) and -dSNR/dt = π (1 + T²)/(d² T³) for T = tan(πt/2)."""
-    _, nats, error, _ = answered(name, preset)
+    _, nats, error, _ = losses_and_errors(name, preset)
     t = draws(name, preset)[0]
     begins, last = ends(name, preset)
     tan = np.tan(np.pi * t / 2)
@@ -183,7 +183,7 @@ def test_the_preset_reports_a_bound(name: str) -> None:
 
 
 def estimate(name: str, z: np.ndarray, alpha: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An answer of a network that depends on the state, and the x̂ it stands for."""
+    """A network output that depends on the state, and the corresponding x̂."""
     out = (0.4 * z - 0.2).astype(np.float32).astype(np.float64)
     return out, alpha * z - sigma * out if name == "ld4lg" else out
 
@@ -210,11 +210,11 @@ def published_step(name: str, z: np.ndarray, t: float, s: float, noise: np.ndarr
 @pytest.mark.parametrize("steps", [4, 20, 50])
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_step_of_the_published_sampler(name: str, steps: int) -> None:
-    """Each step from where the one before has led, with the same noise; the grid is even in the schedule's time."""
+    """Each step starts at the previous result, with the same noise; the grid is uniform in the schedule's time."""
     model, end = built(name, "paper"), {"tencdm": 0.01, "cosmos": 0.05}.get(name, 0.0)
-    way = sampler(model.sampler, model)
-    assert way.grid is not None
-    grid, even = way.grid(steps), np.linspace(1, end, steps + 1)
+    published_sampler = sampler(model.sampler, model)
+    assert published_sampler.grid is not None
+    grid, even = published_sampler.grid(steps), np.linspace(1, end, steps + 1)
     begins, ending = ends(name, "paper")
     even = np.clip(even, begins, ending)
     np.testing.assert_allclose(schedule_time(grid[1:-1], name, "paper"), even[1:-1], rtol=2e-6)
@@ -232,7 +232,9 @@ def test_every_step_of_the_published_sampler(name: str, steps: int) -> None:
         times = [float(schedule_time(grid[i + j], name, "paper")) for j in (0, 1)]
         last = i == steps - 1
         expected = published_step(name, before, times[0], even[-1] if last else times[1], noise, last=last)
-        z = way.stepper.begin_sampling()(model.process, evaluate, z, t, s, GeneratorNoise(generator(i), 3))
+        z = published_sampler.stepper.begin_sampling()(
+            model.process, evaluate, z, t, s, GeneratorNoise(generator(i), 3)
+        )
         size = np.abs(expected).max()
         np.testing.assert_allclose(z.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5 * size)
 
@@ -256,7 +258,7 @@ def test_a_step_of_the_default_sampler_is_the_posterior(name: str) -> None:
     np.testing.assert_allclose(found.numpy(), mean + np.sqrt(variance) * noise, rtol=1e-5, atol=1e-5)
 
 
-def test_published_samplers_are_for_latents() -> None:
+def test_published_latent_samplers_refuse_other_processes() -> None:
     model = ls.build("plaid", vocab_size=5, length=4, width=16, depth=1, heads=2)
     for name in ("euler-tencdm", "euler-cosmos", "ddpm-ld4lg", "ddim-planner"):
         with pytest.raises(ls.UserError, match="needs latent diffusion such as tencdm"):

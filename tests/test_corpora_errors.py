@@ -1,4 +1,4 @@
-"""Mistakes with corpora: each told in one sentence, and none leaves a file behind."""
+"""Errors about corpora: each is one line, and none leaves a file behind."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"", "a.txt is empty"),
         ("a.txt", b"\xef\xbb\xbf", "a.txt is empty"),
@@ -43,11 +43,11 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
         ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
     ],
 )
-def test_bad_input_is_told_in_one_sentence(
-    name: str, content: bytes, sentence: str, tmp_path: Path, own_cache: Path
+def test_bad_input_gives_a_one_line_error(
+    name: str, content: bytes, message: str, tmp_path: Path, own_cache: Path
 ) -> None:
     path = write_file(tmp_path / name, content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         open_corpus(str(path.parent if path.suffix == ".png" else path))
     assert "\n" not in str(caught.value)
     assert unfinished_files(own_cache) == []
@@ -55,16 +55,18 @@ def test_bad_input_is_told_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("columns", "message"),
     [({"body": ["a"]}, "no column 'text', only body"), ({"text": [3]}, "holds int, not text")],
 )
-def test_parquet_without_text(columns: dict[str, list[object]], sentence: str, tmp_path: Path) -> None:
+def test_parquet_without_a_text_column_is_refused(
+    columns: dict[str, list[object]], message: str, tmp_path: Path
+) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(str(tmp_path / "a.parquet"))
 
 
-def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_read_permission_is_refused(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: str = "r") -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -73,14 +75,14 @@ def test_a_file_without_permission(prose: Path, monkeypatch: pytest.MonkeyPatch)
         open_corpus(str(prose))
 
 
-def test_a_cache_that_cannot_be_written(prose: Path, own_cache: Path) -> None:
+def test_unwritable_cache_is_refused(prose: Path, own_cache: Path) -> None:
     write_file(own_cache, "a file where the folder should be")
     with pytest.raises(UserError, match="set the environment variable LOGOSPHERE_CACHE"):
         open_corpus(str(prose))
 
 
 @pytest.mark.parametrize("later", [PROSE * 2, PROSE + "x", PROSE[:-1], PROSE[:9]])
-def test_a_file_that_changes_while_it_is_read(
+def test_file_changed_while_reading_is_refused(
     prose: Path, own_cache: Path, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute_stats = corpora._compute_stats
@@ -97,7 +99,7 @@ def test_a_file_that_changes_while_it_is_read(
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "message"),
     [
         ("tex8", "Did you mean 'text8'"),
         ("prosa.txt", "Did you mean 'prose.txt'"),
@@ -109,16 +111,16 @@ def test_a_file_that_changes_while_it_is_read(
         ("x" * 5000, "cannot be read"),
     ],
 )
-def test_a_missing_source_suggests_what_there_is(
-    source: str, sentence: str, prose: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_source_suggests_existing_ones(
+    source: str, message: str, prose: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(source)
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "sentence"),
+    ("tokenizer", "message"),
     [
         ("charcters", "Did you mean 'characters'"),
         ("bytes", "Did you mean 'byte'"),
@@ -129,10 +131,10 @@ def test_a_missing_source_suggests_what_there_is(
         ("prose.txt", "not a readable tokenizer.json"),
     ],
 )
-def test_a_wrong_tokenizer_says_what_to_use(
-    tokenizer: str, sentence: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_tokenizer_suggests_valid_ones(
+    tokenizer: str, message: str, prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prose.parent)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_corpus(str(prose), tokenizer)
     assert not (own_cache / "tokens").exists()

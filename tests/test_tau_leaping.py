@@ -1,4 +1,4 @@
-"""Jump rates are the limits of steps, and the analytic sampler is the ancestral one, to the last digit."""
+"""Jump rates are limits of transition kernels, and the analytic sampler equals the ancestral one."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def posterior(model, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_the_analytic_sampler_is_the_ancestral_one(system: System) -> None:
+def test_analytic_sampler_matches_the_ancestral_sampler(system: System) -> None:
     """(e^{-dQ} s)_y (e^{dQ})(y → z) with the score s_y = q_t(y)/q_t(z): SEDD's Tweedie step by matrices."""
     model = system.model(LANGUAGE)
     forward, q = forward_matrix(model, S, T), marginal(model, X, T)
@@ -58,7 +58,7 @@ def test_the_analytic_sampler_is_the_ancestral_one(system: System) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_rates_are_limits_of_steps(system: System) -> None:
+def test_rates_are_limits_of_transition_kernels(system: System) -> None:
     model, short = system.model(LANGUAGE), 1e-6
     K = V if model.process.mask is None else V + 1
     z = torch.arange(K)
@@ -67,13 +67,13 @@ def test_rates_are_limits_of_steps(system: System) -> None:
     torch.testing.assert_close(forward_rates(model.process, z, T.expand(K))[others], away[others], rtol=1e-4, atol=1e-6)
     out = model.process.add_evidence(X.log().expand(K, -1).clone(), z, T.expand(K).float())
     back = posterior(model, X, T - short, T) / short
-    hidden = others if model.process.mixing.has_uniform else others & (z == V)[:, None]
+    masked = others if model.process.mixing.has_uniform else others & (z == V)[:, None]
     rates = backward_rates(model.process, out, z, T.expand(K))
-    torch.testing.assert_close(rates[hidden].double(), back[hidden], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(rates[masked].double(), back[masked], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_a_corrector_leaves_the_marginal_as_it_is(system: System) -> None:
+def test_corrector_preserves_the_marginal(system: System) -> None:
     model = system.model(LANGUAGE)
     q = marginal(model, X, T)
     z = torch.arange(len(q))

@@ -1,4 +1,4 @@
-"""Laws by enumeration of every state of a small language: no sampling, hence no error of it."""
+"""Exact distributions by enumeration of every state of a small language, without sampling error."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ def all_states(model: Model) -> Tensor:
 
 
 @torch.no_grad()
-def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
-    """The law of the tokens that ancestral sampling with the exact posterior writes in so many steps.
+def sample_distribution(model: Model, language: Language, steps: int) -> Tensor:
+    """The distribution of ancestral samples with the exact posterior after `steps` steps.
 
     Positions move independently within a step, so that a row of the transition matrix is a product over positions.
     """
@@ -29,7 +29,7 @@ def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
     noise = model.process.mixing.marginal(torch.full((1, language.vocab_size), 1 / language.vocab_size), torch.ones(1))[
         0
     ]
-    law = noise.double()[z].prod(1)
+    probabilities = noise.double()[z].prod(1)
     for t, s in model.process.grid(steps).unfold(0, 2, 1):
         now, then = t.expand(z.shape), s.expand(z.shape)
         where = model.process.needs_prediction(z, now > then)
@@ -37,14 +37,16 @@ def law_of_walk(model: Model, language: Language, steps: int) -> Tensor:
         out = oracle(z, now, z, where)
         moves[where] = model.process.log_transition(out, z[where], now[where], then[where]).double().softmax(-1)
         matrix = torch.stack([moves[:, i][:, z[:, i]] for i in range(model.length)]).prod(0)
-        law = law @ torch.where(law[:, None] > 0, matrix, 0.0)  # impossible states have no law of their own
-    written = z.max(1).values < language.vocab_size
-    assert law[~written].sum() == 0  # nothing stays hidden
-    return law[written]
+        probabilities = probabilities @ torch.where(
+            probabilities[:, None] > 0, matrix, 0.0
+        )  # states of probability 0 have undefined rows
+    decoded = z.max(1).values < language.vocab_size
+    assert probabilities[~decoded].sum() == 0  # no mask is left
+    return probabilities[decoded]
 
 
 class Masks:
-    """What `law_of_walk` needs of a noise law, for a process without one: everything is hidden at t = 1."""
+    """The noise distribution that `sample_distribution` needs, for a process without one: all masks at t = 1."""
 
     @staticmethod
     def marginal(x: Tensor, t: Tensor) -> Tensor:
@@ -68,21 +70,21 @@ CONTINUOUS = {
 
 
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
-def test_samples_have_the_law_of_the_walk_they_take(make) -> None:
-    """Few steps, so that it is not that of the language: with 6,000 draws both can be told apart."""
+def test_samples_follow_the_exact_distribution_of_the_sampler(make) -> None:
+    """With few steps it differs from the language, and 6,000 samples suffice to distinguish the two."""
     language = sticky_chain(3, 2)
     model = make(language)
     drawn = ls.sample(model, 6000, 3, generator(2), Oracle(model, language))
-    assert sequence_p_value(drawn, language, law_of_walk(model, language, 3)) > MIN_P_VALUE
+    assert sequence_p_value(drawn, language, sample_distribution(model, language, 3)) > MIN_P_VALUE
     assert sequence_p_value(drawn, language) < 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", CONTINUOUS.values(), ids=CONTINUOUS)
 @pytest.mark.parametrize("language", [skewed_chain(3, 2), random_joint(2, 3)], ids=["skewed", "table"])
-def test_the_error_of_ancestral_sampling_falls_like_one_over_the_number_of_steps(make, language: Language) -> None:
+def test_ancestral_sampling_error_decreases_as_one_over_steps(make, language: Language) -> None:
     model, (_, p) = make(language), enumerate_sequences(language)
-    errors = [float((law_of_walk(model, language, steps) - p).abs().sum() / 2) for steps in (16, 32, 64)]
+    errors = [float((sample_distribution(model, language, steps) - p).abs().sum() / 2) for steps in (16, 32, 64)]
     assert errors[0] < 0.06
     for coarse, fine in zip(errors, errors[1:], strict=False):
         assert 1.7 < coarse / fine < 2.4
@@ -97,7 +99,7 @@ PANELS = torch.tensor([0.0, 0.003, 0.01, 0.03, 0.1, 0.3, 0.7, 1.0]).double()
 
 
 def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
-    """The bound as an integral over time of its mean over all texts and all their noisy states."""
+    """The bound as the time integral of its mean over all texts and all their noisy states."""
     process, width = model.process, PANELS.diff()[:, None]
     t, slope = process.schedule.times_at((PANELS[:-1, None] + width * (NODES + 1) / 2).flatten())
     weight = (width / 2 * WEIGHTS).flatten() * slope
@@ -108,10 +110,10 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
     out = torch.zeros(*states.shape, language.vocab_size)
     out[where] = denoiser(states, now, states, where)
     every = torch.eye(language.vocab_size).double().expand(len(t), -1, -1)
-    chance = process.mixing.marginal(every, t[:, None].expand(-1, language.vocab_size))
+    marginal = process.mixing.marginal(every, t[:, None].expand(-1, language.vocab_size))
     total = language.length * process.mixing.prior_kl()
     for text, likely in zip(x, p, strict=True):
-        q = chance[:, text][:, torch.arange(language.length), z].prod(-1).flatten()  # of every state at every time
+        q = marginal[:, text][:, torch.arange(language.length), z].prod(-1).flatten()  # of every state at every time
         nats = torch.where(where, process.elbo_rate(out, text.expand_as(states), states, now), 0.0).double().sum(1)
         total += float(likely * (weight.repeat_interleave(len(z)) * q * nats)[q > 0].sum())
     return total
@@ -119,7 +121,7 @@ def exact_bound(model: Model, language: Language, denoiser: Oracle) -> float:
 
 @pytest.mark.parametrize("name", SCHEDULED)
 def test_the_bound_does_not_depend_on_the_schedule(name: str) -> None:
-    """Denoisers that are wrong in the same way at the same level of noise: the oracle of another language."""
+    """The oracle of another language: its error depends on the noise level alone."""
     language, other = sticky_chain(3, 2), skewed_chain(3, 2)
     bounds = []
     for schedule in SCHEDULES:

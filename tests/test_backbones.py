@@ -1,4 +1,4 @@
-"""Other bodies than a plain sequence's transformer: positions with rows and columns, convolutions; and pictures."""
+"""Backbones: positions with several axes, convolutions, the U-Net; and images."""
 
 import struct
 import zlib
@@ -18,7 +18,7 @@ from logosphere.report.images import encode_png, make_image_grid
 from logosphere.rng import GeneratorNoise
 
 
-def test_one_axis_is_the_plain_rotary_table() -> None:
+def test_one_axis_gives_the_standard_rotary_table() -> None:
     i = torch.arange(4)
     torch.testing.assert_close(plane_frequencies(8, 1)[0], 10_000.0 ** (-2 * i / 8))
     angles = torch.arange(5)[:, None] * 10_000.0 ** (-2 * i / 8)
@@ -26,7 +26,7 @@ def test_one_axis_is_the_plain_rotary_table() -> None:
     torch.testing.assert_close(rotary_table(6, 8, (6,)), rotary_table(6, 8))
 
 
-def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
+def test_attention_scores_of_images_depend_on_displacement_only() -> None:
     """<R_p q, R_p' k> is the same for all pairs of pixels with the same displacement along each axis."""
     axes = (4, 5, 3)
     table = rotary_table(60, 12, axes).double()
@@ -36,7 +36,7 @@ def test_scores_in_an_image_depend_on_the_displacement_alone() -> None:
     assert abs(scores[0, 0, 0, 1, 2, 1] - scores[0, 0, 0, 2, 1, 1]) > 1e-6  # rows are not columns
 
 
-def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
+def test_heads_are_initialised_to_neighbours_along_each_axis() -> None:
     attention = Attention(48, 4, 0.0)
     attention.init_to_neighbours(ahead=True, axes=2)
     table = rotary_table(25, 12, (5, 5))
@@ -44,13 +44,13 @@ def test_heads_of_an_image_begin_at_neighbours_along_each_axis() -> None:
     q, k = (rotate(part[None, :, None].expand(1, 4, 25, 12), table) for part in (q, k))
     scores = (q @ k.mT)[0]
     middle = scores[:, 12].view(4, 5, 5)
-    rows = middle[0].mean(1), middle[2].mean(1)  # heads 0 and 2 look along rows, one back and one ahead
+    rows = middle[0].mean(1), middle[2].mean(1)  # heads 0 and 2 attend along rows, one back and one ahead
     columns = middle[1].mean(0), middle[3].mean(0)
     assert [int(part.argmax()) for part in (*rows, *columns)] == [1, 3, 1, 3]
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform", "rdlm-heat", "ar"])
-def test_systems_take_images(name: str) -> None:
+def test_systems_accept_images(name: str) -> None:
     model = ls.build(name, vocab_size=5, length=12, width=24, depth=2, heads=2, shape="2x3x2")
     tokens = torch.randint(5, (4, 12), generator=generator(2))
     assert bool(model.nelbo(tokens, generator(3)).total.isfinite().all())
@@ -67,27 +67,27 @@ def test_convolutions_learn_a_motif(name: str) -> None:
     assert model.nelbo(tokens, generator(1), draws=4).total.mean() < 0.5 * 16 * np.log(4)
 
 
-def test_convolutions_hear_conditions_and_see_far() -> None:
+def test_convolutions_use_conditions_and_have_a_wide_receptive_field() -> None:
     model = ls.build("mdlm", vocab_size=4, length=300, **SMALL | {"depth": 5}, body="convolution", labels=2)
     fill_zero_weights(model)
     z = torch.full((2, 300), 4)
     other = z.clone()
     other[:, 280] = 1
     t, far = torch.ones(2, 300), torch.zeros(2, 300, dtype=torch.bool)
-    far[:, 10] = True  # 270 places away: 4 · (1 + 1 + 4 + 16 + 64) = 344
+    far[:, 10] = True  # 270 positions away: 4 · (1 + 1 + 4 + 16 + 64) = 344
     with torch.no_grad():
-        told = model.denoiser.with_condition(ls.Condition.of(labels=torch.tensor([0, 1])))
-        assert (told(z, t, z, far) != told(other, t, other, far)).any()
-        near = told(z, t, z, far)
+        conditioned = model.denoiser.with_condition(ls.Condition.of(labels=torch.tensor([0, 1])))
+        assert (conditioned(z, t, z, far) != conditioned(other, t, other, far)).any()
+        near = conditioned(z, t, z, far)
         assert (near[0] != near[1]).any()
 
 
 def stripes(n: int, seed: int, channels: int = 1) -> torch.Tensor:
-    """Images of 8 × 8 pixels with broad stripes, upright or lying, one level on and one off: [n, 64 · channels]."""
-    place = torch.arange(8)
+    """Images of 8 × 8 pixels with broad vertical or horizontal stripes of two levels: [n, 64 · channels]."""
+    position = torch.arange(8)
     phase = torch.randint(4, (n, 1, 1), generator=generator(seed))
     upright = torch.arange(n)[:, None, None] % 2 == 0
-    lines = torch.where(upright, place, place[:, None]) + phase
+    lines = torch.where(upright, position, position[:, None]) + phase
     return ((lines // 2) % 2).flatten(1).repeat_interleave(channels, 1)
 
 
@@ -96,16 +96,16 @@ IMAGES = ["mdlm", "d3pm-uniform", "d3pm-gaussian", "sedd-absorb", "rdlm-heat", "
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_u_net_serves_every_system_that_reads_whole_sequences(name: str) -> None:
+def test_u_net_works_for_every_bidirectional_system(name: str) -> None:
     model = ls.build(name, vocab_size=3, length=192, width=16, depth=1, heads=2, shape="8x8x3", body="unet", labels=2)
-    told = ls.Condition.of(labels=torch.tensor([0, 1]))
-    assert bool(model.nelbo(stripes(2, 1, channels=3), generator(3), condition=told).total.isfinite().all())
-    assert ls.sample(model, n=2, steps=2, rng=generator(4), condition=told).shape == (2, 192)
+    conditioned = ls.Condition.of(labels=torch.tensor([0, 1]))
+    assert bool(model.nelbo(stripes(2, 1, channels=3), generator(3), condition=conditioned).total.isfinite().all())
+    assert ls.sample(model, n=2, steps=2, rng=generator(4), condition=conditioned).shape == (2, 192)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
-def test_a_u_net_learns_stripes(name: str) -> None:
+def test_u_net_learns_stripes(name: str) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=2, length=64, width=16, depth=1, heads=2, shape="8x8", body="unet")
     list(
@@ -115,30 +115,32 @@ def test_a_u_net_learns_stripes(name: str) -> None:
 
 
 def u_net(**more: object) -> tuple[ls.Model, torch.Tensor]:
-    """A network that reads times, with weights of some size, and something to read."""
+    """A time-conditional U-Net without zero weights, and an input for it."""
     options = SMALL | {"depth": 1, "shape": "8x16x3", "body": "unet"} | more
     model = ls.build("d3pm-uniform", vocab_size=4, length=384, **options)
     fill_zero_weights(model)
     return model.eval(), torch.randint(4, (2, 384), generator=generator(5))
 
 
-def test_a_u_net_sees_all_pixels_all_times_and_all_conditions() -> None:
+def test_u_net_depends_on_all_pixels_times_and_conditions() -> None:
     model, z = u_net(labels=2, signal=1)
     t, changed = torch.full((2, 384), 0.5), z.clone()
     changed[:, -1] = (z[:, -1] + 1) % 4
-    later, apart = t + 0.2, t.clone()
-    apart[:, -1] += 0.2  # one position has a time of its own
+    later, one_later = t + 0.2, t.clone()
+    one_later[:, -1] += 0.2  # one position has another time
     with torch.no_grad():
         plain = model.denoiser(z, t, z)
-        assert (model.denoiser(changed, t, z)[:, 0] != plain[:, 0]).any()  # from corner to corner
-        assert (model.denoiser(z, later, z) != plain).any() and (model.denoiser(z, apart, z)[:, 0] != plain[:, 0]).any()
+        assert (model.denoiser(changed, t, z)[:, 0] != plain[:, 0]).any()  # the last pixel reaches the first
+        assert (model.denoiser(z, later, z) != plain).any() and (
+            model.denoiser(z, one_later, z)[:, 0] != plain[:, 0]
+        ).any()
         fields = {"labels": torch.tensor([0, 1]), "signal": torch.ones(2, 384, 1)}
         for name, field in fields.items():
-            told = model.denoiser.with_condition(ls.Condition.of(**{name: field}))
-            assert (told(z, t, z) != plain).any()
+            conditioned = model.denoiser.with_condition(ls.Condition.of(**{name: field}))
+            assert (conditioned(z, t, z) != plain).any()
 
 
-def test_equal_times_of_a_u_net_are_one_time() -> None:
+def test_u_net_with_equal_times_matches_one_time() -> None:
     model, z = u_net()
     backbone = model.denoiser.inner.trunk
     h = torch.randn(2, 384, 16, generator=generator(6))
@@ -149,13 +151,13 @@ def test_equal_times_of_a_u_net_are_one_time() -> None:
 
 
 @pytest.mark.parametrize("body", ["unet", "convolution"])
-def test_blocks_of_every_body_are_recomputed(body: str) -> None:
-    """Each block is asked once more in the backward pass, and the gradient stays."""
+def test_activation_checkpointing_recomputes_every_block(body: str) -> None:
+    """The backward pass evaluates each block once more and gives the same gradient."""
     torch.manual_seed(0)
     model = ls.build(
         "mdlm", vocab_size=3, length=64, width=8, depth=1, heads=1, body=body, shape="8x8" if body == "unet" else ""
     )
-    tokens, gradients, asked = torch.arange(128).view(2, 64) % 3, [], [0]
+    tokens, gradients, calls = torch.arange(128).view(2, 64) % 3, [], [0]
     blocks = [
         block
         for module in model.modules()
@@ -163,21 +165,21 @@ def test_blocks_of_every_body_are_recomputed(body: str) -> None:
         for block in module.blocks
     ]
     for block in blocks:
-        block.register_forward_pre_hook(lambda *_: asked.__setitem__(0, asked[0] + 1))
-    for anew in (False, True):
+        block.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    for recompute in (False, True):
         for module in model.modules():
             if isinstance(module, ConvolutionBackbone | UNetStage):
-                module.recompute = anew
-        asked[0] = 0
+                module.recompute = recompute
+        calls[0] = 0
         model.zero_grad()
         model.bound(ls.Batch.of(tokens), GeneratorNoise(generator(1), 2)).loss.sum().backward()
-        assert asked[0] == len(blocks) * (2 if anew else 1)
+        assert calls[0] == len(blocks) * (2 if recompute else 1)
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("shape, halvings", [("8x8", 1), ("32x32x3", 3), ("28x28", 2), ("16x8x1", 1), ("24x12", 1)])
-def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
+def test_u_net_downsamples_while_sides_are_even(shape: str, halvings: int) -> None:
     network = NetworkConfig(**SMALL, shape=shape, body="unet")
     assert network.halvings == halvings
     backbone = UNetBackbone(network, int(np.prod(network.axes)), reads_time=False)
@@ -185,7 +187,7 @@ def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options, sentence",
+    "options, message",
     [
         ({"shape": "9x9", "body": "unet"}, "odd"),
         ({"shape": "4x4", "body": "unet"}, "below 8"),
@@ -198,29 +200,29 @@ def test_a_u_net_halves_while_sides_are_even(shape: str, halvings: int) -> None:
         ({"shape": "1x2x2x3", "heads": 8}, "too small"),
     ],
 )
-def test_bodies_that_cannot_be_are_refused(options: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_invalid_backbones_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build("mdlm", vocab_size=4, length=12, **SMALL | options)
 
 
 @pytest.mark.parametrize("body", [{"body": "convolution"}, {"body": "unet", "shape": "8x8"}])
 @pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 8}), ("bd3lm", {"block": 8})])
-def test_convolutions_do_not_write_from_left_to_right(name: str, options: dict, body: dict) -> None:
+def test_convolutions_refuse_autoregressive_and_block_systems(name: str, options: dict, body: dict) -> None:
     with pytest.raises(UserError, match="block by block"):
         ls.build(name, vocab_size=4, length=64, **options, **body)
 
 
-def test_a_picture_shows_every_pixel() -> None:
+def test_image_grid_contains_every_pixel() -> None:
     tokens = np.arange(2 * 12).reshape(2, 12) % 5
-    picture = make_image_grid(tokens, (2, 2, 3), levels=5)
-    assert picture.shape == (4, 7, 3)
-    assert (picture[1, 1] == [0, 63, 127]).all() and (picture[1, 4] == tokens[1, :3] * 255 // 4).all()
+    image = make_image_grid(tokens, (2, 2, 3), levels=5)
+    assert image.shape == (4, 7, 3)
+    assert (image[1, 1] == [0, 63, 127]).all() and (image[1, 4] == tokens[1, :3] * 255 // 4).all()
     assert make_image_grid(tokens[:, :4], (2, 2), levels=5)[1, 2].tolist() == [63] * 3
     with pytest.raises(UserError, match="no images"):
         make_image_grid(tokens, (3, 3), levels=5)
 
 
-def test_a_png_can_be_read_back() -> None:
+def test_png_encoding_round_trips() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     content = encode_png(pixels)
     assert content.startswith(b"\x89PNG") and struct.unpack(">II", content[16:24]) == (7, 5)

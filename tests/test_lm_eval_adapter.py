@@ -1,4 +1,4 @@
-"""The lm-evaluation-harness asks runs: likelihoods are the models' own, and a real task runs without a network."""
+"""The lm-evaluation-harness adapter: likelihoods match the model, and a real task runs offline."""
 
 import json
 import math
@@ -21,60 +21,63 @@ from logosphere.sampling.generate import generate  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("workplace"),
-    pytest.mark.filterwarnings("ignore"),  # the harness and what it imports warn about their own affairs
+    pytest.mark.filterwarnings("ignore"),  # warnings of the harness do not concern this package
 ]
 
 
-def asked(*arguments: object) -> Instance:
+def request(*arguments: object) -> Instance:
     return Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
 
 
-def test_likelihoods_are_those_of_the_model() -> None:
+def test_likelihoods_match_the_model() -> None:
     train("--system", "ar", steps=3, out="ar")
-    ours = Harness("ar")
+    adapter = Harness("ar")
     text = "the king of the "  # one sequence of 16
-    tokens = torch.from_numpy(ours.tokenizer.encode(text))[None]
-    nats = float(ours.model.nelbo(tokens, torch.Generator()).total)
-    (rolling,) = ours.loglikelihood_rolling([asked(text)])
-    (whole, _), (first, _), (rest, _) = ours.loglikelihood(
-        [asked("", text), asked("", "the king"), asked("the king", " of the ")]
+    tokens = torch.from_numpy(adapter.tokenizer.encode(text))[None]
+    nats = float(adapter.model.nelbo(tokens, torch.Generator()).total)
+    (rolling,) = adapter.loglikelihood_rolling([request(text)])
+    (whole, _), (first, _), (rest, _) = adapter.loglikelihood(
+        [request("", text), request("", "the king"), request("the king", " of the ")]
     )
     assert rolling == pytest.approx(-nats, abs=1e-4) == whole
     assert first + rest == pytest.approx(whole, abs=1e-4)  # the chain rule
-    before, after = ours._pair("the king of", " t")
-    assert ours.tokenizer.decode(before) == "the king of" and len(after) == 2  # a context that fits is read whole
-    (twice,) = ours.loglikelihood_rolling([asked(text * 2)])
+    before, after = adapter._pair("the king of", " t")
+    assert adapter.tokenizer.decode(before) == "the king of" and len(after) == 2  # a context that fits is kept in full
+    (twice,) = adapter.loglikelihood_rolling([request(text * 2)])
     assert twice == pytest.approx(2 * rolling, abs=1e-4)
     long = "x" * 40 + " and"
-    assert ours.loglikelihood([asked(long, " so")])[0][0] < 0  # what does not fit is cut at its beginning
+    assert adapter.loglikelihood([request(long, " so")])[0][0] < 0  # a long context is cut at its beginning
 
 
-def test_greedy_means_the_likeliest_token_everywhere() -> None:
+def test_is_greedy_requires_the_argmax_everywhere() -> None:
     train("--system", "ar", steps=3, out="ar")
-    ours = Harness("ar")
-    row = ours.tokenizer.encode("the ").tolist()
+    adapter = Harness("ar")
+    row = adapter.tokenizer.encode("the ").tolist()
     for _ in range(3):
-        batch = ours._batch([(row, [])], 16)
+        batch = adapter._batch([(row, [])], 16)
         with torch.no_grad():
-            out = ours.model.denoiser(batch.tokens, torch.zeros(1, 16), context=batch.tokens)
+            out = adapter.model.denoiser(batch.tokens, torch.zeros(1, 16), context=batch.tokens)
         row.append(int(out[0, len(row)].argmax()))
-    best = ours.tokenizer.decode(row[4:])
+    best = adapter.tokenizer.decode(row[4:])
     other = "".join("a" if letter != "a" else "b" for letter in best)
-    assert [greedy for _, greedy in ours.loglikelihood([asked("the ", best), asked("the ", other)])] == [True, False]
+    assert [greedy for _, greedy in adapter.loglikelihood([request("the ", best), request("the ", other)])] == [
+        True,
+        False,
+    ]
 
 
-def test_a_diffusion_model_answers_with_its_bound() -> None:
+def test_diffusion_model_returns_its_bound() -> None:
     train(steps=3, out="mdlm")
-    ours = Harness("mdlm", draws=64)
-    assert ours.kind == "bound"
-    value, greedy = ours.loglikelihood([asked("the king", " of")])[0]
+    adapter = Harness("mdlm", draws=64)
+    assert adapter.kind == "bound"
+    value, greedy = adapter.loglikelihood([request("the king", " of")])[0]
     assert math.isfinite(value) and value < 0 and greedy is False
-    written = ours.generate_until([asked("the ", {"until": ["e"], "max_gen_toks": 8})])[0]
-    assert len(written) <= 8 and "e" not in written
+    text = adapter.generate_until([request("the ", {"until": ["e"], "max_gen_toks": 8})])[0]
+    assert len(text) <= 8 and "e" not in text
 
 
 class OfAnyLength(Oracle):
-    """Knows texts of a sticky chain at whatever length they are read."""
+    """The oracle of a sticky chain for any length."""
 
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         language = sticky_chain(2, z.shape[1])
@@ -92,37 +95,37 @@ class Stickiness(Harness):
 
 
 @pytest.mark.parametrize("system", ["ar", "mdlm"])
-def test_a_short_text_is_not_read_with_what_fills_it_up(system: str) -> None:
-    """A chain that repeats its token: of one token alone nothing is known, whatever would stand behind it."""
-    ours = Stickiness(System(system), sticky_chain(2, 4))
-    nats = ours._nats([([], [0]), ([], [1])])
+def test_padding_does_not_affect_short_texts(system: str) -> None:
+    """In a chain that repeats its token, a single token is uniform, whatever the padding is."""
+    adapter = Stickiness(System(system), sticky_chain(2, 4))
+    nats = adapter._nats([([], [0]), ([], [1])])
     assert nats == pytest.approx([math.log(2)] * 2, abs=1e-5)
 
 
-def test_blocks_are_read_whole() -> None:
-    ours = Stickiness(System("mdlm", {"block": 2}), sticky_chain(2, 4))
-    assert ours._length(4) == ours._length(2) == 4
+def test_length_is_a_multiple_of_the_block() -> None:
+    adapter = Stickiness(System("mdlm", {"block": 2}), sticky_chain(2, 4))
+    assert adapter._length(4) == adapter._length(2) == 4
     with pytest.raises(UserError, match="whole blocks of 2"):
-        ours._length(3)
+        adapter._length(3)
 
 
-def test_greedy_is_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_generation_uses_top_k_one(monkeypatch: pytest.MonkeyPatch) -> None:
     train(steps=3, out="mdlm")
-    ours, asked_for = Harness("mdlm"), []
+    adapter, settings = Harness("mdlm"), []
 
-    def noted(*given: object, **how: object) -> object:
-        asked_for.append((how["temperature"], how["top_k"]))
+    def record(*given: object, **how: object) -> object:
+        settings.append((how["temperature"], how["top_k"]))
         return generate(*given, **how)
 
-    monkeypatch.setattr("logosphere.runs.lm_eval_adapter.generate", noted)
+    monkeypatch.setattr("logosphere.runs.lm_eval_adapter.generate", record)
     for how in ({}, {"temperature": 0.0, "do_sample": False}, {"do_sample": False}, {"temperature": 0.5}):
-        ours.generate_until([asked("the ", how)])
-    assert asked_for == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]
+        adapter.generate_until([request("the ", how)])
+    assert settings == [(1.0, 1), (1.0, 1), (1.0, 1), (0.5, None)]
 
 
-def test_samplers_that_take_no_filters_write_without() -> None:
+def test_samplers_without_filters_generate_unfiltered() -> None:
     train("--system", "p2", steps=3, out="p2")
-    assert len(Harness("p2").generate_until([asked("the ", {"max_gen_toks": 8})])[0]) <= 8
+    assert len(Harness("p2").generate_until([request("the ", {"max_gen_toks": 8})])[0]) <= 8
 
 
 def test_a_task_runs_from_a_local_file(workplace: Path) -> None:
@@ -144,6 +147,6 @@ def test_a_task_runs_from_a_local_file(workplace: Path) -> None:
     manager = TaskManager(include_path=str(workplace), include_defaults=False)
     found = simple_evaluate(Harness("ar"), tasks=["tiny_bits", "tiny_choice"], task_manager=manager, bootstrap_iters=0)
     bits = found["results"]["tiny_bits"]["bits_per_byte,none"]
-    ours = -Harness("ar").loglikelihood_rolling([asked(rows[0]["text"])])[0] / len(rows[0]["text"]) / math.log(2)
-    assert bits == pytest.approx(ours, rel=1e-5)
+    adapter = -Harness("ar").loglikelihood_rolling([request(rows[0]["text"])])[0] / len(rows[0]["text"]) / math.log(2)
+    assert bits == pytest.approx(adapter, rel=1e-5)
     assert found["results"]["tiny_choice"]["acc,none"] in (0.0, 1.0)

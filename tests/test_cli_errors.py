@@ -1,4 +1,4 @@
-"""Mistakes at the command line: one sentence that says what to do, a non-zero exit code, no traceback, nothing lost."""
+"""Errors of the command line: one line that says what to do, a non-zero exit code, no traceback, no lost files."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from logosphere.cli import main
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_names_are_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'train'" in error_line(capsys, ["trian"], code=2)
     assert "'mdlm'" in error_line(capsys, ["train", "--system", "mdml"])
     assert "'text8-tiny'" in error_line(capsys, ["train", "text8-tyni"])
@@ -27,7 +27,7 @@ def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("argv", "message"),
     [
         (["train", "--steps", "abc"], "--steps must be None or a whole number, not 'abc'."),
         (["train", "--batch", "3.5"], "--batch must be a whole number, not '3.5'."),
@@ -39,61 +39,61 @@ def test_misspelt_names_get_the_nearest_one(capsys: pytest.CaptureFixture[str]) 
         (["sample", "--bogus", "1"], "There is no option --bogus."),
     ],
 )
-def test_words_that_are_no_command_get_one_sentence(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_give_a_one_line_error(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = error_line(capsys, words, code=2)
-    assert said == f"logosphere: {says} See: logosphere {words[0]} --help"
+    error = error_line(capsys, argv, code=2)
+    assert error == f"logosphere: {message} See: logosphere {argv[0]} --help"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["--minutes", "nan"], ["--optim.lr", "inf"], ["--ema", "2"], ["--withhold", "3"], ["--accumulate", "0"],
         ["--precision", "fp8"], ["--optim.beta1", "2"], ["--optim.weight-decay", "-1"],
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_impossible_numbers_leave_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "recipe.json" not in error_line(capsys, ["train", "--out", "run", *words])
+def test_invalid_numbers_create_no_folder(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "recipe.json" not in error_line(capsys, ["train", "--out", "run", *argv])
     assert not Path("run").exists()
 
 
-def test_a_second_interrupt_names_the_command_that_resumes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --out the folder has a number of its own, and the same command would open another one."""
+def test_second_interrupt_prints_the_resume_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --out the folder gets a new number, so the same command would create another one."""
 
-    def interrupted(*given: object, **named: object) -> None:
+    def interrupted(*positional: object, **named: object) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("logosphere.runs.loop.validate", interrupted)
-        said = error_line(capsys, ["train", "--steps", "2", *SMALL], code=130)
+        error = error_line(capsys, ["train", "--steps", "2", *SMALL], code=130)
     (folder,) = Path("runs").iterdir()
     command = f"logosphere train --out {folder} --resume"
-    assert said.endswith(f"Continue with: {command}")
+    assert error.endswith(f"Continue with: {command}")
     assert main(command.split()[1:]) == 0 and list(Path("runs").iterdir()) == [folder]
 
 
-def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    """Other options than its own are refused; without --out they choose among the runs."""
+def test_resume_refuses_changed_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Changed options are refused; without --out the options select the run."""
     Path("lines.txt").write_text("four\nand\ntwenty\nblackbirds\n" * 40)
     for system in ("mdlm", "udlm"):
         assert main(["train", "--steps", "2", *SMALL, "--system", system, "--data", "lines:lines.txt"]) == 0
     first, last = Path("runs/mdlm-lines"), Path("runs/udlm-lines")
     assert first.exists() and last.exists()
-    for words in (["--out", str(first), "--system", "udlm"], ["--optim.lr", "9", "--system", "mdlm"]):
-        said = error_line(capsys, ["train", "--resume", *words])
-        assert "was begun with --" in said and "--begin" in said
+    for argv in (["--out", str(first), "--system", "udlm"], ["--optim.lr", "9", "--system", "mdlm"]):
+        error = error_line(capsys, ["train", "--resume", *argv])
+        assert "was begun with --" in error and "--begin" in error
     capsys.readouterr()
     assert main(["train", "--resume", "--system", "mdlm"]) == 0 and str(first) in capsys.readouterr().err
     assert main(["train", "--resume"]) == 0 and str(last) in capsys.readouterr().err
     assert main(["train", "demo", "--steps", "2", *SMALL, "--out", "named"]) == 0
-    assert main(["train", "demo", "--resume", "--out", "named"]) == 0  # what else the recipe says was changed at first
+    assert main(["train", "demo", "--resume", "--out", "named"]) == 0  # the run keeps its overrides
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "hint"),
+    ("content", "argv", "hint"),
     [
         (None, [], "no"),
         (b"", [], "empty"),
@@ -105,17 +105,17 @@ def test_a_run_goes_on_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> No
         (b"fine text " * 100, ["--tokenizer", "bpe"], "size"),
     ],
 )
-def test_files_that_cannot_be_read(
-    content: bytes | None, words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+def test_unreadable_files_are_refused(
+    content: bytes | None, argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
         Path("text.txt").write_bytes(content)
-    assert hint in error_line(capsys, ["train", "--data", "text.txt", "--out", "run", *words])
+    assert hint in error_line(capsys, ["train", "--data", "text.txt", "--out", "run", *argv])
     assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["--steps", "0"],
         ["--minutes", "-1"],
@@ -133,13 +133,13 @@ def test_files_that_cannot_be_read(
         ["--validations", "0"],
     ],
 )
-def test_impossible_settings(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    budget = [] if words[0] in ("--steps", "--minutes") else ["--steps", "1"]
-    error_line(capsys, ["train", "--out", "run", *budget, *words])
+def test_invalid_settings_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    budget = [] if argv[0] in ("--steps", "--minutes") else ["--steps", "1"]
+    error_line(capsys, ["train", "--out", "run", *budget, *argv])
     assert not any(Path("run").glob("*.safetensors"))
 
 
-def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonempty_output_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("ten years of work")
     assert "--resume" in error_line(capsys, ["train", "--steps", "1", "--out", "full"])
@@ -150,7 +150,7 @@ def test_a_folder_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "train" in error_line(capsys, ["plot"])
 
 
-def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_prompts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     train()
     assert "16" in error_line(capsys, ["sample", "run", "--prompt", "far too long for this model"])
     assert "'H'" in error_line(capsys, ["sample", "run", "--prompt", "Hello"])
@@ -163,12 +163,12 @@ def test_prompts_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "draws" in error_line(capsys, ["evaluate", "run", "--draws", "0"])
 
 
-def test_autoregressive_models_say_that_they_cannot_see_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_autoregressive_models_refuse_infilling(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "ar")
     assert "left to right" in error_line(capsys, ["sample", "run", "--infill", "the [...] of"])
 
 
-def test_samplers_say_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_incompatible_samplers_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "d3pm-uniform")
     assert "masked" in error_line(capsys, ["sample", "run", "--sampler", "confidence"])
     assert "time" in error_line(capsys, ["sample", "run", "--sampler", "cached"])
@@ -176,12 +176,12 @@ def test_samplers_say_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> N
     assert "top_k" in error_line(capsys, ["sample", "run", "--top-k", "0"])
 
 
-def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_and_foreign_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     train()
     weights, recipe = Path("run/ema.safetensors"), Path("run/recipe.json")
     good, plan = weights.read_bytes(), json.loads(recipe.read_text())
     for bad in (b"", good[: len(good) // 2], b"\xff" * 64, b"PK\x03\x04" + good):
-        weights.unlink()  # it is a link to the checkpoint, which must stay whole
+        weights.unlink()  # it is a link to the checkpoint, which must stay intact
         weights.write_bytes(bad)
         assert "damaged" in error_line(capsys, ["sample", "run"])
     weights.write_bytes(good)
@@ -198,21 +198,23 @@ def test_damaged_and_foreign_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'batch'" in error_line(capsys, ["evaluate", "run"])
 
 
-def test_a_text_that_changed_is_noticed_when_a_run_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_detects_changed_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("tale.txt").write_text("once upon a time there was a mouse " * 60)
     train("--data", "tale.txt")
     Path("tale.txt").write_text("once upon a time there was a whale " * 60)
     assert "changed" in error_line(capsys, ["train", "--out", "run", "--resume"])
 
 
-def test_a_full_disk_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fills up after the first checkpoint; what was saved stays whole, and the run can go on later."""
-    synced = os.fsync
+def test_full_disk_keeps_the_last_checkpoint(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up after the first checkpoint, which stays intact, and the run can be resumed."""
+    original_fsync = os.fsync
 
     def fsync(handle: int) -> None:
         if Path("run/state/latest.json").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        synced(handle)
+        original_fsync(handle)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
@@ -223,13 +225,13 @@ def test_a_full_disk_loses_nothing(capsys: pytest.CaptureFixture[str], monkeypat
     assert main(["train", "--out", "run", "--resume"]) == 0
 
 
-def test_unexpected_failures_are_a_sentence_too(
+def test_unexpected_exceptions_give_a_one_line_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(arguments: object, argv: list[str]) -> int:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("logosphere.cli.listings.systems", broken)
+    monkeypatch.setattr("logosphere.cli.systems.systems", broken)
     assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])

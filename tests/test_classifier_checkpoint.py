@@ -1,4 +1,4 @@
-"""Classifiers that are taught, kept, and steer: by edits of discrete states, by gradients of continuous ones."""
+"""Classifiers: training, checkpoints and guidance, by edits of discrete states or gradients of continuous ones."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from logosphere.training.classifier import _on_the_way, measure_classifier
 from toy_languages import generator
 from toy_models import SMALL, System
 
@@ -19,6 +18,7 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
 from logosphere.sampling.guidance import DiscreteClassifierGuidance, Gradients
+from logosphere.training.auxiliary import _noisy_states, measure_classifier
 
 V, L, N = 4, 4, 300
 LANGUAGE = ls.languages.independent([0.25] * V, L)
@@ -26,7 +26,7 @@ TINY = NetworkConfig(width=32, depth=1, heads=2)
 
 
 def labelled(count: int, first: int = 0) -> Iterator[ls.Batch]:
-    """The label, zero or one, is a token that is frequent."""
+    """The label, zero or one, is the most frequent token."""
     for seed in range(first, first + count):
         labels = torch.randint(2, (64,), generator=generator(seed))
         own = torch.rand(64, L, generator=generator(seed + 10**6)) < 0.5
@@ -41,7 +41,7 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
     frequencies = (torch.eye(2, V) + 1 / V).double() / 2
     noise, nats = generator(0), []
     for batch in batches:
-        z, t = _on_the_way(model, batch, GeneratorNoise(noise, len(batch)))
+        z, t = _noisy_states(model, batch, GeneratorNoise(noise, len(batch)))
         joint = model.process.log_likelihood(z, t)[:, :, None, :V].double() + frequencies.log()
         labels = batch.condition.labels
         nats.append(F.cross_entropy(joint.logsumexp(-1).sum(1), labels))
@@ -49,23 +49,23 @@ def optimal_nats(model: ls.Model, batches: Iterator[ls.Batch]) -> float:
 
 
 def exact(name: str, **options: object) -> ls.Model:
-    """A model with the exact posterior of all texts together, zeros and ones."""
+    """A model with the exact posterior of the mixture of both labels."""
     model = System(name, options).model(LANGUAGE)
     model.denoiser = Oracle(model, LANGUAGE)
     return model
 
 
-def untaught(model: ls.Model, network: NetworkConfig = TINY) -> ClassifierCheckpoint:
+def new_checkpoint(model: ls.Model, network: NetworkConfig = TINY) -> ClassifierCheckpoint:
     torch.manual_seed(1)
     return ClassifierCheckpoint.fresh(model, ["zero", "one"], network)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "genmd4", "ar", "rdlm-heat", "bfn", "diffusion-lm"])
-def test_a_classifier_is_taught_and_steers(name: str) -> None:
-    """Without it as many ones as zeros are written; the stronger it is, the more ones."""
+def test_classifier_trains_and_guides(name: str) -> None:
+    """Without guidance zeros and ones are equally frequent; stronger guidance gives more ones."""
     model = exact(name)
-    checkpoint = untaught(model)
+    checkpoint = new_checkpoint(model)
     list(
         ls.train_classifier(
             checkpoint.classifier, model, labelled(80), steps=80, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
@@ -78,20 +78,20 @@ def test_a_classifier_is_taught_and_steers(name: str) -> None:
     for strength in (0.0, 1.0, 10.0):
         drawn = ls.generate(model, N, 16, generator(5), guide=checkpoint.guide(model, "one", N, strength))
         more.append(float((drawn.tokens == 1).float().mean() - (drawn.tokens == 0).float().mean()))
-        if strength == 0:  # not asked at all
+        if strength == 0:  # the classifier is not evaluated
             assert torch.equal(drawn.tokens, plain.tokens) and drawn.nfe == plain.nfe
         else:
             assert drawn.nfe == 2 * plain.nfe
     assert abs(more[0]) < 0.08 and more[1] > more[0] + 0.03 and more[2] > more[1] + 0.1
 
 
-def test_latents_are_steered_too() -> None:
+def test_classifier_guides_latents() -> None:
     torch.manual_seed(0)
     model = ls.build("ld4lg", vocab_size=V, length=L, **SMALL).eval()
-    checkpoint = untaught(model)
+    checkpoint = new_checkpoint(model)
     list(ls.train_classifier(checkpoint.classifier, model, labelled(2), steps=2))
     torch.nn.init.normal_(checkpoint.classifier.head.weight)
-    ends: list[torch.Tensor] = []  # latents: a decoder that has learnt nothing writes one text for all of them
+    ends: list[torch.Tensor] = []  # latents, because an untrained decoder gives the same text for all of them
     for strength in (None, 0.0, 1.0):
         guide = None if strength is None else checkpoint.guide(model, "one", 8, strength)
         frames: list[ls.Frame] = []
@@ -100,10 +100,10 @@ def test_latents_are_steered_too() -> None:
     assert torch.equal(ends[0], ends[1]) and not torch.allclose(ends[0], ends[2], atol=1e-3)
 
 
-def test_models_of_blocks_are_classified_as_they_are_written() -> None:
-    """Block after block: what is written is clean, what is not begun is noise, and one block is between."""
+def test_block_models_are_classified_at_partially_generated_states() -> None:
+    """Earlier blocks are clean, later blocks are noise, and one block is between."""
     model = ls.build("bd3lm", vocab_size=V, length=8, block=2, denoiser=None)
-    z, t = _on_the_way(model, ls.Batch.of(torch.zeros(500, 8).long()), ls.noise.Drawn(generator(1), 500))
+    z, t = _noisy_states(model, ls.Batch.of(torch.zeros(500, 8).long()), GeneratorNoise(generator(1), 500))
     blocks = t[:, ::2]
     assert torch.equal(t[:, 1::2], blocks) and bool((blocks[:, 1:] >= blocks[:, :-1]).all())
     assert int(((blocks > 0) & (blocks < 1)).sum(1).max()) == 1
@@ -111,10 +111,10 @@ def test_models_of_blocks_are_classified_as_they_are_written() -> None:
     assert abs(float(t.mean()) - 0.5) < 0.01
 
 
-def test_labels_differ_between_sequences_and_processes_share_them() -> None:
+def test_labels_may_differ_between_sequences() -> None:
     for name, kind in [("mdlm", DiscreteClassifierGuidance), ("rdlm-heat", Gradients)]:
         model = exact(name)
-        checkpoint = untaught(model)
+        checkpoint = new_checkpoint(model)
         list(
             ls.train_classifier(
                 checkpoint.classifier, model, labelled(60), steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=5)
@@ -127,14 +127,14 @@ def test_labels_differ_between_sequences_and_processes_share_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "rdlm-heat"])
-def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) -> None:
-    """Adaptive samplers ask about unfinished sequences alone; what is hardly guided comes out as without a guide."""
-    model = exact(name)
-    checkpoint, way = untaught(model), ls.sampler("threshold", model)
+def test_labels_stay_with_their_sequences_in_adaptive_samplers(name: str) -> None:
+    """Adaptive samplers evaluate unfinished sequences only; negligible guidance must not change the samples."""
+    model = exact(name, **{"path": "any-order"} if name == "rdlm-heat" else {})
+    checkpoint, adaptive = new_checkpoint(model), ls.sampler("threshold", model)
     kind, labels = (DiscreteClassifierGuidance if name == "mdlm" else Gradients), torch.arange(N) % 2
-    known = torch.arange(L) < torch.arange(N)[:, None] % L  # those of which more is known finish sooner
+    known = torch.arange(L) < torch.arange(N)[:, None] % L  # sequences with more known tokens finish sooner
     plain, nudged = (
-        ls.generate(model, N, 16, generator(5), sampler=way, guide=guide, known=known, tokens=known.long())
+        ls.generate(model, N, 16, generator(5), sampler=adaptive, guide=guide, known=known, tokens=known.long())
         for guide in (None, kind(checkpoint.classifier, labels, 1e-6))
     )
     assert plain.nfe < L
@@ -142,10 +142,10 @@ def test_labels_stay_with_their_sequences_when_others_are_finished(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["mdlm", "diffusion-lm"])
-def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
+def test_classifier_checkpoint_round_trips(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build(name, vocab_size=V, length=L, **SMALL).eval()
-    checkpoint = untaught(model)
+    checkpoint = new_checkpoint(model)
     list(ls.train_classifier(checkpoint.classifier, model, labelled(3), steps=3))
     checkpoint.save(tmp_path, model, "abc")
     assert {path.name for path in tmp_path.iterdir()} == {"classifier.json", "classifier.safetensors"}
@@ -156,37 +156,37 @@ def test_it_is_kept_and_found_again(name: str, tmp_path: Path) -> None:
     ]
     assert torch.equal(*texts)
     larger = ls.build(name, vocab_size=V, length=L, **SMALL | {"width": 32})
-    ClassifierCheckpoint.load(tmp_path, larger)  # the size of the network is no part of the noise
+    ClassifierCheckpoint.load(tmp_path, larger)  # the network size does not affect the noise
 
 
-def test_a_classifier_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_mismatched_classifier_is_refused(tmp_path: Path) -> None:
     model = ls.build("mdlm", vocab_size=V, length=L, **SMALL)
-    untaught(model).save(tmp_path, model, "abc")
-    strangers = {
+    new_checkpoint(model).save(tmp_path, model, "abc")
+    mismatched = {
         "system = mdlm": ls.build("udlm", vocab_size=V, length=L, **SMALL),
         "vocabulary = 4": ls.build("mdlm", vocab_size=V + 1, length=L, **SMALL),
         "length = 4": ls.build("mdlm", vocab_size=V, length=L + 1, **SMALL),
         "options": ls.build("mdlm", vocab_size=V, length=L, schedule="cosine", **SMALL),
     }
-    for says, stranger in strangers.items():
-        with pytest.raises(UserError, match=says):
-            ClassifierCheckpoint.load(tmp_path, stranger)
+    for message, checkpoint_of_other in mismatched.items():
+        with pytest.raises(UserError, match=message):
+            ClassifierCheckpoint.load(tmp_path, checkpoint_of_other)
     with pytest.raises(UserError, match="another tokenizer"):
         ClassifierCheckpoint.load(tmp_path, model, "xyz")
     with pytest.raises(UserError, match="no classifier"):
         ClassifierCheckpoint.load(tmp_path / "nowhere", model)
     about = json.loads((tmp_path / "classifier.json").read_text())
-    for part, wrong, says in [("labels", [1, 2], "label names"), ("network", {"size": 3}, "not describe a network"),
+    for part, wrong, message in [("labels", [1, 2], "label names"), ("network", {"size": 3}, "not describe a network"),
                               ("noise", None, "does not describe")]:  # fmt: skip
         damaged = about | {"classifier": about["classifier"] | {part: wrong}}
         (tmp_path / "classifier.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             ClassifierCheckpoint.load(tmp_path, model)
 
 
-def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
+def test_invalid_requests_are_refused() -> None:
     mdlm, sphere = exact("mdlm"), exact("rdlm-heat")
-    both = untaught(mdlm), untaught(sphere)
+    both = new_checkpoint(mdlm), new_checkpoint(sphere)
     with pytest.raises(UserError, match="no label 'two'.*Did you mean|no label 'two'.*Choose"):
         both[0].guide(mdlm, "two", 2)
     with pytest.raises(UserError, match="exact=True needs discrete"):
@@ -200,7 +200,7 @@ def test_wishes_that_cannot_be_met_are_met_with_a_sentence() -> None:
     with pytest.raises(UserError, match="made by build"):
         mdlm.spec = None
         both[0].save("nowhere", mdlm)
-    with pytest.raises(UserError, match="build the model with one"):
+    with pytest.raises(UserError, match="needs the predictions of a denoiser"):
         sphere.denoiser = None
         list(ls.train_classifier(both[1].classifier, sphere, labelled(1), steps=1))
 
@@ -213,33 +213,33 @@ SIZE = ["--network.width", "32", "--network.depth", "1", "--network.heads", "2",
 
 @pytest.fixture(scope="module")
 def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ham is written with a, spam with b; and a model of both that was told no labels."""
-    place = tmp_path_factory.mktemp("mail")
+    """Ham consists of a, spam of b; and a model trained on both without labels."""
+    folder = tmp_path_factory.mktemp("mail")
     rng = generator(0)
     rows = []
     for number in range(400):
         label = number % 2
         letters = torch.where(torch.rand(8, generator=rng) < 0.6, label, torch.randint(4, (8,), generator=rng))
         rows.append({"text": "".join("abcd"[i] for i in letters), "label": ("ham", "spam")[label]})
-    (place / "mail.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (place / "mail.txt").write_text("\n".join(row["text"] for row in rows))
+    (folder / "mail.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "mail.txt").write_text("\n".join(row["text"] for row in rows))
     for system in ("udlm", "plaid"):
-        words = ["--system", system, "--data", f"lines:{place / 'mail.txt'}", "--length", "8", "--steps", "60"]
-        assert main(["train", *words, "--ema", "0.9", "--optim.lr", "1e-2", *SIZE, "--out", str(place / system)]) == 0
-    return place
+        argv = ["--system", system, "--data", f"lines:{folder / 'mail.txt'}", "--length", "8", "--steps", "60"]
+        assert main(["train", *argv, "--ema", "0.9", "--optim.lr", "1e-2", *SIZE, "--out", str(folder / system)]) == 0
+    return folder
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["udlm", "plaid"])
-def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_trains_and_guides(system: str, mail: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = str(mail / system), ["--data", f"labelled:{mail / 'mail.jsonl'}"]
-    words = ["--steps", "80", "--width", "32", "--depth", "1", "--heads", "2", "--lr", "5e-3", "--json"]
+    argv = ["--steps", "80", "--width", "32", "--depth", "1", "--heads", "2", "--lr", "5e-3", "--json"]
     capsys.readouterr()
-    assert main(["train-classifier", run, *data, *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["labels"] == ["ham", "spam"] and told["valid_loss"] < 0.68
+    assert main(["train-classifier", run, *data, *argv]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["labels"] == ["ham", "spam"] and result["valid_loss"] < 0.68
     assert main(["train-classifier", run, *data, "--steps", "1", "--out", str(mail / "other")]) == 0
-    assert "knowing nothing" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
+    assert "at random" in capsys.readouterr().err and (mail / "other" / "classifier.json").is_file()
     sample = ["sample", run, "-n", "100", "--steps", "12", "--json"]
     found = []
     for more in ([], ["--strength", "0"], ["--strength", "8"]):
@@ -248,35 +248,35 @@ def test_the_command_line_teaches_and_steers(system: str, mail: Path, capsys: py
         found.append(json.loads(capsys.readouterr().out))
     texts = [[one["text"] for one in result["samples"]] for result in found]
     assert texts[0] == texts[1] and found[0]["nfe"] == found[1]["nfe"] and found[2]["nfe"] == 2 * found[0]["nfe"]
-    share = [sum(text.count("b") - text.count("a") for text in part) / 800 for part in texts]
-    assert share[2] > share[1] + 0.15
+    gaps = [sum(text.count("b") - text.count("a") for text in part) / 800 for part in texts]
+    assert gaps[2] > gaps[1] + 0.15
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "argv, message",
     [
         (["train-classifier", "udlm"], "no labels"),
         (["train-classifier", "udlm", "--steps", "0"], "at least 1"),
         (["train-classifier", "udlm", "--data", "digits"], "other tokens"),
         (["sample", "udlm", "--classifier", "nowhere", "--label", "spam"], "no classifier in nowhere"),
-        (["sample", "udlm", "--classifier", "nowhere"], "which label"),
-        (["sample", "udlm", "--strength", "2"], "belong to a classifier"),
-        (["sample", "udlm", "--exact-edits"], "belong to a classifier"),
+        (["sample", "udlm", "--classifier", "nowhere"], "needs --label"),
+        (["sample", "udlm", "--strength", "2"], "need --classifier"),
+        (["sample", "udlm", "--exact-edits"], "need --classifier"),
         (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--strength", "-1"], "at least 0"),
         (["sample", "udlm", "--classifier", "kept", "--label", "span"], "Did you mean 'spam'"),
         (["sample", "plaid", "--classifier", "kept", "--label", "spam"], "system = udlm"),
         (["sample", "udlm", "--classifier", "kept", "--label", "spam", "--sampler", "tau-leaping"], "ancestral"),
     ],
 )
-def test_mistakes_are_met_with_a_sentence(
-    words: list[str], says: str, mail: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_command_line_errors(
+    argv: list[str], message: str, mail: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(mail)
-    if "kept" in words and not Path("kept").exists():
+    if "kept" in argv and not Path("kept").exists():
         data = ["--data", "labelled:mail.jsonl", "--steps", "1", "--batch", "4"]
         assert main(["train-classifier", "udlm", *data, "--out", "kept"]) == 0
-    if "digits" in words:
+    if "digits" in argv:
         pytest.importorskip("sklearn")
     capsys.readouterr()
-    assert main(words) == 1
-    assert says in capsys.readouterr().err
+    assert main(argv) == 1
+    assert message in capsys.readouterr().err

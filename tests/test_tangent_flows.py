@@ -1,4 +1,4 @@
-"""The published forms of flows on the simplex: free fields, inputs, times and samplers; and large vocabularies."""
+"""Published flows on the simplex: unconstrained vector fields, inputs, times and samplers; large vocabularies."""
 
 import math
 from typing import Any
@@ -38,16 +38,16 @@ PUBLISHED = [("bfn", "paper"), ("fisher-flow", "paper"), ("fisher-flow", "sfm"),
              ("ddsm", "paper")]  # fmt: skip
 
 
-def skewed_letters(num_classes: int) -> Any:
-    """One token, some likelier than others."""
+def skewed_token(num_classes: int) -> Any:
+    """A language of one token with unequal probabilities."""
     return ls.languages.independent(torch.arange(1, num_classes + 1).double().pow(-0.5).softmax(0).tolist(), 1)
 
 
 # ---- large vocabularies ------------------------------------------------------------------------------------------
 
 
-def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
-    language = skewed_letters(256)
+def test_dirichlet_flow_bound_of_256_tokens_is_the_entropy() -> None:
+    language = skewed_token(256)
     mean, error = mean_and_error(
         bound_excess(calibrated_model("dirichlet-flow", language, churn=0), language, n=2000, draws=48)
     )
@@ -57,7 +57,7 @@ def test_a_dirichlet_flow_of_256_tokens_costs_the_entropy() -> None:
 
 @pytest.mark.slow
 def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
-    language = skewed_letters(256)
+    language = skewed_token(256)
     mean, error = mean_and_error(bound_excess(calibrated_model("dirichlet-flow", language), language, n=2000, draws=48))
     assert error < 0.02 * language.entropy()
     assert -3 * error < mean < 0.1 * language.entropy()
@@ -65,8 +65,8 @@ def test_a_noisy_dirichlet_flow_of_256_tokens_has_a_bound() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("churn", [0, 1])
-def test_samples_of_256_tokens_are_the_language(churn: int) -> None:
-    language = skewed_letters(256)
+def test_samples_of_256_tokens_follow_the_language(churn: int) -> None:
+    language = skewed_token(256)
     model = calibrated_model("dirichlet-flow", language, churn=churn)
     drawn = ls.sample(model, n=3000, steps=48, rng=generator(1), denoiser=Oracle(model, language))
     assert sequence_p_value(drawn, language) > MIN_P_VALUE
@@ -81,19 +81,19 @@ def test_a_dirichlet_flow_of_2048_tokens_is_finite(options: dict[str, Any]) -> N
     tokens = torch.randint(2048, (4, 4), generator=generator(1))
     assert model.nelbo(tokens, generator(2), draws=4).total.isfinite().all()
     drawn = ls.sample(model, n=8, steps=4, rng=generator(3))
-    assert len(drawn.unique()) > 16  # a state that is no number is read as the last token
+    assert len(drawn.unique()) > 16  # NaN states would decode to the last token
 
 
-# ---- free fields -------------------------------------------------------------------------------------------------
+# ---- vector fields -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", FREE, ids=str)
-def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
-    """The same as of the system that predicts tokens: the answer of an oracle is turned into a field and back."""
+def test_value_of_an_exact_field_is_the_entropy(system: System) -> None:
+    """It equals that of the token-predicting system: the oracle's output is converted to a field and back."""
     language = sticky_chain(3, 4)
     model = calibrated_model(system.name, language, **system.options)
-    draws = 192 if system.name == "fisher-flow" else 48  # cells are drawn evenly, and nats are rare and large
+    draws = 192 if system.name == "fisher-flow" else 48  # cells are sampled uniformly, and nats are rare and large
     mean, error = mean_and_error(bound_excess(model, language, n=2000, draws=draws))
     assert error < 0.05 * language.entropy()
     assert abs(mean) < 3 * error + 0.01 * language.entropy()
@@ -102,7 +102,7 @@ def test_the_figure_of_an_exact_field_is_the_entropy(system: System) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("sampler", ["ancestral", "euler-flow"])
 @pytest.mark.parametrize("system", FREE, ids=str)
-def test_samples_of_an_exact_field_are_the_language(system: System, sampler: str) -> None:
+def test_samples_of_an_exact_field_follow_the_language(system: System, sampler: str) -> None:
     language = random_joint()
     model = calibrated_model(system.name, language, **system.options)
     steps = 300 if system.name == "ddsm" else 128
@@ -118,16 +118,16 @@ def test_a_random_score_is_not_below_the_entropy() -> None:
     assert math.isfinite(mean) and mean > 3 * error
 
 
-def test_a_velocity_stands_for_one_distribution_of_tokens() -> None:
+def test_velocity_determines_the_token_distribution() -> None:
     process = ls.build("fisher-flow", vocab_size=6, length=1, denoiser=None, **VELOCITY).process
     assert isinstance(process, TangentFlow) and process.kind == "surrogate"
     z = process.prior(50, 1, GeneratorNoise(generator(1), 50)).double()[:, 0]
     t, p = torch.full((50,), 0.8, dtype=torch.float64), torch.randn(50, 6, generator=generator(2)).double().softmax(-1)
     found = process.logits(process.from_posterior(p.log(), z, t), z, t).exp()
-    assert (found - p).abs().max() < 1e-5  # but for the floor under small probabilities
+    assert (found - p).abs().max() < 1e-5  # up to the floor of small probabilities
 
 
-def test_fields_have_no_temperature_and_no_guide() -> None:
+def test_fields_refuse_temperature_and_guides() -> None:
     for name, options in (("fisher-flow", VELOCITY), ("ddsm", SCORE)):
         model = ls.build(name, vocab_size=3, length=4, **SMALL, **options)
         with pytest.raises(UserError, match="predicts states, not tokens"):
@@ -146,7 +146,7 @@ def drawn_times(model: Any, n: int = 4000) -> Tensor:
     return times.flatten()
 
 
-def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> None:
+def test_training_samples_alpha_from_an_untruncated_exponential() -> None:
     model = ls.build("dirichlet-flow", vocab_size=4, length=1, denoiser=None, preset="paper")
     process = model.process
     assert isinstance(process, SimplexProcess) and isinstance(process.path, DirichletPath)
@@ -156,32 +156,32 @@ def test_training_draws_alpha_from_an_exponential_distribution_without_end() -> 
 
 
 @pytest.mark.parametrize("name", ["bfn", "fisher-flow"])
-def test_training_draws_times_uniformly(name: str) -> None:
+def test_training_samples_times_uniformly(name: str) -> None:
     model = ls.build(name, vocab_size=4, length=1, denoiser=None, preset="paper")
     t = drawn_times(model)
     gone = model.process.fraction(t) if isinstance(model.process, SimplexProcess) else 1 - t
     assert stats.kstest(gone.double(), stats.uniform.cdf).pvalue > MIN_P_VALUE
 
 
-def test_importance_sampling_follows_the_root_mean_square_of_the_score() -> None:
-    """Where times are drawn by √w, nats in proportion to w have equal roots of nats per draw in all cells."""
+def test_importance_sampling_follows_the_rms_score() -> None:
+    """Times sampled in proportion to √w equalise the root of the nats per draw over all cells."""
     model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, preset="paper")
     process = model.process
     assert isinstance(process, SimplexProcess) and isinstance(process.path, StickScores)
     n, s = 4000, torch.tensor([0.2, 0.5, 0.9])
     x = torch.arange(n)[:, None] % 3
     u, rates = process.codec.encode(x), []
-    for share in s:
-        z = process.path.q_sample(u, share.expand(n, 1), GeneratorNoise(generator(3), n))
-        nats = process.path.elbo_term(torch.zeros(n, 1, 3), u, z, share.expand(n, 1), 1.0)
-        steep = float(process.path.sticks.times.diff().abs()[int(share * 256)]) * 256
+    for fraction in s:
+        z = process.path.q_sample(u, fraction.expand(n, 1), GeneratorNoise(generator(3), n))
+        nats = process.path.elbo_term(torch.zeros(n, 1, 3), u, z, fraction.expand(n, 1), 1.0)
+        steep = float(process.path.sticks.times.diff().abs()[int(fraction * 256)]) * 256
         rates.append((2 * float(nats.mean()) / steep) ** 0.5)  # √w
         rates[-1] *= steep  # per unit of s
-    law = process.path.importance(128)[(s * 128).long()]
-    torch.testing.assert_close(law / law.sum(), torch.tensor(rates).double() / sum(rates), rtol=0.05, atol=0.0)
+    density = process.path.importance(128)[(s * 128).long()]
+    torch.testing.assert_close(density / density.sum(), torch.tensor(rates).double() / sum(rates), rtol=0.05, atol=0.0)
 
 
-def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
+def test_diffusion_loss_excludes_the_reconstruction_term() -> None:
     tokens = sticky_chain(3, 4).sample(64, generator(1))
     losses = {}
     for loss in ("bound", "diffusion"):
@@ -196,7 +196,7 @@ def test_the_diffusion_loss_leaves_the_reconstruction_term_out() -> None:
 
 @pytest.mark.parametrize(("name", "which"), [*PUBLISHED, ("bfn", "default"), ("ddsm", "default")])
 def test_constants_are_buffers(name: str, which: str) -> None:
-    """Else they stay behind when a model moves to another device."""
+    """Other tensors would not follow a model to another device."""
     model = ls.build(name, vocab_size=4, length=4, **SMALL, preset=which)
     for part in model.modules():
         assert not [key for key, value in vars(part).items() if isinstance(value, Tensor)], type(part)
@@ -205,46 +205,46 @@ def test_constants_are_buffers(name: str, which: str) -> None:
 # ---- inputs and samplers -----------------------------------------------------------------------------------------
 
 
-def seen_by(model: Any) -> list[tuple[Tensor, Tensor]]:
-    """What the network of a model is shown, and when; filled while it runs."""
-    shown: list[tuple[Tensor, Tensor]] = []
+def record_inputs(model: Any) -> list[tuple[Tensor, Tensor]]:
+    """The inputs and times of the network of a model, recorded while it runs."""
+    recorded: list[tuple[Tensor, Tensor]] = []
     inner = model.denoiser
     while hasattr(inner, "inner"):
         inner = inner.inner
     trunk = inner.features
 
     def features(z: Tensor, t: Tensor, context: Tensor, memory: Any) -> Tensor:
-        shown.append((z.clone(), t.clone()))
-        answer: Tensor = trunk(z, t, context, memory)
-        return answer
+        recorded.append((z.clone(), t.clone()))
+        features_out: Tensor = trunk(z, t, context, memory)
+        return features_out
 
     inner.features = features
-    return shown
+    return recorded
 
 
-def test_a_bayesian_flow_network_reads_scaled_beliefs() -> None:
+def test_bfn_network_input_is_scaled_to_minus_one_to_one() -> None:
     model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
-    shown = seen_by(model)
+    recorded = record_inputs(model)
     model.nelbo(torch.zeros(5, 4, dtype=torch.long), generator(1))
-    assert shown[0][0].shape == (5, 4, 3)
-    torch.testing.assert_close(shown[0][0].sum(-1), torch.full((5, 4), -1.0))  # Σ (2 θ_k - 1) = 2 - K
+    assert recorded[0][0].shape == (5, 4, 3)
+    torch.testing.assert_close(recorded[0][0].sum(-1), torch.full((5, 4), -1.0))  # Σ (2 θ_k - 1) = 2 - K
 
 
-def test_messages_come_at_equal_times_and_the_token_is_read_at_the_end() -> None:
+def test_bfn_steps_are_equally_spaced_and_end_with_decoding() -> None:
     model = ls.build("bfn", vocab_size=3, length=4, **SMALL, preset="paper")
-    shown = seen_by(model)
-    made = ls.generate(model, n=2, steps=8, rng=0)
-    shares = model.process.fraction(torch.stack([t[0, 0] for _, t in shown]))
-    assert made.nfe == 9
-    torch.testing.assert_close(shares, torch.arange(9) / 8, rtol=0, atol=1e-6)
+    recorded = record_inputs(model)
+    generated = ls.generate(model, n=2, steps=8, rng=0)
+    fractions = model.process.fraction(torch.stack([t[0, 0] for _, t in recorded]))
+    assert generated.nfe == 9
+    torch.testing.assert_close(fractions, torch.arange(9) / 8, rtol=0, atol=1e-6)
 
 
-def test_a_dirichlet_flow_reads_doubled_states_at_99_values_of_alpha() -> None:
+def test_dirichlet_flow_doubles_its_input_and_takes_99_steps() -> None:
     model = ls.build("dirichlet-flow", vocab_size=3, length=4, **SMALL, preset="paper")
-    shown = seen_by(model)
+    recorded = record_inputs(model)
     ls.sample(model, n=2, steps=99, rng=0)
-    assert len(shown) == 99
-    for i, (z, _) in enumerate(shown):
+    assert len(recorded) == 99
+    for i, (z, _) in enumerate(recorded):
         alpha = 1 + 7 * i / 99
         torch.testing.assert_close(z[..., :3].sum(-1), torch.full((2, 4), 1 - 2 / (alpha + 1)), rtol=0, atol=1e-4)
         torch.testing.assert_close(z[..., 3:].sum(-1), torch.full((2, 4), 2 / (alpha + 1)), rtol=0, atol=1e-4)
@@ -265,7 +265,7 @@ def test_a_published_system_trains_and_samples(name: str, which: str) -> None:
     assert repeats > 0.75, repeats  # 1/3 by chance ± 0.012, 0.95 in the language
 
 
-MISTAKES = [
+INVALID = [
     ("fisher-flow", VELOCITY | {"time_sampler": "even"}, "needs loss=velocity and time_sampler=uniform"),
     ("fisher-flow", VELOCITY | {"geometry": "flat"}, "needs geometry=sphere"),
     ("fisher-flow", VELOCITY | {"posterior_head": True}, "needs posterior_head=False"),
@@ -279,9 +279,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "says"), MISTAKES)
-def test_a_mistake_is_met_with_one_sentence(name: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+@pytest.mark.parametrize(("name", "options", "message"), INVALID)
+def test_invalid_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build(name, vocab_size=3, length=4, **options, denoiser=None)
 
 

@@ -1,4 +1,4 @@
-"""A slice of the fuzzing in tools/fuzzing.py, with fixed seeds, and whether that would find anything at all."""
+"""A short run of tools/fuzzing.py with fixed seeds, and tests that the fuzzer finds problems."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ HERE = str(Path(__file__).parent)
 
 
 @pytest.mark.slow
-def test_mutations_of_sound_inputs_are_met_with_a_sentence(
+def test_mutated_inputs_are_read_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
@@ -26,11 +26,11 @@ def test_mutations_of_sound_inputs_are_met_with_a_sentence(
     problems = [problem for findings in found.values() for problem in findings.problems]
     assert not problems, problems[0]
     assert sum(findings.cases for findings in found.values()) == 60 * 12
-    assert all(findings.kept > 0 for findings in found.values()), "guided by what is reached"
+    assert all(findings.kept > 0 for findings in found.values()), "guided by coverage"
 
 
 def deep(content: bytes) -> None:
-    """A problem behind five checks, each of which a mutation passes by chance once in some thousand."""
+    """An error behind five checks, each of which a random mutation passes about once in a thousand."""
     if content[:1] != b"a":
         raise UserError("no a")
     if content[1:2] != b"b":
@@ -42,7 +42,7 @@ def deep(content: bytes) -> None:
     raise KeyError("found")
 
 
-def test_what_is_reached_guides_the_search() -> None:
+def test_coverage_guides_the_search() -> None:
     target = Target("deep", deep, [], [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"])
     target.seeds = [b"a...."]
     found = [fuzz(target, 6000, seed=2, folder=HERE, guided=guided) for guided in (True, False)]
@@ -50,7 +50,7 @@ def test_what_is_reached_guides_the_search() -> None:
     assert problems[0] and not problems[1]
 
 
-def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
+def test_forbidden_effects_are_detected(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("precious")
 
@@ -66,15 +66,15 @@ def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
         if content == b"refuse":
             raise UserError("no")
 
-    for word, said in {
+    for word, message in {
         b"run": "Forbidden", b"start": "Forbidden", b"fetch": "no network", b"lose": "files changed",
         b"refuse": "sound input was refused",
     }.items():  # fmt: skip
         (problem,) = fuzz(Target("reckless", reckless, [word], guarded=tmp_path), 1, seed=0).problems
-        assert said in problem
+        assert message in problem
 
 
 @pytest.mark.parametrize("size", [{"depth": 2**63}, {"width": 2**40}, {"labels": 2**60}, {"length": 2**31}])
-def test_absurd_sizes_are_refused_at_once(size: dict[str, int]) -> None:
+def test_oversized_settings_are_refused(size: dict[str, int]) -> None:
     with pytest.raises(UserError, match="at most"):
         ls.build("mdlm", **{"vocab_size": 5, "length": 8, **size})
