@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crash_injection import RECIPE, Kill, Subject, inject_crashes, was_killed
+from crash_injection import RECIPE, Kill, TrainingProcess, inject_crashes, run_until_killed
 from distributed_helpers import run_in_processes
 from run_helpers import metrics_without_times, tensor_bytes
 from tiny_run import RECIPE as PLAIN
@@ -30,13 +30,13 @@ def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not(tmp_pat
 
 def test_what_a_killed_training_leaves_is_swept_up(tmp_path: Path) -> None:
     """Death between writing latest.json beside its place and moving it there."""
-    patient = Subject(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
-    for moment in (4, 9, 14, 19, 24):
-        assert was_killed(patient, Kill(moment=moment))
-        patient.examine()
-    (patient.place / "run" / ".kept").write_text("not ours")
-    assert not was_killed(patient, None)
-    hidden = {path.name for path in patient.run.path.rglob(".*")}
+    training = TrainingProcess(tmp_path / "training", replace(RECIPE, steps=2, validations=1))
+    for call in (4, 9, 14, 19, 24):
+        assert run_until_killed(training, Kill(call=call))
+        training.check_files()
+    (training.folder / "run" / ".kept").write_text("not ours")
+    assert not run_until_killed(training, None)
+    hidden = {path.name for path in training.run.path.rglob(".*")}
     assert hidden - {".lock"} == {".kept"}
 
 
