@@ -22,7 +22,7 @@ from logosphere.processes.simplex.process import DeterministicPath, SimplexProce
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.runs.run import Run
-from logosphere.sampling.steppers import SphericalStepper, base
+from logosphere.sampling.steppers import SphericalStepper, ancestral
 
 STEPS = (4, 8, 16, 32, 64, 128, 256)
 
@@ -37,11 +37,11 @@ def list_samplers(model: ls.Model) -> dict[str, dict[str, Any]]:
         names = ["ancestral"] + (["heun"] if isinstance(path, DeterministicPath) and path.deterministic else [])
         return {name: {"sampler": ls.sampler(name, model)} for name in names}
     if not isinstance(model.process, SphericalDiffusion):
-        return {"ancestral": {"stepper": base}}
+        return {"ancestral": {"stepper": ancestral}}
     model.process = model.process.with_path(
         "any-order"
     )  # only ancestral sampling follows it: spherical steps are joint
-    any_order: dict[str, dict[str, Any]] = {"any-order": {"stepper": base}}
+    any_order: dict[str, dict[str, Any]] = {"any-order": {"stepper": ancestral}}
     return any_order | {move: {"stepper": SphericalStepper(SPHERICAL_STEPS[move])} for move in SPHERICAL_STEPS}
 
 
