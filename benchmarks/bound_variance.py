@@ -1,13 +1,13 @@
-"""How much a batch estimate of mdlm's bound scatters, against independent uniform times with independent masks.
+"""Standard deviation of a batch estimate of mdlm's bound, relative to independent uniform times and independent masks.
 
-The same 64 sequences are measured again and again with fresh times and masks, by a network that has been trained a
-little, so that its cross-entropy grows with the mask rate as it does in earnest.
+The bound of the same 64 sequences is estimated repeatedly with new times and masks. The network has been trained
+briefly, so that its cross-entropy grows with the mask rate.
 """
 
 from collections.abc import Callable
 
 import torch
-from harness import present
+from harness import print_table
 
 import logosphere as ls
 from logosphere.rng import GeneratorNoise
@@ -22,39 +22,39 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     transition = (3 * torch.randn(VOCABULARY, VOCABULARY)).softmax(1)
     language = ls.languages.markov(transition, torch.full((VOCABULARY,), 1 / VOCABULARY), LENGTH)
-    by_count = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, width=64, depth=2, heads=2)
+    exact = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, width=64, depth=2, heads=2)
     batches = (language.sample(32, rng) for _ in range(10**6))
-    for _ in ls.fit(by_count, batches, steps=300, optim=OptimizerConfig(lr=3e-3)):
+    for _ in ls.fit(exact, batches, steps=300, optim=OptimizerConfig(lr=3e-3)):
         pass
-    chance = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=by_count.denoiser, exact_count=False)
+    independent = ls.build("mdlm", vocab_size=VOCABULARY, length=LENGTH, denoiser=exact.denoiser, exact_count=False)
     batch = Batch.of(language.sample(BATCH, rng))
 
-    def textbook(noise: GeneratorNoise) -> torch.Tensor:
+    def estimate_independent(noise: GeneratorNoise) -> torch.Tensor:
         """t ~ U(0, 1) for each sequence, each token masked with probability t, cross-entropy / t."""
         t = noise.uniform(BATCH, 1).float().expand(BATCH, LENGTH)
-        z = chance.process.corrupt(batch.tokens, t, noise)
+        z = independent.process.corrupt(batch.tokens, t, noise)
         where = z == VOCABULARY
-        assert by_count.denoiser is not None
-        out = by_count.denoiser(z, t, context=z, where=where)
-        return chance.process.elbo_rate(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
+        assert exact.denoiser is not None
+        out = exact.denoiser(z, t, context=z, where=where)
+        return independent.process.elbo_rate(out, batch.tokens[where], z[where], t[where]).sum() / BATCH
 
-    def ours(model: ls.Model) -> Callable[[GeneratorNoise], torch.Tensor]:
+    def estimate_stratified(model: ls.Model) -> Callable[[GeneratorNoise], torch.Tensor]:
         return lambda noise: model.bound(batch, noise).total.mean()
 
     @torch.no_grad()
-    def scatter(estimate: Callable[[GeneratorNoise], torch.Tensor]) -> dict[str, float]:
+    def measure_spread(estimate: Callable[[GeneratorNoise], torch.Tensor]) -> dict[str, float]:
         values = torch.stack([estimate(GeneratorNoise(rng, BATCH)) for _ in range(REPEATS)]).double() / LENGTH
         return {"mean": float(values.mean()), "deviation": float(values.std())}
 
     rows = {
-        "independent times, masks by chance": scatter(textbook),
-        "stratified times, masks by chance": scatter(ours(chance)),
-        "stratified times, masks by count": scatter(ours(by_count)),
+        "independent uniform times, independent masks": measure_spread(estimate_independent),
+        "stratified times, independent masks": measure_spread(estimate_stratified(independent)),
+        "stratified times, exact mask counts": measure_spread(estimate_stratified(exact)),
     }
-    plain = rows["independent times, masks by chance"]["deviation"]
+    baseline = rows["independent uniform times, independent masks"]["deviation"]
     for row in rows.values():
-        row["ratio"] = row["deviation"] / plain
-    present(f"bound of a batch of {BATCH} × {LENGTH}, nats per token, {REPEATS} repeats", rows)
+        row["ratio"] = row["deviation"] / baseline
+    print_table(f"bound of a batch of {BATCH} × {LENGTH}, nats per token, {REPEATS} repeats", rows)
 
 
 if __name__ == "__main__":

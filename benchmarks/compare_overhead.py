@@ -1,7 +1,7 @@
-"""What a comparison costs beyond its trainings: CPU seconds of `logosphere compare` over those of the bare trainings.
+"""CPU seconds of `logosphere compare`, relative to those of its trainings alone.
 
-The trainings are the same ones, by seed and recipe, and are run alternately. The comparison also measures each system
-on a few held-out sequences, so that only its bookkeeping is left; measuring well and sampling are work of their own.
+Both run the same trainings (seed and recipe), alternately. The comparison also evaluates each system, but on
+only four held-out sequences, so that the difference is mostly overhead.
 """
 
 import argparse
@@ -9,9 +9,10 @@ import contextlib
 import io
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from harness import present
+from harness import print_table
 
 from logosphere.cli import main as logosphere
 from logosphere.data.corpora import open_corpus
@@ -22,46 +23,44 @@ from logosphere.runs.recipes import recipe
 SYSTEMS = ("ar", "mdlm")
 
 
-def trained(settings: Path, folder: Path) -> float:
-    """CPU seconds of the trainings alone."""
-    from dataclasses import replace
-
-    began = time.process_time()
+def train_alone(settings: Path, folder: Path) -> float:
+    """Return the CPU seconds of the trainings alone."""
+    started = time.process_time()
     common = recipe(str(settings))
     corpus = open_corpus(common.data, common.tokenizer)
     for system in SYSTEMS:
         for _ in run_training(create_run(replace(common, system=system), corpus, folder / system), corpus):
             pass
-    return time.process_time() - began
+    return time.process_time() - started
 
 
-def compared(settings: Path, folder: Path) -> float:
-    """CPU seconds of a comparison that trains the same."""
-    began = time.process_time()
-    words = ["compare", "--systems", ",".join(SYSTEMS), "--recipe", str(settings), "--out", str(folder)]
+def compare(settings: Path, folder: Path) -> float:
+    """Return the CPU seconds of a comparison with the same trainings."""
+    started = time.process_time()
+    argv = ["compare", "--systems", ",".join(SYSTEMS), "--recipe", str(settings), "--out", str(folder)]
     with contextlib.redirect_stdout(io.StringIO()):
-        assert logosphere([*words, "--sequences", "4"]) == 0
-    return time.process_time() - began
+        assert logosphere([*argv, "--sequences", "4"]) == 0
+    return time.process_time() - started
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("--steps", type=int, default=60)
-    read.add_argument("--rounds", type=int, default=3)
-    given = read.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
     rows = {}
-    with tempfile.TemporaryDirectory() as place:
-        settings = Path(place) / "recipe.yaml"
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "recipe.yaml"
         settings.write_text(
-            f"length: 128\nbatch: 32\nsteps: {given.steps}\nvalidations: 1\nvalidation_sequences: 16\n"
+            f"length: 128\nbatch: 32\nsteps: {args.steps}\nvalidations: 1\nvalidation_sequences: 16\n"
             "network: {width: 128, depth: 3, heads: 4}\n"
         )
-        for number in range(-1, given.rounds):  # the first round warms up
-            alone = trained(settings, Path(place) / f"alone{number}")
-            whole = compared(settings, Path(place) / f"whole{number}")
+        for number in range(-1, args.rounds):  # the first round warms up
+            alone = train_alone(settings, Path(folder) / f"alone{number}")
+            whole = compare(settings, Path(folder) / f"whole{number}")
             if number >= 0:
                 rows[f"round {number + 1}"] = {"trainings": alone, "comparison": whole, "ratio": whole / alone}
-    present("CPU seconds of a comparison and of its trainings", rows)
+    print_table("CPU seconds of a comparison and of its trainings", rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: paired timing on a noisy machine, and results as a table and as JSON."""
+"""Helpers of all benchmarks: paired timing on a noisy machine, and output as a table and as JSON."""
 
 import json
 import statistics
@@ -8,41 +8,41 @@ from collections.abc import Callable
 
 import torch
 
-torch.set_num_threads(1)  # CPU seconds of one thread mean work; with more, also waiting
+torch.set_num_threads(1)  # with several threads CPU seconds include waiting
 
 
-def paired_ratio(
+def measure_paired_ratio(
     ours: Callable[[], object], bare: Callable[[], object], rounds: int, warmup: int = 3
 ) -> dict[str, float]:
-    """How much longer `ours` takes than `bare`, in CPU seconds, as the median of ratios of neighbouring runs.
+    """Return the median ratio of the CPU seconds of `ours` to those of `bare` over pairs of consecutive runs.
 
-    Neighbours see the same load of the machine, and the median forgets the rounds that were disturbed.
+    The runs of a pair see the same load of the machine, and the median ignores disturbed rounds.
     """
     for _ in range(warmup):
         ours(), bare()
     ratios, our_times, bare_times = [], [], []
     for _ in range(rounds):
-        our_times.append(_cpu_seconds(ours))
-        bare_times.append(_cpu_seconds(bare))
+        our_times.append(_measure_cpu_seconds(ours))
+        bare_times.append(_measure_cpu_seconds(bare))
         ratios.append(our_times[-1] / bare_times[-1])
-    quarter = statistics.quantiles(ratios, n=4)
+    quartiles = statistics.quantiles(ratios, n=4)
     return {
         "ratio": statistics.median(ratios),
-        "ratio_quartile_1": quarter[0],
-        "ratio_quartile_3": quarter[2],
+        "ratio_quartile_1": quartiles[0],
+        "ratio_quartile_3": quartiles[2],
         "seconds": statistics.median(our_times),
         "bare_seconds": statistics.median(bare_times),
     }
 
 
-def _cpu_seconds(work: Callable[[], object]) -> float:
+def _measure_cpu_seconds(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
-def present(title: str, rows: dict[str, dict[str, float]]) -> None:
-    """A table for people on standard error, JSON for programs on standard output."""
+def print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
+    """Print a table on standard error and the same rows as JSON on standard output."""
     columns = list(next(iter(rows.values())))
     width = max(len(name) for name in rows)
     print(title, file=sys.stderr)

@@ -1,13 +1,13 @@
-"""Latent systems beside ar and mdlm: same text, tokenizer, network and processor time. And what a step of theirs costs.
+"""Latent systems, ar and mdlm with the same text, tokenizer, network and CPU time, and the cost of a training step.
 
     python benchmarks/latent.py cost                                                  # CPU seconds of a training step
-    python benchmarks/latent.py rows systems --data e2e --seeds 2 --split test        # a group of rows, or some by name
-    python benchmarks/latent.py table systems --data e2e --split test                 # the rows that are there
+    python benchmarks/latent.py rows systems --data e2e --seeds 2 --split test        # groups of rows, or rows
+    python benchmarks/latent.py table systems --data e2e --split test                 # the finished rows
 
-Groups: systems; pretrained (frozen MiniLM); layers (MiniLM's layer × d of tan-d); smoothing (cosmos without its parts);
-self-conditioning. The minutes of a row are shared by both of its stages. A row is trained once for each seed, goes on
-where it was stopped, and is measured once for each split: the validation split to choose by, the test split for
-what is published. What is measured: latent_figures.py.
+Groups: systems; pretrained (frozen MiniLM); layers (layer of MiniLM × d of tan-d); smoothing (ablations of cosmos);
+self-conditioning. Both stages of a row share its CPU minutes. A row is trained once for each seed, is resumed after an
+interruption, and is measured once for each split: validation for choices, test for published results. The metrics are
+described in latent_metrics.py.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import harness
 import torch
-from latent_figures import Bench
+from latent_metrics import LatentMetrics
 
 import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, minilm_folder, reduce_vocabulary
@@ -56,12 +56,12 @@ GROUPS: dict[str, dict[str, list[str]]] = {
     "smoothing": {
         "cosmos": ["cosmos", *FEW],
         **{f"cosmos, no {part}": ["cosmos", *FEW, f"{part}=0.0"] for part in SMOOTHING},
-        "cosmos, none of them": ["cosmos", *FEW, *(f"{part}=0.0" for part in SMOOTHING[1:])],
-        "cosmos, blurred": ["cosmos", *FEW, "min_decode_logsnr=0.0"],
+        "cosmos, state_loss_weight only": ["cosmos", *FEW, *(f"{part}=0.0" for part in SMOOTHING[1:])],
+        "cosmos, min_decode_logsnr 0": ["cosmos", *FEW, "min_decode_logsnr=0.0"],
         "cosmos, joint": ["cosmos", *FEW, "joint=True"],
     },
     "self-conditioning": {
-        "tencdm": ["tencdm"], "cosmos": ["cosmos", *FEW],  # as they are: 0.5
+        "tencdm": ["tencdm"], "cosmos": ["cosmos", *FEW],  # default: 0.5
         **{f"tencdm, self-conditioning {p}": ["tencdm", f"self_conditioning={p}"] for p in (0.0, 0.95)},
         **{f"cosmos, self-conditioning {p}": ["cosmos", *FEW, f"self_conditioning={p}"] for p in (0.0, 0.95)},
     },
@@ -69,49 +69,49 @@ GROUPS: dict[str, dict[str, list[str]]] = {
 ROWS = {name: options for group in GROUPS.values() for name, options in group.items()}
 LENGTH = {"e2e": 64, "tinystories": 64, "captions": 24}
 PIECES = 1000
-"""Captions are spelt by the commonest word pieces of MiniLM, so that all rows have its tokenizer; the rest by bpe."""
+"""Captions are tokenised by the most frequent word pieces of MiniLM, so that all rows have its tokenizer."""
 BPE = "bpe:512"
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("what", choices=("cost", "rows", "table"))
-    read.add_argument("names", nargs="*", help="groups or rows; systems when none is named")
-    read.add_argument("--data", choices=tuple(LENGTH), default="captions")
-    read.add_argument("--split", choices=("valid", "test"), default="valid", help="text that is measured on")
-    read.add_argument("--seeds", type=int, default=1, help="trainings of each row")
-    read.add_argument("--minutes", type=float, default=3.0, help="processor time of each trainer, of both stages")
-    read.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    read.add_argument("--out", type=Path, default=Path("runs/latent"))
-    given = read.parse_intermixed_args()
-    if given.what == "cost":
-        harness.present("CPU seconds of a training step, 32 sequences of 64 tokens out of 1,000", cost())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("cost", "rows", "table"))
+    parser.add_argument("names", nargs="*", help="groups or rows; default: systems")
+    parser.add_argument("--data", choices=tuple(LENGTH), default="captions")
+    parser.add_argument("--split", choices=("valid", "test"), default="valid", help="split that is measured")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each row")
+    parser.add_argument("--minutes", type=float, default=3.0, help="CPU time of each training, both stages")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--out", type=Path, default=Path("runs/latent"))
+    args = parser.parse_intermixed_args()
+    if args.what == "cost":
+        harness.print_table("CPU seconds of a training step, 32 sequences of 64 tokens out of 1,000", measure_costs())
         return
-    names = chosen(given.names or ["systems"])
-    rows = Rows(given.out / given.data, given.data, given.split, given.minutes, given.precision)
-    if given.what == "rows":
-        rows.real()
-        for seed in range(given.seeds):
+    names = select_rows(args.names or ["systems"])
+    rows = Rows(args.out / args.data, args.data, args.split, args.minutes, args.precision)
+    if args.what == "rows":
+        rows.measure_real_text()
+        for seed in range(args.seeds):
             for name in names:
-                print(f"{name:36} seed {seed}  {_short(rows.made(name, seed))}", flush=True)
-    rows.table(names)
+                print(f"{name:36} seed {seed}  {_format_row(rows.measure(name, seed))}", flush=True)
+    rows.print_tables(names)
 
 
-def chosen(wanted: list[str]) -> list[str]:
-    """The rows of groups and names, each once."""
-    if unknown := set(wanted) - GROUPS.keys() - ROWS.keys():
-        sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are the groups {', '.join(GROUPS)}.")
-    return list(dict.fromkeys(row for name in wanted for row in GROUPS.get(name, [name])))
+def select_rows(chosen: list[str]) -> list[str]:
+    """Return the rows of groups and names, each once."""
+    if unknown := set(chosen) - GROUPS.keys() - ROWS.keys():
+        sys.exit(f"Unknown rows: {', '.join(sorted(unknown))}. The groups are {', '.join(GROUPS)}.")
+    return list(dict.fromkeys(row for name in chosen for row in GROUPS.get(name, [name])))
 
 
-# ---- what a step costs ----------------------------------------------------------------------------------------------
+# ---- cost of a step -------------------------------------------------------------------------------------------------
 
 
-def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
-    """Steps of the second stage against those of diffusion on tokens, neighbours in time, so that load drops out."""
+def measure_costs(rounds: int = 5) -> dict[str, dict[str, float]]:
+    """Measure steps of the second stage against those of diffusion on tokens, in consecutive pairs against load."""
     tokens = torch.randint(1000, (32, 64), generator=torch.Generator().manual_seed(0))
 
-    def stepping(name: str, **options: Any) -> Callable[[], object]:
+    def make_step(name: str, **options: Any) -> Callable[[], object]:
         model = ls.build(name, vocab_size=1000, length=64, width=128, depth=4, heads=4, **options)
         trainer = Trainer(model)
         assert isinstance(model.process, OnlineStatistics)
@@ -121,7 +121,7 @@ def cost(rounds: int = 5) -> dict[str, dict[str, float]]:
     rows = {}
     for other in ("mdlm", "gaussian-ce", "tencdm"):
         for name in ("cosmos", "ld4lg", "planner"):
-            ratio = harness.paired_ratio(stepping(other), stepping(name, latents=8), rounds)
+            ratio = harness.measure_paired_ratio(make_step(other), make_step(name, latents=8), rounds)
             rows[f"{other} / {name} with 8 latents"] = ratio
     return rows
 
@@ -133,7 +133,7 @@ Row = dict[str, float | str]
 
 @dataclass
 class Rows:
-    """Rows of one corpus in a folder: trained, measured, and shown."""
+    """Trains, measures and prints the rows of one corpus, kept in a folder."""
 
     out: Path
     data: str
@@ -143,12 +143,12 @@ class Rows:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Opened once for all rows: its tokenizer is made anew each time."""
-        return ls.open_corpus(self.data, str(self._part) if self.data == "captions" else BPE)
+        """Opened once for all rows, because opening trains the tokenizer."""
+        return ls.open_corpus(self.data, str(self._captions_tokenizer) if self.data == "captions" else BPE)
 
     @cached_property
-    def _part(self) -> Path:
-        """The tokenizer of captions, as a file beside the rows; `pieces.json` has the encoder's numbers."""
+    def _captions_tokenizer(self) -> Path:
+        """The file of the tokenizer of captions; `pieces.json` next to it has the token ids of MiniLM."""
         path = self.out / "pieces" / "tokenizer.json"
         if not path.exists():
             plain = ls.open_corpus(self.data, "characters")
@@ -156,42 +156,42 @@ class Rows:
             texts = [plain.tokenizer.decode(row) for row in plain.train.sequences]
             part = reduce_vocabulary(minilm_folder() / "tokenizer.json", texts, PIECES)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.with_name("pieces.json").write_text(json.dumps([*part.pieces, MiniLM.SEP]))  # the last is the end
+            path.with_name("pieces.json").write_text(json.dumps([*part.pieces, MiniLM.SEP]))  # SEP ends a text
             path.write_text(part.tokenizer)
         return path
 
     @cached_property
-    def bench(self) -> Bench:
-        return Bench(self.corpus, self.split, LENGTH[self.data], self.out / "judge")
+    def metrics(self) -> LatentMetrics:
+        return LatentMetrics(self.corpus, self.split, LENGTH[self.data], self.out / "scorer")
 
-    def made(self, name: str, seed: int) -> Row:
-        """The figures of a row, made unless they are there."""
-        path = self._figures(name, seed)
+    def measure(self, name: str, seed: int) -> Row:
+        """Return the figures of a row; train and measure it first unless they exist."""
+        path = self._figures_path(name, seed)
         if not path.exists():
-            run = self._trained(name, path.parent, seed)
+            run = self._train(name, path.parent, seed)
             steps = [line for line in run.metrics() if "train/loss" in line]
-            figures = self.bench.figures(run.model(), pretrained="encoder=minilm" in ROWS[name])
+            figures = self.metrics.measure(run.model(), pretrained="encoder=minilm" in ROWS[name])
             path.write_text(json.dumps({"steps": len(steps)} | figures, indent=1))
         return json.loads(path.read_text())
 
-    def real(self) -> Row:
-        """The same measures of real text."""
+    def measure_real_text(self) -> Row:
+        """Return the same metrics of real text."""
         path = self.out / f"real-{self.split}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.bench.real_text(), indent=1))
+            path.write_text(json.dumps(self.metrics.measure_real_text(), indent=1))
         return json.loads(path.read_text())
 
-    def _figures(self, name: str, seed: int) -> Path:
+    def _figures_path(self, name: str, seed: int) -> Path:
         folder = name.replace(", ", "--").replace(" ", "-")
         return self.out / f"{folder}--seed-{seed}" / f"figures-{self.split}.json"
 
-    def _trained(self, name: str, folder: Path, seed: int) -> Run:
+    def _train(self, name: str, folder: Path, seed: int) -> Run:
         system, *options = ROWS[name]
         if "encoder=minilm" in options:
             if self.data != "captions":
-                sys.exit("Rows on MiniLM are for --data captions, whose tokenizer is a part of MiniLM's.")
-            pieces = self._part.with_name("pieces.json").read_text()
+                sys.exit("Rows with MiniLM need --data captions, whose tokenizer is a subset of MiniLM's.")
+            pieces = self._captions_tokenizer.with_name("pieces.json").read_text()
             options.append(f"encoder_token_ids={pieces}")
         recipe = TrainConfig(
             system=system, options=tuple(options), data=self.data, length=LENGTH[self.data], batch=32, steps=None,
@@ -205,26 +205,30 @@ class Rows:
                 print(f"\r{name} {event.done:.0%} ", end="", file=sys.stderr)
         return run
 
-    def table(self, names: list[str]) -> None:
-        """Means over seeds, and in brackets their range: first what models say of text, then the text they write."""
-        found = {name: [self._figures(name, seed) for seed in range(MOST_SEEDS)] for name in names}
+    def print_tables(self, names: list[str]) -> None:
+        """Print means over seeds with their ranges in brackets: first likelihoods and reconstructions, then samples."""
+        found = {name: [self._figures_path(name, seed) for seed in range(MOST_SEEDS)] for name in names}
         made = {
             name: [json.loads(path.read_text()) for path in paths if path.exists()] for name, paths in found.items()
         }
-        _print(f"{self.data}, {self.split} split", made, lambda column: column in OF_TEXT)
-        _print("samples", made | {"real text": [self.real()]}, lambda column: column not in (*OF_TEXT, *HIDDEN))
+        _print_table(f"{self.data}, {self.split} split", made, lambda column: column in LIKELIHOOD)
+        _print_table(
+            "samples",
+            made | {"real text": [self.measure_real_text()]},
+            lambda column: column not in (*LIKELIHOOD, *HIDDEN),
+        )
 
 
 MOST_SEEDS = 100
-OF_TEXT = ("steps", "bits", "recon", "diffusion", "accuracy", "whole", *(
+LIKELIHOOD = ("steps", "bits", "recon", "diffusion", "accuracy", "whole", *(
     f"nats, {whose}" for whose in ("own", "shuffled", "mean", "random")
 ))  # fmt: skip
 HIDDEN = ("kind", "texts", "error")
 
 
-def _print(title: str, made: dict[str, list[Row]], wanted: Callable[[str], bool]) -> None:
+def _print_table(title: str, made: dict[str, list[Row]], is_shown: Callable[[str], bool]) -> None:
     columns = list(dict.fromkeys(column for rows in made.values() for row in rows[:1] for column in row))
-    columns = [column for column in columns if wanted(column)]
+    columns = [column for column in columns if is_shown(column)]
     print(f"\n{title}\n\n| row | seeds | " + " | ".join(columns) + " |\n|---|---|" + "---|" * len(columns))
     for name, rows in made.items():
         if rows:
@@ -243,7 +247,7 @@ def _cell(values: list[float], row: Row, column: str) -> str:
     return f"{mark}{statistics.mean(values):.{digits}f}{spread}"
 
 
-def _short(row: Row) -> str:
+def _format_row(row: Row) -> str:
     return json.dumps({key: value if isinstance(value, str) else round(value, 3) for key, value in row.items()
                        if key != "texts"})  # fmt: skip
 

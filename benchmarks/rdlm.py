@@ -1,12 +1,12 @@
-"""What RDLM costs, in CPU seconds of one thread: `python benchmarks/rdlm.py --run runs/rdlm`, about five minutes.
+"""Costs of RDLM in CPU seconds of one thread: `python benchmarks/rdlm.py --run runs/rdlm`, about five minutes.
 
-Tables of bridges from an empty cache; one draw of X_t as in training; a training step beside the bare network's, as in
-step_overhead.py; and the bound at equal standard error. Ours draws X_t from a table at stratified times of a learned
-clock, and reads the token off at the end. The published protocol (Jo and Hwang 2025) draws independent times in its
-geometric clock and reaches X_t by 500 steps of the geodesic random walk in all d dimensions, to 1 - 10⁻⁴ of its time;
-near its end a network that is not sharp has an integrand that grows without bound, so it is also stopped where ours
-stops (s*), which leaves it without its last, wildest part. All ask the same denoiser about the same sequences. Seconds
-at equal standard error are variance × seconds of a draw.
+Four tables: bridge tables from an empty cache; one draw of X_t as in training; a training step relative to that of the
+bare network, as in step_overhead.py; and the bound at equal standard error. This package draws X_t from a table at
+stratified times of a learned time sampler and ends with a decoding term. The published protocol (Jo and Hwang 2025)
+draws independent times of its geometric schedule and simulates X_t by 500 steps of the geodesic random walk in all d
+dimensions, up to 1 - 10⁻⁴ of its time. Near the end the integrand of an imperfect network grows without bound, so the
+protocol is also measured up to the decoding time of this package (s*), without that part of highest variance. All use
+the same denoiser and the same sequences. Seconds at equal standard error are variance × seconds of a draw.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import present
-from step_overhead import BATCH, LENGTH, VOCABULARY, overheads
+from harness import print_table
+from step_overhead import BATCH, LENGTH, VOCABULARY, measure_overheads
 from torch import Tensor
 
 import logosphere as ls
@@ -43,17 +43,17 @@ from logosphere.systems.spherical_parts import default_noise, start_point
 LETTERS = 27
 NOISE = 0.0376
 RATIO = 200.0
-"""β₁/β₀ of the published clock, s = (200^t - 1)/199."""
-UNTIL, WALK = 1 - 1e-4, 500
+"""β₁/β₀ of the published schedule, s = (200^t - 1)/199."""
+LAST_TIME, WALK_STEPS = 1 - 1e-4, 500
 SEQUENCES = 256
 
 
-def fresh_cache() -> None:
+def use_empty_cache() -> None:
     os.environ["LOGOSPHERE_CACHE"] = tempfile.mkdtemp(prefix="rdlm-tables-")
 
 
-def tables() -> dict[str, dict[str, float]]:
-    """Seconds to make a table; the first one also pays for what torch sets up once."""
+def measure_tables() -> dict[str, dict[str, float]]:
+    """Return the seconds to compute a table; the first also includes the initialisation of torch."""
     d = LETTERS + 1
     kinds: dict[str, Callable[[], Bridge]] = {
         "log": lambda: LogBridge(default_noise(d)),
@@ -63,7 +63,7 @@ def tables() -> dict[str, dict[str, float]]:
     for name, bridge in kinds.items():
         seconds = []
         for _ in range(3):
-            fresh_cache()
+            use_empty_cache()
             started = time.process_time()
             tabulate_bridges(bridge(), d, [0.0])
             seconds.append(time.process_time() - started)
@@ -71,8 +71,8 @@ def tables() -> dict[str, dict[str, float]]:
     return rows
 
 
-def draws() -> dict[str, dict[str, float]]:
-    """Milliseconds for the states of a batch at times that differ by sequence, noise included."""
+def measure_draws() -> dict[str, dict[str, float]]:
+    """Return the milliseconds to draw the states of a batch with one time a sequence, including noise."""
     rows = {}
     ids = torch.arange(32)
     for name in ("rdlm", "rdlm-heat"):
@@ -91,18 +91,18 @@ def draws() -> dict[str, dict[str, float]]:
     return rows
 
 
-def steps() -> dict[str, dict[str, float]]:
-    """As step_overhead.py does it."""
-    return {name: row | {"target": 1.10} for name, row in overheads(["mdlm", "rdlm", "rdlm-heat"]).items()}
+def measure_steps() -> dict[str, dict[str, float]]:
+    """Return the overheads of training steps, as in step_overhead.py."""
+    return {name: row | {"target": 1.10} for name, row in measure_overheads(["mdlm", "rdlm", "rdlm-heat"]).items()}
 
 
-class Published:
+class PublishedBound:
     """The published estimate of the bound, for the log bridge from the mask."""
 
     def __init__(self, length: int) -> None:
-        """The denoiser reads what a state says from a table, which here goes on to the last time of the clock."""
+        """The table of the log-likelihood extends to the last time of the published schedule."""
         self.bridge = LogBridge(NOISE)
-        last = 1 - (RATIO**UNTIL - 1) / (RATIO - 1)
+        last = 1 - (RATIO**LAST_TIME - 1) / (RATIO - 1)
         times = 1 - last ** torch.linspace(0, 1, 401, dtype=torch.float64)
         start = Start(start_point("mask", LETTERS), simulate_bridge(self.bridge, LETTERS + 1, 0.0, times, 4096))
         self.process = SphericalDiffusion(
@@ -110,30 +110,30 @@ class Published:
         )
         self.model = Model(self.process, None, length=length, block=length)
 
-    def states(self, u: Tensor, t: Tensor, rng: torch.Generator) -> Tensor:
-        """X_t [B, L, d] by WALK equal steps in t from 0 to t [B], each exp_X(log_X(e)/(1 - s) ds + √(V ds) z)."""
+    def simulate_states(self, u: Tensor, t: Tensor, rng: torch.Generator) -> Tensor:
+        """Return X_t [B, L, d] after WALK_STEPS equal steps from 0 to t [B]: exp_X(log_X(e)/(1 - s) ds + √(V ds) z)."""
         z = self.process.origins[0].expand_as(u)
-        for i in range(WALK):
-            s, then = (_share(t * (i / WALK)), _share(t * ((i + 1) / WALK)))
+        for i in range(WALK_STEPS):
+            s, then = (_schedule(t * (i / WALK_STEPS)), _schedule(t * ((i + 1) / WALK_STEPS)))
             ds = (then - s)[:, None, None]
             cosine = sphere.dot(z, u)
-            pull = self.bridge.drift_strength(cosine, s[:, None].expand(cosine.shape[:2])) * ds
-            ambient = pull * u + (NOISE * ds).sqrt() * torch.randn(u.shape, generator=rng)
+            strength = self.bridge.drift_strength(cosine, s[:, None].expand(cosine.shape[:2])) * ds
+            ambient = strength * u + (NOISE * ds).sqrt() * torch.randn(u.shape, generator=rng)
             z = sphere.normalise(sphere.exp(z, sphere.project(z, ambient)))
         return z
 
-    def bound(self, tokens: Tensor, predict: Denoiser, rng: torch.Generator, until: float = UNTIL) -> Tensor:
-        """One draw for each sequence: the integrand at one time, and no term for reading the token off."""
+    def bound(self, tokens: Tensor, predict: Denoiser, rng: torch.Generator, until: float = LAST_TIME) -> Tensor:
+        """Return one draw for each sequence: the integrand at one time, without a decoding term."""
         u = self.process.codec.encode(tokens)
         t = until * torch.rand(len(tokens), generator=rng)
-        z, s = self.states(u, t, rng), _share(t)
+        z, s = self.simulate_states(u, t, rng), _schedule(t)
         out = predict(z, self._process_time(s)[:, None].expand(tokens.shape), context=u)
         cosine = z[..., :LETTERS]
-        pull = self.bridge.drift_strength(cosine, s[:, None].expand(tokens.shape))
-        excess = (out.softmax(-1) - u[..., :LETTERS]) * pull
-        apart = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
+        strength = self.bridge.drift_strength(cosine, s[:, None].expand(tokens.shape))
+        excess = (out.softmax(-1) - u[..., :LETTERS]) * strength
+        squared = excess.square().sum(-1) - (excess * cosine).sum(-1).square()
         speed = math.log(RATIO) * RATIO**t / (RATIO - 1)
-        return apart.sum(1) / (2 * NOISE) * speed * until
+        return squared.sum(1) / (2 * NOISE) * speed * until
 
     def _process_time(self, s: Tensor) -> Tensor:
         times = self.process.times
@@ -142,12 +142,12 @@ class Published:
         return (1 - place / len(times)).clamp(1e-6, 1)
 
 
-def _share(t: Tensor) -> Tensor:
+def _schedule(t: Tensor) -> Tensor:
     return (RATIO**t - 1) / (RATIO - 1)
 
 
 def calibrate(model: Model, predict: Denoiser | None, language: Language) -> None:
-    """Let the clock measure where the nats are, in several passes."""
+    """Calibrate the time sampler in several passes."""
     rng = torch.Generator().manual_seed(1)
     model.process.train()
     for _ in range(4):
@@ -157,15 +157,15 @@ def calibrate(model: Model, predict: Denoiser | None, language: Language) -> Non
     model.process.eval()
 
 
-def repeated(work: Callable[[], Tensor], log_p: Tensor, repeats: int) -> dict[str, float]:
-    """Mean and variances of a draw for each sequence, and its seconds.
+def measure_estimator(draw: Callable[[], Tensor], log_p: Tensor, repeats: int) -> dict[str, float]:
+    """Return mean and variances of one draw for each sequence, and its time.
 
-    `variance` counts the spread between sequences too, `of the draw` is that of one sequence's draws, `of the mean` is
-    the number of sequences times the variance of their mean over repeated draws, where stratified times count as well.
+    `variance` includes that between sequences, `of the draw` is the variance of draws of one sequence, `of the mean`
+    is the number of sequences times the variance of their mean over repeated draws, which stratified times reduce.
     """
-    work()
+    draw()
     started = time.process_time()
-    rows = torch.stack([work().double() for _ in range(repeats)])
+    rows = torch.stack([draw().double() for _ in range(repeats)])
     seconds = (time.process_time() - started) / rows.numel()
     return {
         "mean": float(rows.mean()),
@@ -179,42 +179,42 @@ def repeated(work: Callable[[], Tensor], log_p: Tensor, repeats: int) -> dict[st
 
 
 class Case(NamedTuple):
-    """The same denoiser for both protocols, and sequences to ask it about."""
+    """A denoiser for both protocols, and the sequences of the bounds."""
 
     model: Model
     ours: Denoiser
     theirs: Denoiser
-    published: "Published"
+    published: "PublishedBound"
     tokens: Tensor
     log_p: Tensor
     repeats: tuple[int, int]
 
 
-def oracle() -> Case:
-    """The exact posterior of a chain of 27 letters."""
+def build_oracle_case() -> Case:
+    """Return the case of the exact posterior of a Markov chain of 27 letters."""
     length = 16
     torch.manual_seed(27)
     transition = (2.0 * torch.randn(LETTERS, LETTERS)).softmax(1)
     language = ls.languages.markov(transition, torch.full((LETTERS,), 1 / LETTERS), length)
     tokens = language.sample(SEQUENCES, torch.Generator().manual_seed(0))
     model = ls.build("rdlm", vocab_size=LETTERS, length=length, total_noise=NOISE, denoiser=None)
-    ours, published = Oracle(model, language), Published(length)
+    ours, published = Oracle(model, language), PublishedBound(length)
     calibrate(model, ours, language)
     theirs = Oracle(published.model, language)
     return Case(model, ours, theirs, published, tokens, language.log_prob(tokens), (200, 30))
 
 
-def trained(run: Path) -> Case:
-    """A network of `rdlm` trained on text8, asked about the test split; the clock is the one it has learnt."""
+def load_network_case(run: Path) -> Case:
+    """Return the case of a network of `rdlm` trained on text8, with its own time sampler, on the test split."""
     model = Run(run).model("ema", {"path": "joint"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
-    published = Published(model.length)
+    published = PublishedBound(model.length)
     theirs = BeliefInput(model.denoiser.inner, published.process.log_likelihood)  # type: ignore[union-attr, arg-type]
     return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 
-def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Both protocols, ours along both paths, and how they compare."""
+def compare_bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Return the estimators of both protocols, ours along both paths, and their ratios."""
     case.model.eval(), case.theirs.eval(), case.published.process.eval()
     rng = torch.Generator().manual_seed(2)
 
@@ -225,60 +225,66 @@ def bounds(case: Case) -> tuple[dict[str, dict[str, float]], dict[str, dict[str,
     assert isinstance(process, SphericalDiffusion)
     stop = math.log1p((RATIO - 1) * float(process.times[-1])) / math.log(RATIO)
 
-    def their_draw(until: float = UNTIL) -> Tensor:
+    def their_draw(until: float = LAST_TIME) -> Tensor:
         with torch.no_grad():
             return case.published.bound(case.tokens, case.theirs, rng, until)
 
     ours, theirs = case.repeats
-    opponents = {
-        "published": repeated(their_draw, case.log_p, theirs),
-        "published, to s*": repeated(lambda: their_draw(stop), case.log_p, theirs),
+    published = {
+        "published": measure_estimator(their_draw, case.log_p, theirs),
+        "published, to s*": measure_estimator(lambda: their_draw(stop), case.log_p, theirs),
     }
-    own = {"joint": repeated(our_draw, case.log_p, ours)}
+    ours_by_path = {"joint": measure_estimator(our_draw, case.log_p, ours)}
     case.model.process = process.with_path("any-order")
-    own["in turn"] = repeated(our_draw, case.log_p, ours)
-    pairs = [(name, other) for name in own for other in opponents]
-    return opponents | own, {f"{name} / {other}": compared(own[name], opponents[other]) for name, other in pairs}
+    ours_by_path["any-order"] = measure_estimator(our_draw, case.log_p, ours)
+    pairs = [(name, other) for name in ours_by_path for other in published]
+    return published | ours_by_path, {
+        f"{name} / {other}": compare_costs(ours_by_path[name], published[other]) for name, other in pairs
+    }
 
 
-def compared(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
-    """How many times fewer seconds ours needs at equal standard error.
+def compare_costs(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
+    """Return the ratio of the seconds of both protocols at equal standard error.
 
-    The figure that counts is that of the mean over a batch at fixed sequences: our times are stratified over it, and
-    the spread between sequences is the same for all. The published draws are independent of each other, so the variance
-    of their mean is that of a draw over their number, which is known better than from a few repetitions. By single
-    draws: as if ours were independent too.
+    The main figure is that of the mean over a batch at fixed sequences: our times are stratified over the batch, and
+    the variance between sequences is the same for both. The published draws are independent, so the variance of their
+    mean follows from that of a draw more precisely than from a few repetitions. `single draws` treats our draws as
+    independent too.
     """
     faster = theirs["ms / draw"] / ours["ms / draw"]
     return {
-        "seconds alone": faster,
+        "seconds of a draw": faster,
         "single draws": faster * theirs["of the draw"] / ours["of the draw"],
         "mean over a batch": faster * theirs["of the draw"] / ours["of the mean"],
         "target": 50.0,
     }
 
 
-def costs() -> None:
-    present("tables for d = 28 from an empty cache, CPU seconds", tables())
-    fresh_cache()
-    present("one draw of X_t, 32 × 128 tokens of 27, keyed noise, CPU milliseconds", draws())
-    present(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", steps())
+def print_costs() -> None:
+    print_table("tables for d = 28 from an empty cache, CPU seconds", measure_tables())
+    use_empty_cache()
+    print_table("one draw of X_t, 32 × 128 tokens of 27, counter-based noise, CPU milliseconds", measure_draws())
+    print_table(
+        f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", measure_steps()
+    )
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("--run", type=Path, help="a trained run of rdlm on text8: the bound is measured with it too")
-    read.add_argument("--bounds", action="store_true", help="only the bounds")
-    given = read.parse_args()
-    if not given.bounds:
-        costs()
-    cases = {"oracle": oracle} | ({} if given.run is None else {"network": lambda: trained(given.run)})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a run of rdlm on text8, whose bound is measured too")
+    parser.add_argument("--bounds", action="store_true", help="only the bounds")
+    args = parser.parse_args()
+    if not args.bounds:
+        print_costs()
+    cases = {"oracle": build_oracle_case} | (
+        {} if args.run is None else {"network": lambda: load_network_case(args.run)}
+    )
     ratios: dict[str, Any] = {}
     for name, case in cases.items():
-        rows, found = bounds(case())
-        ratios |= {f"{name}, {way}": row for way, row in found.items()}
-        present(f"one draw of the bound with the {name}, nats per sequence, log bridge, V = 0.0376, mask", rows)
-    present("CPU seconds at equal standard error, published / ours", ratios)
+        rows, found = compare_bounds(case())
+        ratios |= {f"{name}, {pair}": row for pair, row in found.items()}
+        print_table(f"one draw of the bound with the {name}, nats per sequence, log bridge, V = 0.0376, mask", rows)
+    print_table("CPU seconds at equal standard error, published / ours", ratios)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""RDLM held against what is known exactly: `python benchmarks/rdlm_oracle.py`, about five minutes.
+"""RDLM with the exact posterior of toy languages: `python benchmarks/rdlm_oracle.py`, about five minutes.
 
-How far the bound of the exact posterior is from the entropy, by bridge, noise and start (paired with -log p of the very
-sequences drawn); whether pairs (a, b) have the law of the d-dimensional walk they stand for; and how well samples of
-the exact posterior fit the language, by move, grid and number of steps.
+Three tables: the gap between the bound of the exact posterior and the entropy, by bridge, noise and start (paired with
+-log p of the same sequences); the moments of pairs (a, b) against those of the d-dimensional random walk that they
+represent; and -log p of samples of the exact posterior, by step, time grid and number of steps.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import present
+from harness import print_table
 from torch import Tensor
 
 import logosphere as ls
@@ -30,32 +30,32 @@ from logosphere.systems.spherical_parts import default_noise
 LETTERS = 27
 WALKERS = 100_000
 CHUNK = 2000
-"""Sequences measured at a time."""
+"""Sequences of one evaluation."""
 
 
-def generator(seed: int) -> torch.Generator:
+def make_rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def skewed(length: int) -> Markov:
-    """A chain with random rows, and a start that is not stationary."""
-    rows = torch.rand(LETTERS + 1, LETTERS, generator=generator(3), dtype=torch.float64) ** 3 + 0.01
+def make_skewed_language(length: int) -> Markov:
+    """Return a Markov chain with random rows and a start that is not stationary."""
+    rows = torch.rand(LETTERS + 1, LETTERS, generator=make_rng(3), dtype=torch.float64) ** 3 + 0.01
     rows = rows / rows.sum(1, keepdim=True)
     return ls.languages.markov(rows[1:], rows[0], length)
 
 
-def sharp(length: int) -> Markov:
-    """A chain of somewhat below 2 bits per letter, as text has."""
-    transition = (3.0 * torch.randn(LETTERS, LETTERS, generator=generator(7), dtype=torch.float64)).softmax(1)
+def make_sharp_language(length: int) -> Markov:
+    """Return a Markov chain of slightly less than 2 bits per letter, similar to text."""
+    transition = (3.0 * torch.randn(LETTERS, LETTERS, generator=make_rng(7), dtype=torch.float64)).softmax(1)
     return ls.languages.markov(transition, torch.full((LETTERS,), 1 / LETTERS, dtype=torch.float64), length)
 
 
-def calibrated(name: str, language: Language, **options: Any) -> Model:
-    """A model without a network whose clock has looked at the language in several passes."""
+def build_calibrated(name: str, language: Language, **options: Any) -> Model:
+    """Build a model without a network and calibrate its time sampler on the language in several passes."""
     size: dict[str, Any] = {"vocab_size": language.vocab_size, "length": language.length}
     model = ls.build(name, denoiser=None, path="joint", any_order_fraction=0.0, **size, **options)
     model.process.train()
-    rng = generator(1)
+    rng = make_rng(1)
     for _ in range(4):
         model.nelbo(language.sample(500, rng), rng, denoiser=Oracle(model, language), draws=4)
         assert isinstance(model.process, OnlineStatistics)
@@ -64,14 +64,14 @@ def calibrated(name: str, language: Language, **options: Any) -> Model:
     return model
 
 
-def gaps(sequences: int) -> dict[str, dict[str, float]]:
-    """(bound - H)/H in percent."""
-    language, rows = skewed(4), {}
+def measure_gaps(sequences: int) -> dict[str, dict[str, float]]:
+    """Return (bound - H)/H in percent."""
+    language, rows = make_skewed_language(4), {}
     entropy = language.entropy()
     for name, start in (("rdlm", "mask"), ("rdlm-heat", "mask"), ("rdlm-heat", "uniform")):
         for noise in (0.01, 0.04, 0.1, 0.15, 0.2, 0.3):
-            model = calibrated(name, language, start=start, total_noise=noise)
-            rng, parts = generator(11), []
+            model = build_calibrated(name, language, start=start, total_noise=noise)
+            rng, parts = make_rng(11), []
             for _ in range(sequences // CHUNK):
                 tokens = language.sample(CHUNK, rng)
                 bound = model.nelbo(tokens, rng, denoiser=Oracle(model, language), draws=64).total.double()
@@ -86,12 +86,12 @@ def gaps(sequences: int) -> dict[str, dict[str, float]]:
     return rows
 
 
-def walked(bridge: Bridge, d: int, times: Tensor, chunk: int) -> Tensor:
-    """Mean and variance of a, a², b, b² at each time [N, 2, 4] over WALKERS states in all d dimensions, from the mask.
+def simulate_walks(bridge: Bridge, d: int, times: Tensor, chunk: int) -> Tensor:
+    """Return mean and variance of a, a², b, b² at each time [N, 2, 4] over WALKERS walks from the mask in d dimensions.
 
-    The vertex is the first axis and the mask the last, so that a and b are two coordinates.
+    The vertex is the first axis and the mask the last, so a and b are coordinates.
     """
-    rng, sums = generator(13), torch.zeros(len(times), 2, 4, dtype=torch.float64)
+    rng, sums = make_rng(13), torch.zeros(len(times), 2, 4, dtype=torch.float64)
     shift = torch.zeros(len(times), 4, dtype=torch.float64)  # variances are summed about the mean of the first chunk
     for number in range(WALKERS // chunk):
         x = torch.zeros(chunk, d)
@@ -115,20 +115,20 @@ def walked(bridge: Bridge, d: int, times: Tensor, chunk: int) -> Tensor:
     return torch.stack([shift + mean, sums[:, 1] / WALKERS - mean.square()], 1)
 
 
-def moments() -> dict[str, dict[str, float]]:
-    """Largest difference between pairs and walkers over times and E a, E a², E b, E b², in s.e. of the walkers."""
+def compare_moments() -> dict[str, dict[str, float]]:
+    """Return the largest difference of pairs and walks over times and E a, E a², E b, E b², in s.e. of the walks."""
     rows = {}
     for d, steps, chunk in ((4, 100, 20_000), (28, 100, 10_000), (256, 32, 5000)):
         noise = default_noise(d)
         for bridge in (LogBridge(noise), HeatBridge.on(d, noise)):
             end = decode_time(bridge, d, 0.0)
             times = 1 - (1 - end) ** torch.linspace(0, 1, steps + 1, dtype=torch.float64)
-            mean, variance = walked(bridge, d, times, chunk)[1:].unbind(1)
+            mean, variance = simulate_walks(bridge, d, times, chunk)[1:].unbind(1)
             error = (variance / WALKERS).sqrt()
             row: dict[str, float] = {"steps": steps}
             for particles in (PARTICLES, 16 * PARTICLES):
-                law = simulate_bridge(bridge, d, 0.0, times, particles, geodesic_walk=True)
-                a, b = law.a[1:].double(), law.b[1:].double()
+                table = simulate_bridge(bridge, d, 0.0, times, particles, geodesic_walk=True)
+                a, b = table.a[1:].double(), table.b[1:].double()
                 pairs = torch.stack([a.mean(1), a.square().mean(1), b.mean(1), b.square().mean(1)], 1)
                 off = ((pairs - mean) / error).abs()
                 row[f"max, {particles}"], row[f"end, {particles}"] = float(off.max()), float(off[-1].max())
@@ -137,28 +137,28 @@ def moments() -> dict[str, dict[str, float]]:
     return rows
 
 
-def samples() -> tuple[str, dict[str, dict[str, float]]]:
-    """-log p of samples under the language, per letter, beyond its entropy."""
-    language, n = sharp(16), 1024
-    model = calibrated("rdlm-heat", language)
+def measure_samples() -> tuple[str, dict[str, dict[str, float]]]:
+    """Return -log p of samples under the language per letter, and its excess over the entropy."""
+    language, n = make_sharp_language(16), 1024
+    model = build_calibrated("rdlm-heat", language)
     oracle, entropy = Oracle(model, language), language.entropy()
     rows = {}
-    true = -language.log_prob(language.sample(100_000, generator(17)))
-    for name, move in SPHERICAL_STEPS.items():
-        for clock in ("uniform", "information"):
+    true = -language.log_prob(language.sample(100_000, make_rng(17)))
+    for name, step in SPHERICAL_STEPS.items():
+        for grid in ("uniform", "information"):
             for steps in (16, 64, 256):
-                rng = generator(steps)
+                rng = make_rng(steps)
                 drawn = ls.sample(
-                    model, n=n, steps=steps, rng=rng, denoiser=oracle, stepper=SphericalStepper(move),
-                    grid=uniform_grid if clock == "uniform" else model.process.grid,
+                    model, n=n, steps=steps, rng=rng, denoiser=oracle, stepper=SphericalStepper(step),
+                    grid=uniform_grid if grid == "uniform" else model.process.grid,
                 )  # fmt: skip
                 nats = -language.log_prob(drawn)
                 off, error = float(nats.mean()) - entropy, float(nats.std() / n**0.5)
-                rows[f"{name}, {clock}, {steps}"] = {
+                rows[f"{name}, {grid}, {steps}"] = {
                     "bits / letter": float(nats.mean()) / 16 / math.log(2),
-                    "off, %": 100 * off / entropy,
+                    "excess, %": 100 * off / entropy,
                     "s.e., %": 100 * error / entropy,
-                    "off / s.e.": off / error,
+                    "excess / s.e.": off / error,
                     "worst, nats": float(nats.max()),
                 }
     title = (
@@ -169,16 +169,16 @@ def samples() -> tuple[str, dict[str, dict[str, float]]]:
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("--sequences", type=int, default=4000, help="sequences whose bound is measured")
-    read.add_argument("--gaps", action="store_true", help="only the bounds")
-    given = read.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, default=4000, help="sequences of the bounds")
+    parser.add_argument("--gaps", action="store_true", help="only the bounds")
+    args = parser.parse_args()
     os.environ["LOGOSPHERE_CACHE"] = str(Path(tempfile.gettempdir()) / "rdlm-oracle-tables")
-    present("bound of the exact posterior, 4 letters of 27, correlated", gaps(given.sequences))
-    if given.gaps:
+    print_table("bound of the exact posterior, 4 letters of 27, correlated", measure_gaps(args.sequences))
+    if args.gaps:
         return
-    present(f"pairs (a, b) against {WALKERS} walkers in d dimensions, |difference| in s.e.", moments())
-    present(*samples())
+    print_table(f"pairs (a, b) against {WALKERS} walks in d dimensions, |difference| in s.e.", compare_moments())
+    print_table(*measure_samples())
 
 
 if __name__ == "__main__":

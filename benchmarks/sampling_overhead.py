@@ -1,10 +1,10 @@
-"""How much sampling costs beyond NFE × one bare evaluation of the network."""
+"""CPU time of sampling, relative to NFE × one evaluation of the bare network."""
 
 from functools import partial
 from typing import Any
 
 import torch
-from harness import paired_ratio, present
+from harness import measure_paired_ratio, print_table
 
 import logosphere as ls
 from logosphere.sampling.steppers import OrderedUnmasking, ancestral, first_hitting
@@ -37,8 +37,8 @@ def main() -> None:
             return ls.generate(model, n=BATCH, steps=STEPS, rng=rng, stepper=stepper, cached=cached)
 
         nfe = round(ours().nfe)
-        rows[name] = {"nfe": nfe} | paired_ratio(ours, partial(bare, nfe), ROUNDS, warmup=1)
-    present(f"sampling / (NFE × bare forward), {BATCH} × {LENGTH}, {STEPS} steps", rows)
+        rows[name] = {"nfe": nfe} | measure_paired_ratio(ours, partial(bare, nfe), ROUNDS, warmup=1)
+    print_table(f"sampling / (NFE × bare forward), {BATCH} × {LENGTH}, {STEPS} steps", rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How much a training step costs beyond the bare network: its forward and backward pass and the optimiser's step.
+"""CPU time of a training step, relative to that of the bare network: forward and backward pass and optimiser step.
 
-    python benchmarks/step_overhead.py [SYSTEM…]      # seven of all families when none is named
+    python benchmarks/step_overhead.py [SYSTEM…]      # default: seven systems of all families
 
-Ours adds: crops, times, noise, masks, the bound, gradient clipping, the running average and the checks for NaN.
+A training step also has crops, times, noise, masks, the bound, gradient clipping, the EMA and the checks for NaN.
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import paired_ratio, present
+from harness import measure_paired_ratio, print_table
 
 import logosphere as ls
 from logosphere.data.batches import Crops
@@ -24,7 +24,7 @@ NETWORK = NetworkConfig(width=256, depth=4, heads=4)
 
 
 class Bare(torch.nn.Module):
-    """Embedding, blocks, head and cross-entropy at every position: nothing that knows of diffusion."""
+    """Embedding, blocks, head and cross-entropy at every position, without diffusion."""
 
     def __init__(self, causal: bool) -> None:
         super().__init__()
@@ -38,8 +38,8 @@ class Bare(torch.nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Training step over bare step, for each system."""
+def measure_overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the ratio of a training step to a bare step for each system."""
     text = np.random.default_rng(0).integers(0, VOCABULARY, 1_000_000).astype(np.uint8)
     crops = Crops(text, LENGTH, BATCH, seed=0)
     tokens = crops.at(0).tokens
@@ -58,13 +58,15 @@ def overheads(systems: Sequence[str]) -> dict[str, dict[str, float]]:
             bare(tokens).backward()
             optimizer.step()
 
-        rows[system] = paired_ratio(our_step, bare_step, ROUNDS)
+        rows[system] = measure_paired_ratio(our_step, bare_step, ROUNDS)
     return rows
 
 
 def main() -> None:
-    rows = overheads(sys.argv[1:] or ["mdlm", "ar", "gaussian-ce", "bfn", "fisher-flow", "dirichlet-flow", "ddsm"])
-    present(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", rows)
+    rows = measure_overheads(
+        sys.argv[1:] or ["mdlm", "ar", "gaussian-ce", "bfn", "fisher-flow", "dirichlet-flow", "ddsm"]
+    )
+    print_table(f"training step / bare step, width 256, 4 blocks, {BATCH} × {LENGTH} tokens of {VOCABULARY}", rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Figures of the studio and the command line: python benchmarks/studio.py [RUN or pretrained:NAME]
+"""Latencies of the studio and the command line: python benchmarks/studio.py [RUN or pretrained:NAME]
 
-1. `logosphere --help`, from the shell's word to the end (limit 0.5 s).
-2. Weight of the page: everything the browser loads before a text is written (limit 300 kB).
-3. From the click on Write to the first token that changes on the screen (limit 1.5 s): in chromium where selenium,
-   chromium and chromedriver are there, else from the request to the first moment in the stream.
-4. 50 viewers of one stream over loopback: frames that each of them got, and how far the last is behind the first.
+1. `logosphere --help`: time of the process (limit 0.5 s).
+2. Size of the page: everything that the browser loads before text is generated (limit 300 kB).
+3. Time from a click on Generate to the first changed token on the screen (limit 1.5 s): in chromium if selenium,
+   chromium and chromedriver are installed, else from the request to the first `moment` event of the stream.
+4. 50 viewers of one stream over loopback: frames received by each, and time between the first and last to finish.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ document.getElementById("write").click();
 """
 
 
-def help_seconds(repeats: int = 7) -> tuple[float, float]:
-    """Wall-clock and processor seconds, medians."""
+def measure_help(repeats: int = 7) -> tuple[float, float]:
+    """Return the medians of wall-clock and CPU seconds."""
     wall, processor = [], []
     for _ in range(repeats):
         started, before = time.perf_counter(), os.times()
@@ -46,10 +46,12 @@ def help_seconds(repeats: int = 7) -> tuple[float, float]:
     return statistics.median(wall), statistics.median(processor)
 
 
-def first_change(address: str, repeats: int = 5) -> tuple[list[float], str]:
+def measure_first_change(address: str, repeats: int = 5) -> tuple[list[float], str]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if find_spec("selenium") is None or chromium is None or driver is None:
-        return [_first_moment(address) for _ in range(repeats)], "first moment in the stream (no browser here)"
+        return [
+            _measure_first_moment(address) for _ in range(repeats)
+        ], "first moment event of the stream (no browser installed)"
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -68,28 +70,28 @@ def first_change(address: str, repeats: int = 5) -> tuple[list[float], str]:
     return found, "in chromium"
 
 
-def _first_moment(address: str) -> float:
+def _measure_first_moment(address: str) -> float:
     started = time.perf_counter()
     with httpx.Client(trust_env=False, timeout=60) as client:
-        with client.stream("POST", f"{address}generate", json={"system": 0}) as answer:
-            next(line for line in answer.iter_lines() if line == "event: moment")
+        with client.stream("POST", f"{address}generate", json={"system": 0}) as response:
+            next(line for line in response.iter_lines() if line == "event: moment")
             return time.perf_counter() - started
 
 
-async def crowd(address: str) -> tuple[int, list[int], float]:
-    """Moments written, those that each viewer got, and the seconds between the first and the last viewer's end."""
+async def watch_with_viewers(address: str) -> tuple[int, list[int], float]:
+    """Return the frames sent, those received by each viewer, and the seconds between the first and last to finish."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(trust_env=False, timeout=600, limits=limits) as client:
-        begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        started_job: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def viewer(first: bool) -> tuple[int, float]:
-            request = ("POST", f"{address}generate") if first else ("GET", f"{address}watch/{await begun}")
+            request = ("POST", f"{address}generate") if first else ("GET", f"{address}watch/{await started_job}")
             content = {"system": 0, "steps": STEPS} if first else None
             moments = 0
-            async with client.stream(*request, json=content) as answer:
-                async for line in answer.aiter_lines():
-                    if first and not begun.done() and line.startswith("data: "):
-                        begun.set_result(json.loads(line.removeprefix("data: "))["job"])
+            async with client.stream(*request, json=content) as response:
+                async for line in response.aiter_lines():
+                    if first and not started_job.done() and line.startswith("data: "):
+                        started_job.set_result(json.loads(line.removeprefix("data: "))["job"])
                     moments += line == "event: moment"
             return moments, time.perf_counter()
 
@@ -100,10 +102,10 @@ async def crowd(address: str) -> tuple[int, list[int], float]:
 
 def main() -> None:
     print(f"load                   {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    wall, processor = help_seconds()
-    print(f"logosphere --help      {wall:.2f} s, {processor:.2f} s of a processor (limit 0.5)")
-    weight = sum(len(content) for content, _ in load_static_files().values())
-    print(f"page weight            {weight / 1000:.1f} kB, uncompressed (limit 300)")
+    wall, processor = measure_help()
+    print(f"logosphere --help      {wall:.2f} s, {processor:.2f} CPU s (limit 0.5)")
+    size = sum(len(content) for content, _ in load_static_files().values())
+    print(f"page size              {size / 1000:.1f} kB, uncompressed (limit 300)")
     models = list_models(sys.argv[1:])[:1]
     models[0].load()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -112,13 +114,13 @@ def main() -> None:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/"
-        seconds, where = first_change(address)
+        seconds, where = measure_first_change(address)
         print(
             f"click to first change  {statistics.median(seconds):.2f} s, worst {max(seconds):.2f}, {where} (limit 1.5)"
         )
-        written, got, behind = asyncio.run(crowd(address))
-        lost = sum(written - one for one in got)
-        print(f"{VIEWERS} viewers             {written} frames each, {lost} lost (limit 0), ends {behind:.2f} s apart")
+        sent, received, lag = asyncio.run(watch_with_viewers(address))
+        lost = sum(sent - count for count in received)
+        print(f"{VIEWERS} viewers             {sent} frames each, {lost} lost (limit 0), finished within {lag:.2f} s")
         print(f"model                  {models[0].describe()['system']}, {models[0].model.length} tokens")
         server.should_exit = True
         thread.join(20)

@@ -1,6 +1,6 @@
-"""Train and evaluate rows of the text8 table, all with the same network and the same processor time.
+"""Train and evaluate rows of the text8 table, all with the same network and the same CPU time.
 
-    python benchmarks/text8_rows.py --minutes 10 --out runs/rows ar mdlm rdlm-heat      # or no names for all rows
+    python benchmarks/text8_rows.py --minutes 10 --out runs/rows ar mdlm   # no names: all rows
 
 Rows already evaluated in the folder are not trained again, so the script may be stopped and started. With --records it
 prints the evaluated rows as an experiment for benchmarks/results/text.json.
@@ -48,13 +48,13 @@ ROWS: dict[str, list[str]] = {
     "multinomial": ["multinomial"],
     "bd3lm, blocks of 16": ["bd3lm", "block=16"],
     "rdlm": ["rdlm"],
-    "rdlm-heat": ["rdlm-heat", *ANY_ORDER],
+    "rdlm-heat, any-order": ["rdlm-heat", *ANY_ORDER],
     "rdlm, network as published": ["rdlm", "posterior_head=False", "input=state"],
     "rdlm-heat, joint": ["rdlm-heat", *JOINT],
     "rdlm-heat, joint training only": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0"],
     "rdlm-heat, any-order training only": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.99"],
     "rdlm-heat, a quarter any-order": ["rdlm-heat", *ANY_ORDER, "any_order_fraction=0.25"],
-    "rdlm-heat, learning rate 4e-3": ["rdlm-heat", *ANY_ORDER, "optim.lr=4e-3"],
+    "rdlm-heat, any-order, learning rate 4e-3": ["rdlm-heat", *ANY_ORDER, "optim.lr=4e-3"],
     "rdlm, any-order": ["rdlm", "path=any-order"],
     "rdlm-heat, posterior head": ["rdlm-heat", *JOINT, "posterior_head=True"],
     "rdlm-heat, states as input": ["rdlm-heat", *JOINT, "input=state"],
@@ -97,30 +97,30 @@ ROWS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("rows", nargs="*", help="names of rows; all when none is given")
-    read.add_argument("--minutes", type=float, default=10.0, help="CPU time of each training")
-    read.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
-    read.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", help="names of rows; all when none is given")
+    parser.add_argument("--minutes", type=float, default=10.0, help="CPU time of each training")
+    parser.add_argument("--sequences", type=int, default=2000, help="test sequences to evaluate on")
+    parser.add_argument(
         "--neighbours", type=int, default=0, help="local mixing; the table in docs/results/text.md has none"
     )
-    read.add_argument("--out", type=Path, default=Path("runs/rows"))
-    read.add_argument("--records", action="store_true", help="only print the evaluated rows, as records")
-    given = read.parse_args()
-    if given.records:
-        return _print_records(given)
-    unknown = set(given.rows) - set(ROWS)
+    parser.add_argument("--out", type=Path, default=Path("runs/rows"))
+    parser.add_argument("--records", action="store_true", help="only print the evaluated rows, as records")
+    args = parser.parse_args()
+    if args.records:
+        return _print_records(args)
+    unknown = set(args.rows) - set(ROWS)
     if unknown:
         sys.exit(f"No such row: {', '.join(sorted(unknown))}. There are: {'; '.join(ROWS)}.")
-    for name in given.rows or ROWS:
-        report = _report(name, given)
+    for name in args.rows or ROWS:
+        report = _report(name, args)
         print(f"{name:32} {report['kind']:6} {report['bits']:.4f} ± {report['error']:.4f}", flush=True)
 
 
-def _print_records(given: argparse.Namespace) -> None:
+def _print_records(args: argparse.Namespace) -> None:
     records = []
     for name, (system, *options) in ROWS.items():
-        folder = given.out / _folder(name)
+        folder = args.out / _folder(name)
         if (folder / "test.json").exists():
             report = json.loads((folder / "test.json").read_text())
             steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
@@ -135,7 +135,7 @@ def _print_records(given: argparse.Namespace) -> None:
             records.append({**row, "metric": "bits_per_character", **figure, "unit": "bits per character"})
     print_experiment(
         "text8-3min", records, script="benchmarks/text8_rows.py", data="text8", split="test", seed=0,
-        budget={"CPU minutes": given.minutes}, sequences=given.sequences, draws=4,
+        budget={"CPU minutes": args.minutes}, sequences=args.sequences, draws=4,
     )  # fmt: skip
 
 
@@ -143,8 +143,8 @@ def _folder(name: str) -> str:
     return name.replace(", ", "--").replace(" ", "-").replace("=", "")
 
 
-def _report(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    folder = given.out / _folder(name)
+def _report(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    folder = args.out / _folder(name)
     path = folder / "test.json"
     if not path.exists():
         system, *options = ROWS[name]
@@ -153,15 +153,15 @@ def _report(name: str, given: argparse.Namespace) -> dict[str, Any]:
         choices = ["--options", *choices] if choices else []
         rate = ["--optim.lr", *(rates or [RATES.get(system, OTHER_RATE)])]
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
-             "--network.neighbours", str(given.neighbours), "--cpu-minutes", str(given.minutes),
+             "--network.neighbours", str(args.neighbours), "--cpu-minutes", str(args.minutes),
              "--validations", "3", "--out", str(folder))  # fmt: skip
-        printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(given.sequences), "--json")
+        printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(args.sequences), "--json")
         path.write_text(json.dumps(json.loads(printed) | {"commit": find_commit()}))
     return json.loads(path.read_text())
 
 
 def _run(*arguments: str) -> str:
-    """One thread, so that processor time means work."""
+    """Run a command with one thread, so that CPU time excludes waiting."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "logosphere", *arguments]
     return subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout

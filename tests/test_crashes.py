@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crash_injection import RECIPE, Kill, Subject, inject_crashes, was_killed
+from crash_injection import RECIPE, Kill, TrainingProcess, inject_crashes, run_until_killed
 from distributed_helpers import run_in_processes
 from run_helpers import metrics_without_times, tensor_bytes
 from tiny_run import RECIPE as PLAIN
@@ -30,13 +30,13 @@ def test_repeatedly_killed_training_gives_the_same_result(tmp_path: Path) -> Non
 
 def test_temporary_files_of_a_killed_training_are_removed(tmp_path: Path) -> None:
     """The process dies between writing the temporary latest.json and renaming it."""
-    patient = Subject(tmp_path / "patient", replace(RECIPE, steps=2, validations=1))
-    for moment in (4, 9, 14, 19, 24):
-        assert was_killed(patient, Kill(moment=moment))
-        patient.examine()
-    (patient.place / "run" / ".kept").write_text("not ours")
-    assert not was_killed(patient, None)
-    hidden = {path.name for path in patient.run.path.rglob(".*")}
+    training = TrainingProcess(tmp_path / "training", replace(RECIPE, steps=2, validations=1))
+    for call in (4, 9, 14, 19, 24):
+        assert run_until_killed(training, Kill(call=call))
+        training.check_files()
+    (training.folder / "run" / ".kept").write_text("not ours")
+    assert not run_until_killed(training, None)
+    hidden = {path.name for path in training.run.path.rglob(".*")}
     assert hidden - {".lock"} == {".kept"}
 
 

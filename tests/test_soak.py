@@ -14,5 +14,5 @@ def test_cycles_of_train_evaluate_and_sample_leave_nothing_behind(tmp_path: Path
 
 def test_what_grows_is_seen() -> None:
     assert find_growth([(1000 + number, 5) for number in range(9)]) == []
-    assert find_growth([(2000 * number, 5) for number in range(9)]) == ["memory adds up"]
-    assert find_growth([(1000, number) for number in range(9)]) == ["open files add up"]
+    assert find_growth([(2000 * number, 5) for number in range(9)]) == ["memory grows"]
+    assert find_growth([(1000, number) for number in range(9)]) == ["the number of open files grows"]

@@ -1,4 +1,4 @@
-"""What is fuzzed: every kind of file that Logosphere reads, texts that it is given, and its command line."""
+"""Targets of fuzzing: every kind of file that Logosphere reads, prompts, and the command line."""
 
 import contextlib
 import hashlib
@@ -37,8 +37,8 @@ from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run
 
 
-def targets(place: Path) -> list[Target]:
-    """All of them, in a folder of their own, with one small run to read from."""
+def make_targets(place: Path) -> list[Target]:
+    """Return all targets; they work in a folder with one small run."""
     (place / "text.txt").write_text(TEXT)
     corpus = open_corpus(str(place / "text.txt"), "characters")
     run = create_run(replace(RECIPE, steps=2, validations=1, data=str(place / "text.txt")), corpus, place / "run")
@@ -46,20 +46,20 @@ def targets(place: Path) -> list[Target]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         main(["evaluate", str(run.path), "--sequences", "2"])
     return [
-        _recipes(place, run),
-        *_weights(place, run),
-        _models(place, run),
-        _plain(place, run),
-        *_corpora(place),
-        _indexes(place, corpus.folder or place),
-        _archives(place),
-        _prompts(),
-        _words(place, run),
+        _make_recipe_target(place, run),
+        *_make_weight_targets(place, run),
+        _make_model_target(place, run),
+        _make_run_file_target(place, run),
+        *_make_corpus_targets(place),
+        _make_index_target(place, corpus.folder or place),
+        _make_archive_target(place),
+        _make_prompt_target(),
+        _make_command_target(place, run),
     ]
 
 
-def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
-    """Reads what it is given from a file, which must still hold it afterwards."""
+def _read_from_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    """Return a function that writes its input to a file, reads the file and checks that it has not changed."""
 
     def run(content: bytes) -> None:
         path.write_bytes(content)
@@ -71,7 +71,7 @@ def _file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], None]
     return run
 
 
-def _recipes(place: Path, run: Run) -> Target:
+def _make_recipe_target(place: Path, run: Run) -> Target:
     def read(path: Path) -> None:
         read_config_file(path).system_options()
 
@@ -82,11 +82,11 @@ def _recipes(place: Path, run: Run) -> Target:
         b"*a",
         b"!!python/name:os.system",
     ]
-    return Target("recipes", _file(place / "recipe.yaml", read), seeds, words, guarded=run.path)
+    return Target("recipes", _read_from_file(place / "recipe.yaml", read), seeds, words, guarded=run.path)
 
 
-def _weights(place: Path, run: Run) -> list[Target]:
-    """Headers with the weights behind them, and a whole checkpoint that is resumed from."""
+def _make_weight_targets(place: Path, run: Run) -> list[Target]:
+    """Headers of safetensors files, and a checkpoint that a training is resumed from."""
     checkpoint = next(run.state.glob("step-*"))
     words = [b'"dtype":"F64"', b'"shape":[', b'"data_offsets":[0,', b"__metadata__", b"9" * 19, b"BF16"]
     seeds = [(checkpoint / name).read_bytes() for name in ("optimizer.safetensors",)]
@@ -94,23 +94,23 @@ def _weights(place: Path, run: Run) -> list[Target]:
     shutil.copytree(run.path, copy)
     corpus = open_corpus(str(place / "text.txt"), "characters")
     broken = next((copy / "state").glob("step-*")) / "model.safetensors"
-    sound = broken.read_bytes()
+    valid = broken.read_bytes()
 
     def resume(content: bytes) -> None:
-        """All but the header as it was: flips there are found by fewer checks."""
-        size = min(len(sound), 8 + int.from_bytes(sound[:8], "little"))
-        broken.unlink()  # the file has another name at the top of the folder, where it must not change
-        broken.write_bytes(content + sound[size:])
+        """Only the header is mutated; the tensors stay, because a changed tensor passes few checks."""
+        size = min(len(valid), 8 + int.from_bytes(valid[:8], "little"))
+        broken.unlink()  # a hard link of the run folder, which must not change, has the same content
+        broken.write_bytes(content + valid[size:])
         next(run_training(Run(copy), corpus))
 
-    header = sound[: 8 + int.from_bytes(sound[:8], "little")]
+    header = valid[: 8 + int.from_bytes(valid[:8], "little")]
     return [
-        Target("tensors", _file(place / "any.safetensors", read_tensors), seeds, words, guarded=run.path),
+        Target("tensors", _read_from_file(place / "any.safetensors", read_tensors), seeds, words, guarded=run.path),
         Target("resuming", resume, [header], words, guarded=run.path),
     ]
 
 
-def _models(place: Path, run: Run) -> Target:
+def _make_model_target(place: Path, run: Run) -> Target:
     folder = place / "model"
     shutil.copytree(run.path, folder)
 
@@ -124,8 +124,8 @@ def _models(place: Path, run: Run) -> Target:
     return Target("models", read, [(folder / "recipe.json").read_bytes()], words, guarded=run.path)
 
 
-def _plain(place: Path, run: Run) -> Target:
-    """Small files of a run, told apart by the first byte of the input."""
+def _make_run_file_target(place: Path, run: Run) -> Target:
+    """Small files of a run; the first byte of the input selects the file."""
     folder, corpus = place / "plain", open_corpus(str(place / "text.txt"), "characters")
     shutil.copytree(run.path, folder)
     checkpoint = next((folder / "state").glob("step-*"))
@@ -140,7 +140,7 @@ def _plain(place: Path, run: Run) -> Target:
         (folder / "tokenizer.json", load_tokenizer),
         (next((folder / "eval").glob("*.json")), Report.load),
     ]
-    sound = [path.read_bytes() for path, _ in readers]
+    valid = [path.read_bytes() for path, _ in readers]
 
     def read(content: bytes) -> None:
         which = (content[0] if content else 0) % len(readers)
@@ -149,39 +149,51 @@ def _plain(place: Path, run: Run) -> Target:
         try:
             reader(path)
         finally:
-            path.write_bytes(sound[which])
+            path.write_bytes(valid[which])
 
-    seeds = [bytes([number]) + content for number, content in enumerate(sound)]
+    seeds = [bytes([number]) + content for number, content in enumerate(valid)]
     return Target(
         "run files", read, seeds, [b'"step": ', b'"kind": ', b'"position": {}', b'"characters"'], guarded=run.path
     )
 
 
-def _corpora(place: Path) -> list[Target]:
+def _make_corpus_targets(place: Path) -> list[Target]:
     line = json.dumps({"text": "Grüße aus dem Wald, sagte der Igel. " * 3}) + "\n"
     pairs = "source\ttarget\n" + "".join(f"wer{number} ist da\tich bin {number}\n" for number in range(9))
     cache = place / "cache"
 
-    def opened(prefix: str) -> Callable[[Path], object]:
+    def open_with(prefix: str) -> Callable[[Path], object]:
         return lambda path: open_corpus(f"{prefix}{path}", "byte", cache=cache)
 
     return [
-        Target("text", _file(place / "a.txt", opened("")), [("Grüße aus dem Wald. " * 9).encode()], [b"\xef\xbb\xbf"]),
-        Target("json lines", _file(place / "a.jsonl", opened("")), [line.encode() * 4], [b'{"text": "', b"\\ud800"]),
-        Target("pairs", _file(place / "a.tsv", opened("pairs:")), [pairs.encode()], [b"\t", b"\r\n", b"\t\t"]),
+        Target(
+            "text",
+            _read_from_file(place / "a.txt", open_with("")),
+            [("Grüße aus dem Wald. " * 9).encode()],
+            [b"\xef\xbb\xbf"],
+        ),
+        Target(
+            "json lines",
+            _read_from_file(place / "a.jsonl", open_with("")),
+            [line.encode() * 4],
+            [b'{"text": "', b"\\ud800"],
+        ),
+        Target(
+            "pairs", _read_from_file(place / "a.tsv", open_with("pairs:")), [pairs.encode()], [b"\t", b"\r\n", b"\t\t"]
+        ),
     ]
 
 
-def _indexes(place: Path, tokens: Path) -> Target:
+def _make_index_target(place: Path, tokens: Path) -> Target:
     folder = place / "tokens"
     shutil.copytree(tokens, folder)
 
     def read(content: bytes) -> None:
-        """What is JSON gets its hash, so that other checks are met too."""
+        """JSON input gets a valid checksum, so that later checks are reached too."""
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             content = json.dumps(with_checksum(json.loads(content))).encode()
         (folder / META).write_bytes(content)
-        with contextlib.suppress(DamagedCache):  # which is built anew
+        with contextlib.suppress(DamagedCache):  # a damaged cache is rebuilt
             rows = open_tokens(folder)
             assert len(rows["train"]) > 0
 
@@ -189,8 +201,8 @@ def _indexes(place: Path, tokens: Path) -> Target:
     return Target("indexes", read, [(folder / META).read_bytes()], words, guarded=tokens)
 
 
-def _archives(place: Path) -> Target:
-    """Published sets as they are packed, told apart by the first byte of the input; nothing is ever unpacked."""
+def _make_archive_target(place: Path) -> Target:
+    """Archives of published data sets; the first byte of the input selects one. Nothing may be unpacked to disk."""
     text, folder = TEXT.encode(), place / "archives"
     folder.mkdir()
     md5 = hashlib.md5(text).hexdigest()
@@ -220,13 +232,15 @@ def _archives(place: Path) -> Target:
         name, _, reader = readers[(content[0] if content else 0) % len(readers)]
         (folder / name).write_bytes(content[1:])
         reader(folder / name)
-        assert not [*folder.rglob("escape"), *place.glob("escape"), *place.parent.glob("escape")], "it was unpacked"
+        assert not [*folder.rglob("escape"), *place.glob("escape"), *place.parent.glob("escape")], (
+            "a member was unpacked"
+        )
 
     seeds = [bytes([number]) + content for number, (_, content, _) in enumerate(readers)]
     return Target("archives", read, seeds, [b"PK\x01\x02", b"PK\x03\x04", b"\xff\xff\xff\xff", b"ustar", b"/"])
 
 
-def _prompts() -> Target:
+def _make_prompt_target() -> Target:
     def read(content: bytes) -> None:
         text, length = content[1:].decode("utf-8", "surrogateescape"), (content[0] if content else 0) % 24 + 1
         for tokenizer in (text8_tokenizer(), ByteTokenizer()):
@@ -238,34 +252,36 @@ def _prompts() -> Target:
     return Target("prompts", read, seeds, [b"[....]", b"[12]", b"[999999]", b"[", b"]", b"[0]"])
 
 
-def _words(place: Path, run: Run) -> Target:
-    """Words parted by zero bytes; what would train for long is asked for no steps, and numbers stay small."""
-    work, poison = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
+def _make_command_target(place: Path, run: Run) -> Target:
+    """Arguments separated by zero bytes. Commands that train get an invalid argument, and numbers stay small."""
+    work, invalid = place / "work", {"train": "--steps=0", "compare": "--systems=nothing"}
     work.mkdir()
-    never = ("studio", "bench", "train-remasker", "train-classifier", "export")
+    long_commands = ("studio", "bench", "train-remasker", "train-classifier", "export")
 
     def read(content: bytes) -> None:
         words = [word.decode("utf-8", "surrogateescape") for word in content.split(b"\x00")]
         words = [re.sub(r"[0-9]{3,}", "99", word) for word in words]
         first = words[0]
-        words += [poison[first]] if first in poison else ["--nonsense"] if first in never else []
-        said, here = io.StringIO(), os.getcwd()
+        words += [invalid[first]] if first in invalid else ["--nonsense"] if first in long_commands else []
+        stderr, here = io.StringIO(), os.getcwd()
         os.chdir(work)
         try:
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(stderr):
                 code = main(words)
         finally:
             os.chdir(here)
         assert code in (0, 1, 2), code
-        assert "Traceback" not in said.getvalue() and "should not happen" not in said.getvalue(), said.getvalue()[-500:]
-        if code and not said.getvalue().strip() and len(words) > 1:
-            raise AssertionError("failed without a word")
+        assert "Traceback" not in stderr.getvalue() and "should not happen" not in stderr.getvalue(), stderr.getvalue()[
+            -500:
+        ]
+        if code and not stderr.getvalue().strip() and len(words) > 1:
+            raise AssertionError("failed without a message")
 
     folder = str(run.path).encode()
     seeds = [
         b"sample\x00" + folder + b"\x00-n\x001\x00--steps\x002",
         b"sample\x00" + folder + b"\x00--infill\x00the [..] of\x00--steps\x002\x00--json",
-        b"show\x00" + folder, b"systems", b"samplers", b"data\x00list",
+        b"plot\x00" + folder, b"systems", b"samplers", b"data\x00list",
         b"launch\x00slurm\x00--nodes\x002\x00--\x00text8\x00--out\x00a",
         b"train\x00demo\x00--dry-run\x00--json",
     ]  # fmt: skip

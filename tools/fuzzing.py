@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing: python tools/fuzzing.py --cases 2000.
 
-Inputs are mutations of sound ones. An input that goes from line to line of the package as none has gone before is kept
-and mutated further, so mutations add up and come past check after check. Every case must end soon, with a result or a
-sentence (UserError); nothing else may be raised, nothing may be run or fetched, and no file may change.
+Inputs are mutations of valid ones. An input that covers a new transition between lines of the package is kept and
+mutated further, so that mutations accumulate and pass successive checks. Every case must end soon, with a result or a
+UserError. No other error may be raised, no program run, nothing fetched, and no file changed.
 """
 
 import argparse
@@ -27,48 +27,48 @@ from mutations import Mutator
 import logosphere
 
 PACKAGE = str(Path(logosphere.__file__).parent)
-PATIENCE = 20
-"""Seconds after which a case hangs: processor time, for machines are shared."""
+TIMEOUT = 20
+"""CPU seconds of a case; not wall seconds, because the machine may be shared."""
 
 Run = Callable[[bytes], object]
 
 
 class Forbidden(BaseException):
-    """Something was about to be run or fetched; no handler of the package may take it for a problem of its own."""
+    """A program was about to be run; a BaseException, so that no handler of the package catches it."""
 
 
-class Hangs(BaseException):
-    """A case has taken too long."""
+class TimedOut(BaseException):
+    """A case exceeded its time limit."""
 
 
-# ---- what is reached ----------------------------------------------------------------------------------------------
+# ---- coverage -------------------------------------------------------------------------------------------------------
 
 
-class Reached:
-    """The steps from line to line that were taken inside a folder."""
+class Coverage:
+    """The transitions between lines of the files of a folder that were executed."""
 
     def __init__(self, folder: str = PACKAGE):
         self.folder = folder
-        self.steps: set[tuple[CodeType, int, int]] = set()
+        self.transitions: set[tuple[CodeType, int, int]] = set()
         self._last: dict[FrameType, int] = {}
 
-    def _enter(self, frame: FrameType, event: str, given: Any) -> Any:
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(self.folder):
             return None
         self._last[frame] = 0
         return self._follow
 
-    def _follow(self, frame: FrameType, event: str, given: Any) -> Any:
+    def _follow(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            self.steps.add((frame.f_code, self._last.get(frame, 0), frame.f_lineno))
+            self.transitions.add((frame.f_code, self._last.get(frame, 0), frame.f_lineno))
             self._last[frame] = frame.f_lineno
         elif event == "return":
             self._last.pop(frame, None)
         return self._follow
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """settrace rather than sys.monitoring, which Python 3.11 lacks; frames outside of the folder cost nothing."""
+    def record(self) -> Iterator[None]:
+        """Record transitions. sys.settrace, because Python 3.11 has no sys.monitoring; other folders are not traced."""
         before = sys.gettrace()
         sys.settrace(self._enter)
         try:
@@ -83,7 +83,7 @@ class Reached:
 
 @dataclass
 class Target:
-    """Something that reads input, sound inputs for it, and words that mean something to it."""
+    """A function that reads input, valid inputs for it, and words that its input may contain."""
 
     name: str
     run: Run
@@ -91,60 +91,60 @@ class Target:
     words: list[bytes] = field(default_factory=list)
     separator: bytes = b""
     guarded: Path | None = None
-    """A folder whose files must stay as they are."""
+    """A folder whose files must not change."""
 
 
 @dataclass
 class Findings:
-    """What came of fuzzing a target."""
+    """Results of fuzzing a target."""
 
     cases: int = 0
     refused: int = 0
     kept: int = 0
-    """Inputs that reached something new."""
-    steps: int = 0
-    """Steps from line to line that were reached."""
+    """Inputs with new coverage."""
+    transitions: int = 0
+    """Covered transitions between lines."""
     slowest: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
 def fuzz(target: Target, cases: int, seed: int, folder: str = PACKAGE, *, guided: bool = True) -> Findings:
-    """So many cases; the first are the seeds themselves, which must be accepted."""
-    found, reached, chance = Findings(), Reached(folder), random.Random(f"{seed} {target.name}")
+    """Run this number of cases; the first are the seeds, which must be accepted."""
+    found, coverage, chance = Findings(), Coverage(folder), random.Random(f"{seed} {target.name}")
     queue, mutate = list(target.seeds), Mutator(chance, target.words, target.separator)
-    before = _files(target.guarded)
+    before = _hash_files(target.guarded)
     while found.cases < cases:
         first = found.cases < len(target.seeds)
-        # What was found last is mutated most: it stands where nobody has been.
+        # Recent inputs have the newest coverage and are mutated most often.
         place = found.cases if first else max(chance.randrange(len(queue)), chance.randrange(len(queue)))
         content = queue[place] if first else mutate(queue[place], queue)
-        known, started = len(reached.steps), time.process_time()
-        problem, refused = _met(target.run, content, reached)
+        known, started = len(coverage.transitions), time.process_time()
+        problem, refused = _run_case(target.run, content, coverage)
         found.slowest = max(found.slowest, time.process_time() - started)
         found.cases, found.refused = found.cases + 1, found.refused + refused
         if first and refused:
-            problem = "a sound input was refused"
-        if (after := _files(target.guarded)) != before:
+            problem = "a valid input was refused"
+        if (after := _hash_files(target.guarded)) != before:
             problem, before = f"files changed: {sorted(set(before.items()) ^ set(after.items()))[:2]}", after
         if problem:
             found.problems.append(f"{target.name}: {problem} with {content[:300]!r}")
-        if guided and not first and len(reached.steps) > known and not problem:
+        if guided and not first and len(coverage.transitions) > known and not problem:
             queue.append(content)
             found.kept += 1
-    found.steps = len(reached.steps)
+    found.transitions = len(coverage.transitions)
     return found
 
 
-def _met(run: Run, content: bytes, reached: Reached) -> tuple[str, bool]:
-    """What is wrong, if anything, and whether the input was refused with a sentence."""
+def _run_case(run: Run, content: bytes, coverage: Coverage) -> tuple[str, bool]:
+    """Return the problem, if any, and whether the input was refused with a UserError."""
     try:
-        with watchdog(PATIENCE), sealed_off(), reached.watching():
+        with time_limit(TIMEOUT), forbid_side_effects(), coverage.record():
             run(content)
     except logosphere.UserError as problem:
-        sentence = str(problem)
-        return ("" if sentence.strip() and "Traceback" not in sentence else f"no sentence: {sentence!r}"), True
+        message = str(problem)
+        return ("" if message.strip() and "Traceback" not in message else f"no message: {message!r}"), True
     except MemoryError:
-        return "", True  # the command line has a sentence for this
+        return "", True  # the command line has a message for this
     except RuntimeError as problem:
         if "can't allocate memory" in str(problem):
             return "", True
@@ -154,18 +154,18 @@ def _met(run: Run, content: bytes, reached: Reached) -> tuple[str, bool]:
     return "", False
 
 
-def _files(folder: Path | None) -> dict[str, int]:
+def _hash_files(folder: Path | None) -> dict[str, int]:
     if folder is None:
         return {}
     return {str(path): hash(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @contextlib.contextmanager
-def watchdog(seconds: float) -> Iterator[None]:
-    def bite(number: int, frame: FrameType | None) -> None:
-        raise Hangs(f"after {seconds} s of processor time")
+def time_limit(seconds: float) -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise TimedOut(f"after {seconds} s of CPU time")
 
-    before = signal.signal(signal.SIGVTALRM, bite)
+    before = signal.signal(signal.SIGVTALRM, interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -174,37 +174,37 @@ def watchdog(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-RUN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "os.fork")
-FETCH = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
-_sealed = [False]
+FORBIDDEN_EVENTS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class", "os.fork")
+NETWORK_EVENTS = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
+_is_active = [False]
 
 
-def _audit(event: str, given: Any) -> None:
-    if _sealed[0] and event in RUN:
-        raise Forbidden(f"{event} {given!r}")
-    if _sealed[0] and event in FETCH:
+def _audit(event: str, arguments: Any) -> None:
+    if _is_active[0] and event in FORBIDDEN_EVENTS:
+        raise Forbidden(f"{event} {arguments!r}")
+    if _is_active[0] and event in NETWORK_EVENTS:
         raise OSError("there is no network here")
 
 
 @contextlib.contextmanager
-def sealed_off() -> Iterator[None]:
-    """Nothing is run, unpickled or fetched in here."""
+def forbid_side_effects() -> Iterator[None]:
+    """Forbid running programs, unpickling and network access."""
     if _audit not in _hooks:
-        sys.addaudithook(_audit)  # which cannot be taken back, so it looks whether it is wanted
+        sys.addaudithook(_audit)  # hooks cannot be removed, so _is_active switches it
         _hooks.append(_audit)
-    _sealed[0] = True
+    _is_active[0] = True
     try:
         yield
     finally:
-        _sealed[0] = False
+        _is_active[0] = False
 
 
 _hooks: list[Callable[[str, Any], None]] = []
 
 
 @contextlib.contextmanager
-def little_memory(room: int = 2 << 30) -> Iterator[None]:
-    """At most so many more bytes of addresses, so that a wish for terabytes fails like one for more than there is."""
+def limit_memory(additional: int = 2 << 30) -> Iterator[None]:
+    """Limit the address space to this number of additional bytes, so that huge allocations fail at once."""
     used = (
         int(
             next(
@@ -216,7 +216,7 @@ def little_memory(room: int = 2 << 30) -> Iterator[None]:
         << 10
     )
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + additional, before[1]))
     try:
         yield
     finally:
@@ -224,22 +224,22 @@ def little_memory(room: int = 2 << 30) -> Iterator[None]:
 
 
 def main() -> int:
-    from fuzz_targets import targets
+    from fuzz_targets import make_targets
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2000, help="in all, shared out over the targets")
+    parser.add_argument("--cases", type=int, default=2000, help="cases in total, divided among the targets")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", default="", help="only this one")
-    chosen = parser.parse_args()
+    parser.add_argument("--target", default="", help="only this target")
+    args = parser.parse_args()
     results, started = {}, time.process_time()
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["LOGOSPHERE_CACHE"] = str(Path(place) / "cache")
-        every = [target for target in targets(Path(place)) if chosen.target in ("", target.name)]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")
+        every = [target for target in make_targets(Path(folder)) if args.target in ("", target.name)]
         for target in every:
-            with little_memory(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                found = fuzz(target, chosen.cases // len(every), chosen.seed)
+            with limit_memory(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                found = fuzz(target, args.cases // len(every), args.seed)
             results[target.name] = vars(found)
-            line = f"{found.cases} cases, {found.refused} refused, {found.kept} kept, {found.steps} steps"
+            line = f"{found.cases} cases, {found.refused} refused, {found.kept} kept, {found.transitions} transitions"
             print(f"{target.name:<12} {line}, {len(found.problems)} problems", file=sys.stderr, flush=True)
     cases = sum(result["cases"] for result in results.values())
     print(json.dumps({"cases": cases, "cpu_seconds": round(time.process_time() - started), "targets": results}))

@@ -1,12 +1,12 @@
-"""Changes to sound inputs: of bytes, of numbers, of words in a list, and of values in JSON that stays JSON."""
+"""Mutations of valid inputs: of bytes, of numbers, of words in a list, and of values in JSON that stays JSON."""
 
 import json
 import random
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 1 << 16
-"""Bytes of an input."""
+MAX_BYTES = 1 << 16
+"""Largest input."""
 
 NUMBERS = [b"0", b"-1", b"1", b"2", b"3.5", b"1e9", b"-1e999", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b"1" * 30]
 VALUES: list[Any] = [
@@ -36,23 +36,23 @@ BYTES = [b"\x00", b"\xff" * 8, bytes(8), (1 << 40).to_bytes(8, "little"), b"\xf0
 
 @dataclass
 class Mutator:
-    """Changes inputs; `words` are worth putting in."""
+    """Mutates inputs; `words` are inserted as they are."""
 
     chance: random.Random
     words: list[bytes]
     separator: bytes = b""
-    """Parts a list of words, for targets that read one."""
+    """Separator of words, for targets whose input is a list of words."""
 
     def __call__(self, content: bytes, others: list[bytes]) -> bytes:
         for _ in range(self.chance.choice((1, 1, 1, 2, 4))):
-            way = self.chance.choice((self._once, self._once, self._restructured, self._reworded))
-            content = way(content, others)
-        return content[:LARGEST]
+            mutate = self.chance.choice((self._mutate_bytes, self._mutate_bytes, self._mutate_json, self._mutate_words))
+            content = mutate(content, others)
+        return content[:MAX_BYTES]
 
-    def _reworded(self, content: bytes, others: list[bytes]) -> bytes:
-        """A word more, less or other."""
+    def _mutate_words(self, content: bytes, others: list[bytes]) -> bytes:
+        """Insert, remove or replace a word."""
         if not self.separator:
-            return self._once(content, others)
+            return self._mutate_bytes(content, others)
         words = content.split(self.separator)
         place = self.chance.randrange(len(words) + 1)
         new = [self.chance.choice([*self.words, *NUMBERS, *self.chance.choice(others).split(self.separator)])]
@@ -60,15 +60,15 @@ class Mutator:
             words[:place] + new * self.chance.choice((0, 1, 1)) + words[place + self.chance.randrange(2) :]
         )
 
-    def _restructured(self, content: bytes, others: list[bytes]) -> bytes:
-        """JSON that stays JSON: another value somewhere, or none, or one under another name."""
+    def _mutate_json(self, content: bytes, others: list[bytes]) -> bytes:
+        """Replace, remove or copy a value of a JSON document."""
         start = 1 if content[:1] < b" " else 0
         try:
             whole = json.loads(content[start:])
         except (ValueError, RecursionError):
             whole = None
         if not whole or not isinstance(whole, dict | list):
-            return self._once(content, others)
+            return self._mutate_bytes(content, others)
         inner: list[Any] = [whole]
         for value in inner:
             inner += [
@@ -88,7 +88,7 @@ class Mutator:
             holder[key] = self.chance.choice(VALUES)
         return content[:start] + json.dumps(whole).encode()
 
-    def _once(self, content: bytes, others: list[bytes]) -> bytes:
+    def _mutate_bytes(self, content: bytes, others: list[bytes]) -> bytes:
         chance = self.chance
         start = chance.randrange(len(content) + 1)
         end = min(len(content), start + chance.choice((1, 1, 2, 4, 8, 40)))
@@ -102,7 +102,7 @@ class Mutator:
         if kind == 2:
             return content[:start] + content[end:]
         if kind == 3:
-            return content[:end] + content[start:]  # twice
+            return content[:end] + content[start:]  # repeats a part
         if kind == 4:
             return content[:start] + chance.choice(self.words + BYTES) + content[start:]
         if kind == 5:
@@ -112,11 +112,11 @@ class Mutator:
             place = chance.randrange(len(other) + 1)
             return content[:start] + other[place:]
         if kind == 7:
-            return self._renumbered(content)
+            return self._replace_number(content)
         return content[:start] + bytes([chance.randrange(256)]) + content[end:]
 
-    def _renumbered(self, content: bytes) -> bytes:
-        """Another number, or what is no number, in the place of one."""
+    def _replace_number(self, content: bytes) -> bytes:
+        """Replace a number by another one or by something else."""
         digits = [place for place, byte in enumerate(content) if 48 <= byte <= 57]
         if not digits:
             return content

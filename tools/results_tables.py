@@ -33,7 +33,7 @@ DEFAULTS: Record = {
 KINDS = {"exact": "=", "bound": "≤", "surrogate": "~"}
 UNRANKED = "†"
 UNITS = {"%": "%", "s": " s", "ms": " ms", "MB": " MB", "kB": " kB"}
-"""Units that are written behind a value; those of the others stand in the title of the column."""
+"""Units that are printed after a value; those of other metrics are in the title of the column."""
 
 BLOCK = re.compile(r"^<!-- table: (\S+) -->\n(.*?)^<!-- /table -->$", flags=re.DOTALL | re.MULTILINE)
 
@@ -56,7 +56,7 @@ def load(folder: Path = FOLDER) -> tuple[list[Record], dict[str, Table]]:
         if record["kind"] not in (None, *KINDS):
             raise ValueError(f"{record['experiment']}: kind is {record['kind']!r}, not exact, bound or surrogate")
         if not record["ranked"] and not record["note"]:
-            raise ValueError(f"{record['experiment']}: an unranked record has no note that says why")
+            raise ValueError(f"{record['experiment']}: an unranked record has no note with the reason")
     return records, tables
 
 

@@ -1,7 +1,7 @@
-"""Many trainings in one process: python tools/soak.py --minutes 60 [--log marks.jsonl].
+"""Soak test, many trainings in one process: python tools/soak.py --minutes 60 [--log soak.jsonl].
 
-Cycles of train, evaluate and sample, in one process, over several systems, with new folders and a corpus opened anew.
-Memory and open files are noted after each cycle, in a line of the log if one is asked for: once warm, neither may grow.
+Each cycle opens a corpus, trains a small system in a new folder, evaluates it and samples from it. Memory and open
+files are recorded after each cycle, with --log also in a file. After a warm-up neither may grow.
 """
 
 import argparse
@@ -27,47 +27,47 @@ from logosphere.runs.run import Run
 from logosphere.sampling.generate import generate
 
 LIBC = ctypes.CDLL(None)
-"""Opened once: to look for it starts a program, and opening it makes a class, each time."""
+"""Opened once, because each opening creates a class."""
 SYSTEMS = ("mdlm", "rdlm", "ar", "gaussian-ce", "udlm")
 
 
-def resident_kilobytes() -> int:
-    """Kilobytes of memory in use, without those that malloc keeps for later where it can be asked to give them back."""
+def measure_resident() -> int:
+    """Return the resident memory in kilobytes, after malloc has released free pages (glibc only)."""
     gc.collect()
     if (trim := getattr(LIBC, "malloc_trim", None)) is not None:
         trim(0)
-    return process_status("VmRSS")
+    return read_process_status("VmRSS")
 
 
-def process_status(name: str) -> int:
-    """A number that the kernel knows of this process; VmRSS = RssAnon (its own pages) + RssFile (libraries)."""
+def read_process_status(name: str) -> int:
+    """Return a number of /proc/self/status; VmRSS = RssAnon (anonymous pages) + RssFile (libraries)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
 class _Malloc(ctypes.Structure):
-    """What glibc's mallinfo2 answers with."""
+    """The result of glibc's mallinfo2."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "parts", "fast", "maps", "mapped", "_", "__", "used")] + [
         (name, ctypes.c_size_t) for name in ("free", "top")
     ]
 
 
-def allocated() -> tuple[int, int]:
-    """Blocks that Python holds and kilobytes that malloc has given out: what lives, however it lies in pages."""
-    if (ask := getattr(LIBC, "mallinfo2", None)) is None:
+def measure_allocated() -> tuple[int, int]:
+    """Return the number of blocks allocated by Python and the kilobytes allocated by malloc."""
+    if (mallinfo := getattr(LIBC, "mallinfo2", None)) is None:
         return sys.getallocatedblocks(), 0
-    ask.restype = _Malloc
-    told = ask()
-    return sys.getallocatedblocks(), (told.used + told.mapped) >> 10
+    mallinfo.restype = _Malloc
+    info = mallinfo()
+    return sys.getallocatedblocks(), (info.used + info.mapped) >> 10
 
 
-def open_files() -> int:
+def count_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
 def run_cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> tuple[int, int]:
-    """One cycle; kilobytes and open files after it."""
+    """Run one cycle; return the resident kilobytes and the number of open files after it."""
     text = place / "text.txt"
     if not text.exists():
         text.write_text(TEXT)
@@ -80,48 +80,48 @@ def run_cycle(place: Path, number: int, systems: tuple[str, ...] = SYSTEMS) -> t
     evaluate(model, eval_batches(corpus.test, recipe.length, 4), rng=0)
     generate(model, n=4, steps=4)
     shutil.rmtree(run.path)
-    return resident_kilobytes(), open_files()
+    return measure_resident(), count_open_files()
 
 
 def find_growth(marks: list[tuple[int, int]], slack: int = 4096) -> list[str]:
-    """What grows from the second third of the cycles to the last, if anything."""
+    """Return what grows from the second third of the cycles to the last."""
     third = len(marks) // 3
     warm, late = marks[third : 2 * third], marks[2 * third :]
     found = []
     if min(memory for memory, _ in late) - min(memory for memory, _ in warm) > slack:
-        found.append("memory adds up")
+        found.append("memory grows")
     if min(files for _, files in late) > min(files for _, files in warm):
-        found.append("open files add up")
+        found.append("the number of open files grows")
     return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--log", type=Path, help="a file for one line of JSON a cycle, written as it goes")
-    chosen = parser.parse_args()
+    parser.add_argument("--log", type=Path, help="file for one line of JSON a cycle")
+    args = parser.parse_args()
     marks: list[tuple[int, int]] = []
-    begun = time.monotonic()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOGOSPHERE_CACHE"] = str(Path(folder) / "cache")  # tables are kept there too
-        while time.monotonic() - begun < 60 * chosen.minutes:
+        while len(marks) < 3 or time.monotonic() - started < 60 * args.minutes:  # three cycles make the thirds
             memory, files = run_cycle(Path(folder), len(marks))
             marks.append((memory, files))
-            if chosen.log:
-                minutes = round((time.monotonic() - begun) / 60, 3)
-                blocks, given = allocated()
-                line = {"minutes": minutes, "memory": memory, "files": files, "blocks": blocks, "malloc": given}
+            if args.log:
+                minutes = round((time.monotonic() - started) / 60, 3)
+                blocks, malloc = measure_allocated()
+                line = {"minutes": minutes, "memory": memory, "files": files, "blocks": blocks, "malloc": malloc}
                 parts = {
-                    "own": process_status("RssAnon"),
-                    "libraries": process_status("RssFile"),
-                    "threads": process_status("Threads"),
+                    "own": read_process_status("RssAnon"),
+                    "libraries": read_process_status("RssFile"),
+                    "threads": read_process_status("Threads"),
                 }
-                with chosen.log.open("a") as log:
+                with args.log.open("a") as log:
                     log.write(json.dumps(line | parts) + "\n")
     thirds = [marks[len(marks) * part // 3 :][: len(marks) // 3] for part in range(3)]
     figures = {
         "cycles": len(marks),
-        "minutes": round((time.monotonic() - begun) / 60, 1),
+        "minutes": round((time.monotonic() - started) / 60, 1),
         "cpu_seconds": round(time.process_time()),
         "least_kilobytes_of_each_third": [min(memory for memory, _ in part) for part in thirds],
         "most_kilobytes_of_each_third": [max(memory for memory, _ in part) for part in thirds],

@@ -306,7 +306,7 @@ def markdown(content: dict[str, Any]) -> str:
 
     now = [
         f"{content['whole']['modules']}", f"{core['lines']:,}", f"{core['code_lines']:,}",
-        f"{len(content['process']['abstract'])}", f"{step['files']} / {step['functions']} / {step['frames']}",
+        f"{content['process']['abstract']}", f"{step['files']} / {step['functions']} / {step['frames']}",
         f"{_wiring(content)}", f"{actions['build']['files']}", two("sample"), two("evaluate"), two("compare"),
     ]  # fmt: skip
     rows = [f"| {name} | {before} | {value} |" for (name, before), value in zip(BEFORE.items(), now, strict=True)]
