@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from logosphere.codecs.autoencoder import Autoencoder
+from logosphere.codecs.base import Autoencoder
 
 import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder

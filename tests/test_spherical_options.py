@@ -226,7 +226,8 @@ def test_every_move_draws_the_language(move: str, spacing: str) -> None:
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=SphericalStepper(SPHERICAL_STEPS[move]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
+        stepper=SphericalStepper(SPHERICAL_STEPS[move]),
+        grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
