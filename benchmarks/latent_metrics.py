@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from logosphere.codecs.base import Autoencoder
 
 import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder
+from logosphere.codecs.base import Autoencoder
 from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpus import Corpus, split_off, take_first_tokens
 from logosphere.evaluation.likelihood import measure_reconstruction
