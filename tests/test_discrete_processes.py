@@ -20,7 +20,12 @@ N = 20_000
 P_U = 0.3
 CURVES = [SCHEDULES[name] for name in ("linear", "quadratic", "cosine")]
 MIXINGS = [mixing(V, schedule) for schedule in CURVES for mixing in (Masking, Uniform)]
-MIXINGS += [Hybrid(V, P_U), Hybrid(V, P_U, Cosine()), Masking(V, Truncated(Cosine(), 0.1)), Uniform(V, Truncated(Cosine(), 0.1))]
+MIXINGS += [
+    Hybrid(V, P_U),
+    Hybrid(V, P_U, Cosine()),
+    Masking(V, Truncated(Cosine(), 0.1)),
+    Uniform(V, Truncated(Cosine(), 0.1)),
+]
 DIFFUSIONS = [DiscreteDiffusion(mixing, timesteps=timesteps) for mixing in MIXINGS for timesteps in (None, 1000)]
 PROCESSES = [*DIFFUSIONS, SingleStep(V)]
 

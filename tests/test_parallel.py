@@ -124,9 +124,7 @@ def test_an_error_on_the_main_process_stops_all(tmp_path: Path) -> None:
     assert all(result[1:] == ["from 0", [3, 3], list(range(7))] for result in results)
 
 
-def test_processes_wait_for_the_main_process_without_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_wait_for_the_main_process_without_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenising a large text takes hours; the default timeout of a group is half an hour, here one second."""
     monkeypatch.setattr(torch.distributed.distributed_c10d, "default_pg_timeout", timedelta(seconds=1))
 

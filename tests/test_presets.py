@@ -128,6 +128,9 @@ def test_systems_shows_presets_side_by_side(capsys: pytest.CaptureFixture[str]) 
     assert "weighting" in shown and "default" in shown and "paper" in shown
     assert main(["systems", "mdlm", "--json"]) == 0
     description = json.loads(capsys.readouterr().out)
-    assert description["presets"][0]["name"] == "paper" and description["presets"][0]["aspects"][0]["name"] == "parameterisation"
+    assert (
+        description["presets"][0]["name"] == "paper"
+        and description["presets"][0]["aspects"][0]["name"] == "parameterisation"
+    )
     assert main(["systems", "gaussian-ce"]) == 0
     assert "only preset is default" in capsys.readouterr().out

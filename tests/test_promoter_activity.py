@@ -24,7 +24,9 @@ def test_the_error_is_the_mean_square_and_does_not_depend_on_the_batch() -> None
         assert found.mean == pytest.approx(float(squares.mean()))
         assert found.error == pytest.approx(float(squares.std()) / 50**0.5)
     assert activity_error(fraction_of_g, real, real) == (0.0, 0.0)
-    assert math.isnan(activity_error(fraction_of_g, made[:1], real[:1]).error)  # the error of a single pair is undefined
+    assert math.isnan(
+        activity_error(fraction_of_g, made[:1], real[:1]).error
+    )  # the error of a single pair is undefined
 
 
 class Counts(nn.Module):
