@@ -1,4 +1,4 @@
-"""Logit chunks: logits of large vocabularies computed in chunks give the same numbers and are never in memory at once."""
+"""Logit chunks: logits of large vocabularies in chunks give the same numbers and are never in memory at once."""
 
 import pytest
 import torch

@@ -87,7 +87,7 @@ def test_a_process_without_noised_tokens_does_not_block(sharded: bool, tmp_path:
 
 
 def test_two_processes_match_two_accumulated_parts_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    """A sum of two gradients has only one order. Validations are distributed too, but their sums may differ in rounding."""
+    """A sum of two gradients has only one order. Sums of distributed validations may differ in rounding."""
     recipe = replace(LOW_RATE, steps=6, validations=1)
     parts = train_by_processes(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
     shared = create_run(recipe, corpus, tmp_path / "shared")

@@ -52,7 +52,7 @@ def test_sharded_training_takes_the_steps_of_one_process(corpus: Corpus, tmp_pat
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["diffusion-lm", "gaussian-ce", "ld4lg"])
 def test_sharded_embeddings_and_autoencoders_resume(system: str, corpus: Corpus, tmp_path: Path) -> None:
-    """Metrics of embeddings are those of unsharded ones; in the first of two stages the path has no optimiser moments."""
+    """Metrics of embeddings are those of unsharded ones; in the first of two stages the path has no moments."""
     recipe = replace(LOW_RATE, system=system, task="unconditional", shard=True, steps=4)
     run, single = create_run(recipe, corpus, tmp_path / "run"), create_run(recipe, corpus, tmp_path / "alone")
     run_in_processes(
