@@ -141,7 +141,11 @@ def test_random_lengths_are_equal_in_all_parts_of_a_batch() -> None:
     whole = replace(crops.at(3), token_count=torch.full((8,), 9), condition=Condition.of(signal=torch.zeros(8, 10, 2)))
     shortened = RandomLength(1.0).apply(whole, 5)
     end = shortened.tokens.shape[1]
-    assert end < 10 and shortened.condition.signal.shape == (8, end, 2) and int(shortened.scored_tokens.max()) == min(9, end)
+    assert (
+        end < 10
+        and shortened.condition.signal.shape == (8, end, 2)
+        and int(shortened.scored_tokens.max()) == min(9, end)
+    )
 
 
 def test_models_train_on_random_lengths_except_blockwise_ones() -> None:

@@ -96,7 +96,9 @@ def test_conditions_prompts_and_idle_processes(tmp_path: Path) -> None:
 
     def work(group: ProcessGroup) -> list[object]:
         condition = Condition.of(labels=torch.arange(5))
-        guided = sample_with(conditional, "ancestral", group, condition=condition, guidance=2.0, known=known, tokens=tokens)
+        guided = sample_with(
+            conditional, "ancestral", group, condition=condition, guidance=2.0, known=known, tokens=tokens
+        )
         renoised = sample_with(conditional, "ancestral", group, renoise_known=True, known=known, tokens=tokens)
         return [guided[0], renoised[0]]
 

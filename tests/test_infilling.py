@@ -1,6 +1,6 @@
 """Infilling reproduces p(· | known), for every system that has an exact posterior and a sampler that keeps its law.
 
-Other tests look closer at some of them (test_oracle_samples.py, test_flows.py, test_gaussian.py, test_any_order.py); this
+Other tests look closer at some of them (test_oracle_samples.py, test_flows.py, test_gaussian.py, test_turns.py); this
 one asks all by name, with the sampler that is theirs, so that no system goes without.
 """
 

@@ -89,7 +89,10 @@ def test_time_samplers_decide_the_training_times() -> None:
         assert float(densities[name].sum()) == pytest.approx(1)
     assert float(densities["even"].std()) == 0
     assert densities["geometric"][0] > densities["geometric"][-2]
-    assert densities["information"][120] > densities["information"][0] and densities["information"][120] > densities["information"][-20]
+    assert (
+        densities["information"][120] > densities["information"][0]
+        and densities["information"][120] > densities["information"][-20]
+    )
 
 
 def test_an_untrained_time_sampler_is_a_distribution() -> None:

@@ -49,7 +49,7 @@ def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
 
 
 def test_mixture_bound_of_long_sequences() -> None:
-    """64 uniform tokens: states determine the start at some times and not at others, so both components need all times."""
+    """64 uniform tokens: states determine the start at some times only, so both components need draws at all times."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 64)
     model = joint_sphere_model("rdlm", language, start="mask+uniform")
     mean, error = mean_and_error(bound_excess(model, language, n=200, draws=16))
@@ -57,7 +57,7 @@ def test_mixture_bound_of_long_sequences() -> None:
 
 
 def test_approximate_states_have_no_bound() -> None:
-    """With the published moments the value is below the entropy of one uniform token; any-order uses no table of states."""
+    """With the published moments the value is below the entropy of a uniform token; any-order uses no state table."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 1)
     model = joint_sphere_model("rdlm", language, transitions="published")
     mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=16))
@@ -144,11 +144,15 @@ def test_rho_inverts_the_mean_cosine_and_the_published_one_is_too_small() -> Non
 
 
 def test_the_moment_matched_normal_has_the_mean_of_the_bridge() -> None:
-    simulated = simulate_bridge(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
+    simulated = simulate_bridge(
+        LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096
+    )
     normal = match_moments(simulated, 28)
     torch.testing.assert_close(normal.a.mean(1), simulated.a.mean(1), atol=1e-3, rtol=0)
     torch.testing.assert_close(normal.b.mean(1), simulated.b.mean(1), atol=1e-3, rtol=0)
-    assert float(normal.a[-1].std()) == pytest.approx(float(simulated.a[-1].std()), rel=0.12)  # one variance for all directions
+    assert float(normal.a[-1].std()) == pytest.approx(
+        float(simulated.a[-1].std()), rel=0.12
+    )  # one variance for all directions
 
 
 def test_published_time_schedules() -> None:
@@ -226,7 +230,8 @@ def test_every_step_rule_samples_the_language(rule: str, spacing: str) -> None:
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=SphericalStepper(SPHERICAL_STEPS[rule]), grid=uniform_grid if spacing == "uniform" else model.process.grid,
+        stepper=SphericalStepper(SPHERICAL_STEPS[rule]),
+        grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 

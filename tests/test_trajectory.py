@@ -85,7 +85,9 @@ def test_animations_show_predictions_and_end_with_the_text() -> None:
     animation = build_animation(Trajectory(2, frames), "abc".__getitem__)
     assert animation.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
     drawing = render_animated_svg(animation)
-    assert '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing  # a wrong prediction is not shown as the token
+    assert (
+        '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing
+    )  # a wrong prediction is not shown as the token
     assert '<g class="a2"><text x="27" y="35" class="c c4">c</text>' in drawing
 
 
