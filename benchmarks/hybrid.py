@@ -22,9 +22,9 @@ from torch import Tensor
 
 import logosphere as ls
 from logosphere.data.batches import windows
+from logosphere.networks.base import PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import FullTransformer
-from logosphere.networks.wrappers import PosteriorHead
 from logosphere.rng import GeneratorNoise
 
 LENGTH, BATCH, V, SEQUENCES, DRAWS, LITTLE = 64, 32, 27, 512, 4, 0.1

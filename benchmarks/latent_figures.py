@@ -19,12 +19,11 @@ import torch
 
 import logosphere as ls
 from logosphere.autoencoders.pretrained import MiniLM, embed_texts, load_word_pieces, minilm_folder
-from logosphere.codecs.autoencoder import Autoencoder
+from logosphere.codecs.base import Autoencoder
 from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpus import Corpus, split_off, take_first_tokens
-from logosphere.evaluation.latents import measure_reconstruction
-from logosphere.evaluation.ngram_mauve import encoder_mauve
-from logosphere.evaluation.sample_metrics import find_metrics, measure_samples, scorer_metric
+from logosphere.evaluation.likelihood import measure_reconstruction
+from logosphere.evaluation.sample_metrics import encoder_mauve, find_metrics, measure_samples, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer
 from logosphere.evaluation.texts import TRAIN_TOKENS, Metric, Reference, Texts
 from logosphere.evaluation.validators import slot_accuracy

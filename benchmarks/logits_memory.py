@@ -49,10 +49,10 @@ def bare(steps: int) -> dict[str, Any]:
 
 def whole(system: str, steps: int, largest: int | None) -> dict[str, Any]:
     import logosphere as ls
-    from logosphere.processes import bound
+    from logosphere.processes import base
 
     if largest is not None:
-        bound.CHUNK = largest
+        base.CHUNK = largest
     model = ls.build(system, vocab_size=V, length=LENGTH, **NETWORK)
     started = time.process_time()
     for _ in ls.fit(model, (batch() for _ in range(steps)), steps=steps):

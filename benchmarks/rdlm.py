@@ -25,15 +25,14 @@ from step_overhead import BATCH, LENGTH, VOCABULARY, overheads
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.codecs.vertices import VertexCodec
+from logosphere.codecs.tokens import VertexCodec
 from logosphere.data.batches import windows
 from logosphere.data.languages import Language, Oracle
 from logosphere.geometry import sphere
 from logosphere.geometry.bridge_tables import tabulate_bridges
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge, simulate_bridge
 from logosphere.model import Model
-from logosphere.networks.base import Denoiser
-from logosphere.networks.wrappers import BeliefInput
+from logosphere.networks.base import BeliefInput, Denoiser
 from logosphere.processes.capabilities import OnlineStatistics
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.time_sampler import TimeSampler, uniform_density

@@ -11,9 +11,9 @@ from logosphere.errors import UserError
 from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.processes.base import Process
-from logosphere.processes.bound import bound, leave_one_out_bound, mean_bound, mixture_bound
-from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths
+from logosphere.processes.base import Process, bound
+from logosphere.processes.bound import leave_one_out_bound, mean_bound, mixture_bound
+from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths, SeveralPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
 from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
 
@@ -80,23 +80,26 @@ class Model(nn.Module):
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return bound_by_group(self.process, predict, batch, w, noise, every)
         if isinstance(self.process, MixtureOfPaths) and self.process.num_components > 1 and draws > 1:
-            return self._mixture_bound(self.process, batch, noise, draws, predict)
-        return mean_bound(self._draws(self.process, batch, noise, draws, predict))
+            components = [self.process.select_component(index) for index in range(self.process.num_components)]
+            first, second = (
+                [self._draws(component, batch, noise, count, predict) for component in components]
+                for count in (draws // 2, draws - draws // 2)
+            )
+            return mixture_bound(first, second)
+        drawn = self._draws(self.process, batch, noise, draws, predict)
+        return drawn[0] if draws == 1 else mean_bound(drawn)
 
     def _draws(self, process: Process, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
         w = noise.low_discrepancy_times(draws, self.length // self.block)
         return [bound(process, predict, batch, part, noise) for part in w.unbind(1)]
 
-    def _mixture_bound(
-        self, process: MixtureOfPaths, batch: Batch, noise: Noise, draws: int, predict: Predict
-    ) -> Bound:
-        """The bound of a mixture of paths, each with `draws` draws in two independent groups."""
-        components = [process.select_component(index) for index in range(process.num_components)]
-        first, second = (
-            [self._draws(component, batch, noise, count, predict) for component in components]
-            for count in (draws // 2, draws - draws // 2)
-        )
-        return mixture_bound(first, second)
+    def with_path(self, name: str) -> "Model":
+        """The same model with bounds and samples along another path of its process; weights are shared."""
+        if not isinstance(self.process, SeveralPaths):
+            raise UserError(f"The process of this model has a single path; there is no path '{name}'.")
+        model = Model(self.process.with_path(name), self.denoiser, length=self.length, block=self.block, spec=self.spec)
+        model.remasker, model.sampler = self.remasker, self.sampler
+        return model.to(self.device).train(self.training)
 
     def metrics(self) -> dict[str, float]:
         """Values of learned codecs and schedules to log during training."""

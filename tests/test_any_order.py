@@ -112,7 +112,7 @@ def test_unmasking_samplers_work_on_the_sphere(name: str) -> None:
 )
 def test_unmasking_samplers_refuse_other_paths(system: str, options: dict[str, object]) -> None:
     model = ls.build(system, vocab_size=5, length=4, **options, **SMALL)
-    with pytest.raises(UserError, match="do not take turns by whole tokens"):
+    with pytest.raises(UserError, match="path=any-order and without base"):
         ls.sampler("entropy", model)
 
 

@@ -20,7 +20,7 @@ from logosphere.geometry.bridges import (
     simulate_bridge,
     walk_step,
 )
-from logosphere.geometry.heat import tabulate_heat_kernel
+from logosphere.geometry.sphere import tabulate_heat_kernel
 from logosphere.systems.spherical_parts import default_noise
 
 

@@ -21,7 +21,6 @@ from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizers import text8_tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import format_leaderboard as as_text
 from logosphere.evaluation.leaderboard import rank_reports
 from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_times
@@ -31,6 +30,7 @@ from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.compare import SystemSpec, apply_budget, load_scorer, parse_systems
 from logosphere.runs.comparison_report import shared_budget
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.costs import count_step_flops
 from logosphere.runs.loop import validate
 from logosphere.runs.run import Run
 from logosphere.runs.settings import Budget

@@ -7,9 +7,9 @@ from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import Condition, UserError
+from logosphere.networks.base import PosteriorHead
 from logosphere.networks.conditioning import Conditioner
 from logosphere.networks.guidance import ClassifierFreeGuidance
-from logosphere.networks.wrappers import PosteriorHead
 from logosphere.types import NO_TOKEN, Batch
 
 K, L = 4, 6

@@ -17,8 +17,8 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.conditioning import Conditioner
 from logosphere.processes.gaussian.diffusion import T_DECODE
-from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
+from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.rng import GeneratorNoise
 from logosphere.sampling.generate import generate
 from logosphere.types import Condition

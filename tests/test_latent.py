@@ -12,14 +12,14 @@ from toy_languages import enumerate_sequences, generator, random_joint, skewed_c
 from toy_models import SMALL, random_network
 
 import logosphere as ls
-from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
-from logosphere.evaluation.latents import measure_reconstruction
+from logosphere.codecs.base import Autoencoder, AutoencoderLoss
+from logosphere.evaluation.likelihood import measure_reconstruction
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.conditioning import Conditioner
 from logosphere.processes.gaussian.diffusion import T_DECODE
 from logosphere.processes.gaussian.latent import LatentDiffusion
-from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
+from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.schedules.logsnr import find_logsnr
 from logosphere.systems.latent import uniform_times
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint

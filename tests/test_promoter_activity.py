@@ -61,5 +61,5 @@ def test_invalid_inputs_are_refused(tmp_path: Path) -> None:
     names.write_text(f"{ACTIVE_MARK}\n" * 9)
     with pytest.raises(UserError, match="not one row of Sei's tracks"):
         Sei(Counts(), names)(bases)
-    with pytest.raises(UserError, match="reads 4096 bases"):
+    with pytest.raises(UserError, match="at most 4096 bases"):
         Sei(Counts(), names)(torch.zeros(1, WINDOW + 1).long())

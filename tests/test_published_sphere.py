@@ -9,7 +9,7 @@ from toy_languages import generator, random_joint, sticky_chain
 from toy_models import SMALL
 
 import logosphere as ls
-from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import DigitCodec
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.processes.spherical.diffusion import SphericalDiffusion

@@ -13,15 +13,19 @@ from toy_models import random_network
 
 from logosphere.data.tokenizers import CharacterTokenizer, WithEOS, text8_tokenizer
 from logosphere.errors import UserError
-from logosphere.evaluation.ngram_mauve import encoder_mauve, frontier_area, kmeans, mauve, ngram_features
 from logosphere.evaluation.sample_metrics import (
     METRICS,
     distinct_rate,
+    encoder_mauve,
     extract_ngrams,
     find_metrics,
+    frontier_area,
+    kmeans,
     known_word_rate,
+    mauve,
     measure_samples,
     ngram_divergence,
+    ngram_features,
     repetition_rate,
     scorer_metric,
     token_entropies,

@@ -13,7 +13,7 @@ from toy_languages import generator, independent_tokens, random_joint, skewed_ch
 from toy_models import SMALL, joint_sphere_model
 
 import logosphere as ls
-from logosphere.codecs.digits import DigitCodec, count_digits
+from logosphere.codecs.tokens import DigitCodec, count_digits
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import match_moments, mean_cosine, solve_rho

@@ -25,8 +25,7 @@ from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, resolv
 from logosphere.runs.evaluate import read_record
 from logosphere.runs.run import Run
 from logosphere.studio.app import create_app, load_static_files
-from logosphere.studio.job_functions import make_generate_job
-from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached
+from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached, make_generate_job
 from logosphere.studio.models import StudioModel, downsample, find_reports, list_models
 from logosphere.studio.requests import GenerateRequest, resolve_pins
 

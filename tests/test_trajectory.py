@@ -83,7 +83,7 @@ def test_animations_show_predictions_and_end_with_the_text() -> None:
         for k, (tokens, guess) in enumerate(rows)
     ]
     animation = build_animation(Trajectory(2, frames), "abc".__getitem__)
-    assert animation.guesses == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
+    assert animation.predictions == [[[0, 1]], [[0, -1, 1, 2]], [[]], [[1, -1]]]
     drawing = render_animated_svg(animation)
     assert (
         '<g class="a2"><text x="16" y="35" class="c c2">a</text>' in drawing
@@ -129,7 +129,7 @@ def test_shortened_animations_keep_their_last_frame() -> None:
                     row[place] = symbol
         texts = ["".join(animation.symbols[symbol] for symbol in row) for row in rows]
         assert texts == ["".join(text8_tokenizer().symbol(token) for token in row) for row in drawn.tolist()]
-        assert len(animation.frames) == len(animation.sure) <= max_frames
+        assert len(animation.frames) == len(animation.confidence) <= max_frames
 
 
 def test_animations_are_saved_as_html_svg_and_json(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_animations_are_saved_as_html_svg_and_json(tmp_path: Path) -> None:
     for name in ("film.html", "film.svg", "film.json"):
         save_trajectory(tmp_path / "new" / name, trajectory, text8_tokenizer(), texts, "</script> & more")
     page = (tmp_path / "new" / "film.html").read_text()
-    animations = re.search(r'id="films">(.*?)</script>', page, flags=re.DOTALL)
+    animations = re.search(r'id="animations">(.*?)</script>', page, flags=re.DOTALL)
     assert animations and json.loads(animations[1])[0]["length"] == 12 and "</script> &" not in page
     assert "http:" not in page and "https:" not in page
     drawing = ElementTree.parse(tmp_path / "new" / "film.svg").getroot()

@@ -7,8 +7,8 @@ from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 from logosphere.errors import UserError
-from logosphere.networks.base import Denoiser
-from logosphere.networks.wrappers import CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter, PosteriorHead
+from logosphere.networks.base import Denoiser, PosteriorHead
+from logosphere.networks.wrappers import CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 
 LANGUAGE = skewed_chain(5, 6)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from logosphere.autoencoders.pretrained import PretrainedEncoder
+from logosphere.systems import latent
 
 
 class TinyEncoder(PretrainedEncoder):

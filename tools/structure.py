@@ -270,8 +270,15 @@ def table(content: dict[str, object]) -> str:
     add("", content)
     build = content.get("actions", {})
     if isinstance(build, dict) and "build" in build:
-        outside = [name for name in build["build"]["names"] if not name.startswith("networks")]
-        rows.append(("actions build files outside networks", len(outside)))
+        names = build["build"]["names"]
+        wiring = [name for name in names if name.startswith(("systems", "migration"))]
+        rows.append(("actions build files of the wiring (systems, migration)", len(wiring)))
+        rows.append(
+            (
+                "actions build files with the parts, without networks",
+                len([n for n in names if not n.startswith("networks")]),
+            )
+        )
     return "\n".join(f"{name:<40} {value:>8,}" for name, value in rows)
 
 

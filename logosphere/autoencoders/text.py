@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from logosphere.autoencoders.decoders import Decoder, Perceiver, Standardiser
 from logosphere.autoencoders.encoders import TokenEncoder
-from logosphere.codecs.autoencoder import Autoencoder, AutoencoderLoss
-from logosphere.codecs.base import HIDDEN
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.base import HIDDEN, Autoencoder, AutoencoderLoss
+from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.rng import Noise
 from logosphere.types import Batch, Bool, Float, State, Tokens

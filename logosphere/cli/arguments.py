@@ -243,7 +243,7 @@ class Export(Arguments):
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
-    out: Path = Path("box")
+    out: Path = Path("exported")
     """Folder to write."""
     measure: Annotated[EvaluateConfig, Flat] = field(default_factory=lambda: EvaluateConfig(sequences=2000))
     samples: int = 3

@@ -1,4 +1,4 @@
-"""logosphere systems, samplers and data: commands that list, without torch."""
+"""logosphere systems, samplers, data, launch, completion"""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,9 +7,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from logosphere.cli.arguments import Data, Samplers, Systems
-from logosphere.cli.console import DISPLAY, print_json
+from logosphere.cli import COMMANDS
+from logosphere.cli.arguments import Completion, Data, Launch, Samplers, Systems
+from logosphere.cli.console import DISPLAY, log, print_json
+from logosphere.cli.train_options import parse_train
 from logosphere.data.sources import CORPORA, DATASETS
+from logosphere.errors import UserError
+from logosphere.io import write_atomic
+from logosphere.parallel.launch import batch_script
 from logosphere.sampling.registry import SAMPLERS
 from logosphere.systems import DEFAULT, Preset, infos, option_docs, options, presets, system
 
@@ -100,3 +105,68 @@ def data(arguments: Data, argv: list[str]) -> int:
         counts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
         print(f"{corpus.name}: {corpus.tokenizer.size} symbols; tokens: {counts}")
     return 0
+
+
+BASH = """\
+_logosphere() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}"
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+  elif [[ "$word" == -* ]]; then
+    local options="$(logosphere "${{COMP_WORDS[1]}}" --help 2>/dev/null | grep -oE -- '--[a-z][a-z.-]*')"
+    COMPREPLY=($(compgen -W "$options" -- "$word"))
+  else
+    COMPREPLY=($(compgen -f -- "$word"))
+  fi
+}}
+complete -o filenames -F _logosphere logosphere
+"""
+FISH = """\
+function __logosphere_options
+  logosphere (commandline -opc)[2] --help 2>/dev/null | string match -ar -- '--[a-z][a-z.-]*' | sort -u
+end
+complete -c logosphere -e
+complete -c logosphere -n __fish_use_subcommand -f
+{lines}
+complete -c logosphere -n 'not __fish_use_subcommand; and string match -q -- "-*" (commandline -ct)' \\
+  -f -a '(__logosphere_options)'
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + BASH
+
+
+def completion(arguments: Completion, argv: list[str]) -> int:
+    """logosphere completion"""
+    lines = [
+        f"complete -c logosphere -n __fish_use_subcommand -a {name} -d '{command.about}'"
+        for name, command in COMMANDS.items()
+    ]
+    script = {"bash": BASH, "zsh": ZSH, "fish": FISH}[arguments.shell]
+    print(script.format(commands=" ".join(COMMANDS), lines="\n".join(lines)), end="")
+    return 0
+
+
+def launch(arguments: Launch, argv: list[str]) -> int:
+    """logosphere launch"""
+    training = argv[argv.index("--") + 1 :] if "--" in argv else []
+    # Usage errors are reported now and not when the job starts.
+    out = parse_train(training).out if training else None
+    if out is None:
+        raise UserError(
+            "A recipe and --out are missing, for example: logosphere launch slurm -- text8 --out runs/text8"
+        )
+    if arguments.file.exists():
+        raise UserError(f"{arguments.file} exists already; choose another --file.")
+    kept = _without(training, "--out")
+    write_atomic(arguments.file, batch_script(arguments.job, str(out), kept).encode())
+    log(f"Wrote {arguments.file}. Next: sbatch {arguments.file}")
+    return 0
+
+
+def _without(argv: list[str], option: str) -> list[str]:
+    """Arguments without an option and its value."""
+    kept, skip = [], False
+    for word in argv:
+        if not skip and word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+        skip = word == option
+    return kept

@@ -1,15 +1,19 @@
-"""logosphere train"""
+"""logosphere train, train-remasker, train-classifier"""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 
+from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.cli.costs import dry_run
+from logosphere.cli.evaluate import dry_run
 from logosphere.cli.train_options import Train, parse_train_options, split_recipe, use_one_budget
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
+from logosphere.io import REMASKER
+from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.launch import launcher_died
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.config import TrainConfig
@@ -25,6 +29,8 @@ from logosphere.runs.train import (
     open_with_display,
     resume_command,
     run_to_end,
+    train_classifier_of,
+    train_remasker_of,
 )
 
 
@@ -127,3 +133,34 @@ def tensorboard(folder: Path | None) -> Iterator[OnEvent]:
 
     with SummaryWriter(str(folder)) as writer:
         yield on_event
+
+
+def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:
+    """logosphere train-remasker"""
+    trained, steps = Run(arguments.run), arguments.config.steps
+    last = train_remasker_of(trained, arguments.config, DISPLAY)
+    if arguments.json:
+        print_json({"run": str(trained.path), "steps": steps, "loss": last.loss, "wrong": last.wrong})
+    else:
+        log(f"{last.loss:.3f} nats per token; saved as {trained.path / REMASKER}")
+    return 0
+
+
+def train_classifier(arguments: TrainClassifier, argv: list[str]) -> int:
+    """logosphere train-classifier"""
+    trained = Run(arguments.run)
+    shape = trained.config.network.shape
+    network = NetworkConfig(width=arguments.width, depth=arguments.depth, heads=arguments.heads, shape=shape)
+    found = train_classifier_of(
+        trained, arguments.config, network, out=arguments.out, data=arguments.data, display=DISPLAY
+    )
+    if arguments.json:
+        figures = {"loss": found.loss, "valid_loss": found.valid_loss, "valid_right": found.valid_right}
+        about = {"run": str(trained.path), "classifier": str(found.folder), "steps": arguments.config.steps}
+        print_json(about | {"labels": list(found.labels)} | figures)
+    else:
+        log(
+            f"Validation, averaged over times: {found.valid_loss:.3f} nats per label "
+            f"({math.log(len(found.labels)):.3f} at random), accuracy {found.valid_right:.0%}; saved in {found.folder}"
+        )
+    return 0

@@ -23,6 +23,19 @@ from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
 
 
 @dataclass(frozen=True)
+class PathBound:
+    """Bits per unit of the same model and text along another path of the process."""
+
+    path: str
+    kind: Kind
+    bits: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} ({self.kind}, {self.path} path)"
+
+
+@dataclass(frozen=True)
 class Report:
     """Bits per unit of text, ± one standard error over sequences."""
 
@@ -59,6 +72,8 @@ class Report:
     """The preset of the system, and the options that differ from it."""
     path: str = ""
     """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
+    other_paths: tuple[PathBound, ...] = ()
+    """Bounds along the other paths that the network was trained on."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
@@ -96,15 +111,18 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            content = {"preset": DEFAULT, "path": ""} | content  # older reports have neither
-            found: dict[str, Any] = {field.name: content[field.name] for field in fields(Report)}
-            return Report(**{name: _null_to_nan(value) for name, value in found.items()})
+            content = {"preset": DEFAULT, "path": "", "other_paths": []} | content  # older reports have none of them
+            found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
+            found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
+            return Report(**found)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
 
 
 def _null_to_nan(value: Any) -> Any:
     """NaN where JSON has null."""
+    if isinstance(value, dict):
+        return {name: _null_to_nan(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_null_to_nan(one) for one in value]
     return math.nan if value is None else value

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.geometry.heat import HeatKernel, tabulate_heat_kernel
-from logosphere.geometry.sphere import angle_over_sine
+from logosphere.geometry.sphere import HeatKernel, angle_over_sine, tabulate_heat_kernel
 from logosphere.types import Float
 
 MAX_TIME = 0.98

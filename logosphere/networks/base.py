@@ -1,11 +1,15 @@
 """The interface of denoisers: `Denoiser`, and `Wrapper` for denoisers around another denoiser."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.types import Bool, Condition, LogitChunks, Logits, Positions, State, Times
+from logosphere.networks.backbone import ConditionTokens, LinearHead
+from logosphere.networks.conditioning import Conditioner
+from logosphere.types import Bool, Condition, Float, LogitChunks, Logits, Positions, State, Times
 
 
 def check_block(length: int, block: int) -> None:
@@ -91,3 +95,140 @@ class Wrapper(Denoiser, ABC):
 
     def _rewrap_in_mode(self, inner: Denoiser) -> Denoiser:
         return self.rewrap(inner).train(self.training)  # new modules start in training mode
+
+
+def add_signal(
+    h: Float[Tensor, "B M D"], memory: ConditionTokens | None, positions: slice = slice(None)
+) -> Float[Tensor, "B M D"]:
+    """Add the signal of a condition at these positions to their input embeddings."""
+    return h if memory is None or memory.signal is None else h + memory.signal[:, positions]
+
+
+class ConditionalNetwork(Denoiser, ABC):
+    """A network that accepts a condition, if it was built with a conditioner."""
+
+    conditioner: Conditioner | None
+    head: LinearHead
+
+    @abstractmethod
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        """Return the input of the head, given the condition tokens."""
+
+    def predict(
+        self, z: State, t: Times, context: State, where: Positions | None, memory: ConditionTokens | None
+    ) -> Logits:
+        """Return the logits, given the condition tokens."""
+        h = self.features(z, t, context, memory)
+        return self.head(h if where is None else h[where])
+
+    def predict_parts(
+        self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
+    ) -> LogitChunks:
+        """Return a function that computes some of the logits, given the condition tokens."""
+        h = self.features(z, t, context, memory)[where]
+        return lambda rows: self.head(h[rows])
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self.predict(z, t, context, where, self._empty_tokens(len(z)))
+
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        return self.predict_parts(z, t, context, where, self._empty_tokens(len(z)))
+
+    def _empty_tokens(self, batch: int) -> ConditionTokens | None:
+        return None if self.conditioner is None else self.conditioner.empty_tokens(batch)
+
+    def open_session(self, memory: ConditionTokens | None) -> Denoiser:
+        """Return a denoiser for one run of a sampler, given the condition tokens."""
+        return self if memory is None else WithConditionTokens(self, memory)
+
+    def begin_sampling(self) -> Denoiser:
+        return self.open_session(None)
+
+    def with_condition(self, condition: Condition) -> Denoiser:
+        return super().with_condition(condition) if self.conditioner is None else WithCondition(self, condition)
+
+
+class WithCondition(Denoiser):
+    """A network with a condition bound to it, which is encoded anew at each call."""
+
+    def __init__(self, network: ConditionalNetwork, condition: Condition):
+        super().__init__()
+        self.network, self.block, self.reads_time = network, network.block, network.reads_time
+        self.condition = condition
+        self.train(network.training)
+
+    def _encode(self) -> ConditionTokens:
+        assert self.network.conditioner is not None
+        return self.network.conditioner(self.condition)
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self.network.predict(z, t, context, where, self._encode())
+
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        return self.network.predict_parts(z, t, context, where, self._encode())
+
+    def begin_sampling(self) -> Denoiser:
+        with torch.no_grad():  # the condition is encoded once for a whole run
+            return self.network.open_session(self._encode())
+
+    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+        return WithCondition(self.network, self.condition.map(lambda field: field[kept]))
+
+
+class WithConditionTokens(Denoiser):
+    """A network with an encoded condition bound to it."""
+
+    def __init__(self, network: ConditionalNetwork, memory: ConditionTokens):
+        super().__init__()
+        self.network, self.block, self.reads_time, self.memory = network, network.block, network.reads_time, memory
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        return self.network.predict(z, t, context, where, self.memory)
+
+
+AddEvidence = Callable[[Logits, State, Times], Logits]
+"""`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
+
+LogLikelihood = Callable[[State, Times], Logits]
+"""`Process.log_likelihood`: (states, times) -> log q(z_t | x = k)."""
+
+
+class PosteriorHead(Wrapper):
+    """Adds the log-likelihood of each position's own state, so that the network learns only what the context says.
+
+    For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
+    """
+
+    def __init__(self, inner: Denoiser, add_evidence: AddEvidence):
+        super().__init__(inner)
+        self.add_evidence = add_evidence
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        out = self.inner(z, t, context, where)
+        return self.add_evidence(out, z, t) if where is None else self.add_evidence(out, z[where], t[where])
+
+    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+        inner = self.inner.logit_chunks(z, t, context, where)
+        z, t = z[where], t[where]
+        return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return PosteriorHead(inner, self.add_evidence)
+
+
+class BeliefInput(Wrapper):
+    """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
+
+    def __init__(self, inner: Denoiser, log_likelihood: LogLikelihood):
+        super().__init__(inner)
+        self.log_likelihood = log_likelihood
+
+    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+        belief = self.log_likelihood(z, t).softmax(-1)
+        scale = belief.shape[-1] ** 0.5
+        belief = scale * belief
+        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
+        return self.inner(belief, t, clean, where)
+
+    def rewrap(self, inner: Denoiser) -> Denoiser:
+        return BeliefInput(inner, self.log_likelihood)

@@ -4,7 +4,6 @@ The condition tokens are one learned vector that stands for 'no condition', the 
 a small network. Dropped conditions are masked out, so that only the first vector remains.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 
 from logosphere.codecs.tokens import build_embedding
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
-from logosphere.networks.base import Denoiser
+from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.config import NetworkConfig
-from logosphere.types import NO_TOKEN, Bool, Condition, Float, LogitChunks, Logits, Positions, State, Times
+from logosphere.types import NO_TOKEN, Condition
 
 SOURCE_DEPTH = 2
 """Blocks of the network that encodes source texts."""
@@ -90,95 +88,6 @@ class Conditioner(nn.Module):
 def build_conditioner(network: NetworkConfig) -> Conditioner | None:
     """Return the encoder of a network's conditions; None if it accepts none."""
     return Conditioner(network) if network.conditional else None
-
-
-def add_signal(
-    h: Float[Tensor, "B M D"], memory: ConditionTokens | None, positions: slice = slice(None)
-) -> Float[Tensor, "B M D"]:
-    """Add the signal of a condition at these positions to their input embeddings."""
-    return h if memory is None or memory.signal is None else h + memory.signal[:, positions]
-
-
-class ConditionalNetwork(Denoiser, ABC):
-    """A network that accepts a condition, if it was built with a conditioner."""
-
-    conditioner: Conditioner | None
-    head: LinearHead
-
-    @abstractmethod
-    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
-        """Return the input of the head, given the condition tokens."""
-
-    def predict(
-        self, z: State, t: Times, context: State, where: Positions | None, memory: ConditionTokens | None
-    ) -> Logits:
-        """Return the logits, given the condition tokens."""
-        h = self.features(z, t, context, memory)
-        return self.head(h if where is None else h[where])
-
-    def predict_parts(
-        self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
-    ) -> LogitChunks:
-        """Return a function that computes some of the logits, given the condition tokens."""
-        h = self.features(z, t, context, memory)[where]
-        return lambda rows: self.head(h[rows])
-
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        return self.predict(z, t, context, where, self._empty_tokens(len(z)))
-
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        return self.predict_parts(z, t, context, where, self._empty_tokens(len(z)))
-
-    def _empty_tokens(self, batch: int) -> ConditionTokens | None:
-        return None if self.conditioner is None else self.conditioner.empty_tokens(batch)
-
-    def open_session(self, memory: ConditionTokens | None) -> Denoiser:
-        """Return a denoiser for one run of a sampler, given the condition tokens."""
-        return self if memory is None else WithConditionTokens(self, memory)
-
-    def begin_sampling(self) -> Denoiser:
-        return self.open_session(None)
-
-    def with_condition(self, condition: Condition) -> Denoiser:
-        return super().with_condition(condition) if self.conditioner is None else WithCondition(self, condition)
-
-
-class WithCondition(Denoiser):
-    """A network with a condition bound to it, which is encoded anew at each call."""
-
-    def __init__(self, network: ConditionalNetwork, condition: Condition):
-        super().__init__()
-        self.network, self.block, self.reads_time = network, network.block, network.reads_time
-        self.condition = condition
-        self.train(network.training)
-
-    def _encode(self) -> ConditionTokens:
-        assert self.network.conditioner is not None
-        return self.network.conditioner(self.condition)
-
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        return self.network.predict(z, t, context, where, self._encode())
-
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        return self.network.predict_parts(z, t, context, where, self._encode())
-
-    def begin_sampling(self) -> Denoiser:
-        with torch.no_grad():  # the condition is encoded once for a whole run
-            return self.network.open_session(self._encode())
-
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
-        return WithCondition(self.network, self.condition.map(lambda field: field[kept]))
-
-
-class WithConditionTokens(Denoiser):
-    """A network with an encoded condition bound to it."""
-
-    def __init__(self, network: ConditionalNetwork, memory: ConditionTokens):
-        super().__init__()
-        self.network, self.block, self.reads_time, self.memory = network, network.block, network.reads_time, memory
-
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        return self.network.predict(z, t, context, where, self.memory)
 
 
 def check_guidable(denoiser: nn.Module) -> None:

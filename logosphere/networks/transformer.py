@@ -10,14 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.tokens import build_embedding
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.tokens import CoordinateStem, DigitCodec, build_embedding
 from logosphere.errors import UserError
-from logosphere.networks.attention import KVCache, block_causal_mask
-from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
-from logosphere.networks.base import Denoiser, check_block
-from logosphere.networks.conditioning import ConditionalNetwork, add_signal, build_conditioner
+from logosphere.networks.backbone import Backbone, ConditionTokens, KVCache, LinearHead, block_causal_mask
+from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block
+from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
 from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times

@@ -13,34 +13,6 @@ from logosphere.processes.base import MAX_LOGIT
 from logosphere.rng import running_sum
 from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
 
-AddEvidence = Callable[[Logits, State, Times], Logits]
-"""`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
-LogLikelihood = Callable[[State, Times], Logits]
-"""`Process.log_likelihood`: (states, times) -> log q(z_t | x = k)."""
-
-
-class PosteriorHead(Wrapper):
-    """Adds the log-likelihood of each position's own state, so that the network learns only what the context says.
-
-    For masked diffusion this copies revealed tokens (MDLM's carry-over), for uniform diffusion it is Bayes' rule.
-    """
-
-    def __init__(self, inner: Denoiser, add_evidence: AddEvidence):
-        super().__init__(inner)
-        self.add_evidence = add_evidence
-
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        out = self.inner(z, t, context, where)
-        return self.add_evidence(out, z, t) if where is None else self.add_evidence(out, z[where], t[where])
-
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        inner = self.inner.logit_chunks(z, t, context, where)
-        z, t = z[where], t[where]
-        return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
-
-    def rewrap(self, inner: Denoiser) -> Denoiser:
-        return PosteriorHead(inner, self.add_evidence)
-
 
 class CarryOver(Wrapper):
     """Copies unmasked tokens into the prediction, and leaves the logits at masks unchanged."""
@@ -62,24 +34,6 @@ class CarryOver(Wrapper):
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return CarryOver(inner, self.mask)
-
-
-class BeliefInput(Wrapper):
-    """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
-
-    def __init__(self, inner: Denoiser, log_likelihood: LogLikelihood):
-        super().__init__(inner)
-        self.log_likelihood = log_likelihood
-
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        belief = self.log_likelihood(z, t).softmax(-1)
-        scale = belief.shape[-1] ** 0.5
-        belief = scale * belief
-        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
-        return self.inner(belief, t, clean, where)
-
-    def rewrap(self, inner: Denoiser) -> Denoiser:
-        return BeliefInput(inner, self.log_likelihood)
 
 
 InputTransform = Callable[[State, Times], Tensor]

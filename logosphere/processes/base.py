@@ -1,8 +1,8 @@
-"""The interface of a process.
+"""The interface of a process, and the bound.
 
 A process is a path between data (t = 0) and noise (t = 1). Its backward generator (a drift, a jump rate or a kernel)
 is linear in the distribution of the clean token, so a model of p(token | z_t) is a model of the whole path, and the
-bound is a divergence between two generators (bound.py).
+bound is a divergence between two generators. The function `bound` is the one bound that all processes share.
 
 A new process implements five methods: `prior`, `corrupt`, `log_likelihood`, `elbo_rate` and `step`. The other methods
 have defaults. What only some processes can do is declared by the classes of capabilities.py.
@@ -14,10 +14,23 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
+from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward
 from logosphere.rng import Noise
-from logosphere.types import Batch, Float, Kind, Logits, Positions, State, Times
+from logosphere.types import (
+    Batch,
+    Bound,
+    ChunkedPredict,
+    Float,
+    Kind,
+    Logits,
+    Positions,
+    Predict,
+    State,
+    Times,
+)
 
 MAX_LOGIT = 1e4
 """A log-likelihood ratio that stands for certainty. It is finite, so that inf - inf cannot occur."""
@@ -164,3 +177,76 @@ class Process(nn.Module, ABC):
     def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times of a sampler with this number of steps, from 1 to 0, both included: equal steps by default."""
         return uniform_grid(steps)
+
+
+CHUNK = 9 << 20
+"""Logits computed at a time where rows can be computed in chunks: 36 MiB of float32.
+
+A few arrays of this size are alive at once, so it should be small; but blocks of up to 32 MiB may be kept by glibc's
+malloc when they are freed (its largest mmap threshold), while larger ones are returned to the system.
+"""
+
+
+def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
+    """An unbiased draw of the bound (Sohl-Dickstein et al. 2015; continuous time: Kingma et al. 2021, VDM):
+
+        -log p(x) <= E[-log p(x | z_recon)] + ∫ E[elbo_rate(t)] dt + KL(q(z_1 | x) || p(z_1))
+
+    The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
+    """
+    u, recon, recon_loss = process.encode(batch, noise)
+    free = process.codec.expand_to_states(batch.free)
+    z, t, weight = process.sample_zt(u, w, free, noise)
+    where = process.needs_prediction(z, free)
+    rate, loss = _evaluate(process, predict, u, ForwardSample(z, t, weight), where)
+    last = t[where] <= process.recon_time
+
+    def per_sequence(values: Float[Tensor, " N"]) -> Float[Tensor, " B"]:
+        field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
+        return field.masked_scatter(where, values).sum(1)
+
+    diffusion = per_sequence(torch.where(last, 0, rate) * weight[where])
+    total_loss = recon_loss + per_sequence(loss)
+    if process.training and isinstance(process, LearnedCodec):
+        total_loss = total_loss + process.auxiliary_loss(batch, u, t, diffusion.detach(), noise)
+    return Bound(
+        recon=recon + per_sequence(torch.where(last, rate, 0) * weight[where]),
+        diffusion=diffusion,
+        prior=(process.prior_kl(u) * free).sum(1),
+        loss=total_loss,
+        count=batch.scored_tokens,
+        kind=process.kind,
+        log_q=process.log_q(u, z, t, free) if isinstance(process, LearnedForward) else None,
+    )
+
+
+def _evaluate(
+    process: Process, predict: Predict, u: State, sample: ForwardSample, where: Positions
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """The rate of the bound and the loss at the positions that need a prediction.
+
+    For large vocabularies logits are computed a few rows at a time, and again for the gradient, so that neither they
+    nor their softmax are in memory as a whole.
+    """
+    z, t, weight = sample
+    x, picked, times, weights = u[where], z[where], t[where], weight[where]
+
+    def evaluate(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
+        with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
+            rate = process.elbo_rate(out, x[rows], picked[rows], times[rows])
+            return rate, process.loss(rate, out, x[rows], picked[rows], times[rows], weights[rows])
+
+    if isinstance(process, AutoencoderStage) and not process.denoiser_active:
+        return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
+    if not process.chunkable or not isinstance(predict, ChunkedPredict):
+        return evaluate(predict(z, t, context=u, where=where), slice(None))
+    count, size = len(times), max(1, CHUNK // process.codec.num_classes)
+    if count <= size:
+        return evaluate(predict(z, t, context=u, where=where), slice(None))
+    chunk = predict.logit_chunks(z, t, context=u, where=where)
+    found = []
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        found.append(checkpoint(lambda rows: evaluate(chunk(rows), rows), rows, use_reentrant=False))
+    rates, losses = zip(*found, strict=True)
+    return torch.cat(rates), torch.cat(losses)

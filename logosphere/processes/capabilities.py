@@ -5,12 +5,16 @@ The trainer, the sampler and the bound test for a capability and never for a con
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 
-from logosphere.processes.base import Process
 from logosphere.rng import Noise
 from logosphere.types import Batch, Float, Logits, Positions, State, Times, Tokens
+
+
+Mixture = TypeVar("Mixture", bound="MixtureOfPaths")
+Paths = TypeVar("Paths", bound="SeveralPaths")
 
 
 class OnlineStatistics(ABC):
@@ -82,7 +86,7 @@ class MixtureOfPaths(ABC):
     num_components: int
 
     @abstractmethod
-    def select_component(self, component: int) -> Process:
+    def select_component(self: Mixture, component: int) -> Mixture:
         """The process of one component, which shares all parameters and buffers with the mixture."""
 
 
@@ -91,9 +95,11 @@ class SeveralPaths(ABC):
 
     path_names: tuple[str, ...]
     """The names that `with_path` accepts; `Process.path_name` is the current one."""
+    trained_paths: tuple[str, ...]
+    """The paths whose states training shows to the network."""
 
     @abstractmethod
-    def with_path(self, name: str) -> Process:
+    def with_path(self: Paths, name: str) -> Paths:
         """The process with bounds and samples along this path, which shares all parameters and buffers."""
 
 

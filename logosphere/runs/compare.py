@@ -7,7 +7,6 @@ from pathlib import Path
 
 from logosphere.data.corpus import Corpus, split_off
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
@@ -17,6 +16,7 @@ from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.runs.create import build_model, create_run_and_model
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.loop import Elapsed
@@ -329,6 +329,6 @@ def _measure(run: Run, measure: EvaluateConfig, corpus: Corpus, display: Display
     key = [asdict(measure), file_sha256(run.weights_file(measure.weights)), run.content["corpus"], corpus.sha256, shape]
 
     def make() -> object:
-        return asdict(evaluate_run(run, measure, corpus=corpus, display=display))
+        return asdict(evaluate_run(run, measure, corpus=corpus, other_paths=False, display=display))
 
     return Report(**cached(run.results / "compare.json", key, make))

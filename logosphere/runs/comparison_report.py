@@ -14,7 +14,6 @@ import torch
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpus import Corpus, take_first_tokens
 from logosphere.errors import plural
-from logosphere.evaluation.costs import count_step_flops
 from logosphere.evaluation.leaderboard import LeaderboardRow
 from logosphere.evaluation.likelihood import elbo_over_time
 from logosphere.evaluation.report import Report
@@ -38,6 +37,7 @@ from logosphere.report.comparison import (
 )
 from logosphere.report.page import Animation, build_animation
 from logosphere.runs.config import TrainConfig
+from logosphere.runs.costs import count_step_flops
 from logosphere.runs.run import SHORT, Run, environment, sum_records
 from logosphere.runs.settings import Display, EvaluateConfig, SampleMetrics
 from logosphere.sampling.generate import generate, model_time_grid

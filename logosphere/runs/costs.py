@@ -1,4 +1,8 @@
-"""Costs: an estimate before a training (parameters, FLOPs, memory, time), and the measured speed of a system.
+"""FLOPs, memory and speed: measured, estimated before a training, and compared with a bare network.
+
+Costs: floating-point operations of a training step, and peak memory.
+
+Costs: an estimate before a training (parameters, FLOPs, memory, time), and the measured speed of a system.
 
 FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
 2020), and the same for scores and mixing of attention. Memory is 20 bytes a parameter (weights, gradients, two moments
@@ -13,22 +17,27 @@ at every position. The ratio is the cost of the diffusion process.
 """
 
 import re
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
-from logosphere.evaluation.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.model import Model
 from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.rng import CounterNoise
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.settings import SILENT, Display
 from logosphere.runs.train import open_with_display
@@ -36,6 +45,47 @@ from logosphere.sampling.generate import generate
 from logosphere.systems import build
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
+
+ROWS = 4
+"""Sequences whose operations are counted; the cost of a step is proportional to its batch."""
+
+
+def count_step_flops(model: Model, batch: int) -> float:
+    """Floating-point operations of the matrix products of one training step (forward and backward), counted by torch.
+
+    Times are stratified over the sequences, so a few of them represent a batch.
+    """
+    rows = min(ROWS, batch)
+    sample = Batch.of(torch.zeros(rows, model.length, dtype=torch.long, device=model.device))
+    training = model.training
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total))
+        bound.loss.sum().backward()
+    model.train(training)
+    model.zero_grad(set_to_none=True)
+    return counter.get_total_flops() * batch / rows
+
+
+def reset_peak_memory() -> None:
+    """Reset the peak of memory, where the system allows it."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak resident size
+
+
+def peak_memory_bytes() -> int:
+    """The peak resident memory of this process since `reset_peak_memory`; on a GPU, of its allocations."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
+
 
 STATE_BYTES = 20
 ACTIVATIONS = 19

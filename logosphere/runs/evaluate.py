@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from logosphere.data.corpus import Corpus, Examples, check_length, count_scored_
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, plural
-from logosphere.evaluation.report import Report, evaluate
+from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import RECIPE, WEIGHTS, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
+from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run, sum_records
 from logosphere.runs.settings import SILENT, Display, EvaluateConfig
@@ -38,13 +39,15 @@ def evaluate_run(
     *,
     options: tuple[str, ...] = (),
     corpus: Corpus | None = None,
+    other_paths: bool = True,
     display: Display = SILENT,
     group: ProcessGroup = SINGLE,
 ) -> Report:
     """The likelihood of a run, the same in every process of a group.
 
     `options` (name=value) change options of its system for this measurement, where the weights allow it. `corpus` is
-    the text to measure, where the caller has opened it.
+    the text to measure, where the caller has opened it. With `other_paths` the report of a process that was trained on
+    several paths (rdlm-heat) also has the bounds along the others.
     """
     config = config or EvaluateConfig()
     run = run if isinstance(run, Run) else Run(run)
@@ -56,29 +59,41 @@ def evaluate_run(
     split = corpus.split(config.split)
     check_length(split, model.length)
     unit = tokenizer.unit if config.per == "auto" else config.per
+    scale = units_per_token(unit, corpus, config.split, model.length)
     total = count_sequences(split, model.length, config.sequences or None)
-    finished = 0
-    with display.bar(f"evaluate {run.path.name}") as bar:
 
-        def watch(part: object) -> None:
-            nonlocal finished
-            finished = min(total, finished + config.batch)
-            bar.update(finished / total, f"{finished:,}/{total:,} sequences")
+    def measure(model: Model, title: str) -> Report:
+        finished = 0
+        with display.bar(title) as bar:
 
-        return evaluate(
-            model,
-            eval_batches(split, model.length, config.batch, config.sequences or None),
-            draws=config.draws,
-            rng=config.seed,
-            name=run.path.name,
-            unit=unit,
-            units_per_token=units_per_token(unit, corpus, config.split, model.length),
-            data=f"{corpus.name} {config.split}",
-            tokenizer=tokenizer.fingerprint,
-            weights=config.weights,
-            watch=watch,
-            group=group,
-        )
+            def watch(part: object) -> None:
+                nonlocal finished
+                finished = min(total, finished + config.batch)
+                bar.update(finished / total, f"{finished:,}/{total:,} sequences")
+
+            return evaluate(
+                model,
+                eval_batches(split, model.length, config.batch, config.sequences or None),
+                draws=config.draws,
+                rng=config.seed,
+                name=run.path.name,
+                unit=unit,
+                units_per_token=scale,
+                data=f"{corpus.name} {config.split}",
+                tokenizer=tokenizer.fingerprint,
+                weights=config.weights,
+                watch=watch,
+                group=group,
+            )
+
+    report = measure(model, f"evaluate {run.path.name}")
+    paths = model.process.trained_paths if other_paths and isinstance(model.process, SeveralPaths) else ()
+    others = []
+    for path in paths:
+        if path != model.process.path_name:
+            other = measure(model.with_path(path), f"evaluate {run.path.name}, {path} path")
+            others.append(PathBound(path, other.kind, other.bits, other.error))
+    return replace(report, other_paths=tuple(others))
 
 
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:

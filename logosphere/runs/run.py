@@ -209,7 +209,7 @@ class Run:
     @property
     def results(self) -> Path:
         """Where measurements are kept: in the run; for a bundled checkpoint in the cache."""
-        return cache_folder() / "box" / self.path.name if is_bundled(self.path) else self.path / "eval"
+        return cache_folder() / "pretrained" / self.path.name if is_bundled(self.path) else self.path / "eval"
 
     def model(self, weights: str = "ema", options: dict[str, Any] | None = None) -> Model:
         """The trained model: its averaged weights (ema), the best of them (best) or the plain ones (model)."""

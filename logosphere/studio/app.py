@@ -1,26 +1,94 @@
-"""The web application: the page, the list of models, training curves, reports, and jobs as server-sent events."""
+"""The web application of the studio.
+
+Access control: only the studio's own page, on this machine and with the token in its address, is answered.
+
+Another page in the same browser can send requests to 127.0.0.1. It does not know the token, its Origin differs, and
+after DNS rebinding its Host differs.
+
+The web application: the page, the list of models, training curves, reports, and jobs as server-sent events.
+"""
 
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logosphere.errors import UserError
 from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.registry import SAMPLERS
-from logosphere.studio.job_functions import make_elbo_job, make_generate_job
-from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached
+from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached, make_elbo_job, make_generate_job
 from logosphere.studio.models import ReportFile, StudioModel
 from logosphere.studio.requests import MAX_STEPS, MAX_TEXTS, GenerateRequest
-from logosphere.studio.security import SecurityMiddleware
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "frame-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of every response: the page may load from the studio only and may not be framed."""
+
+
+class SecurityMiddleware:
+    """Refuses requests that do not come from the studio's own page."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int):
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in LOOPBACK_NAMES}
+        self.origins = {f"http://{host}" for host in self.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                return  # the studio has no websockets
+            await self.app(scope, receive, send)
+            return
+        refusal = self.find_refusal(scope)
+        if refusal is not None:
+            await PlainTextResponse(refusal, 403, headers=HEADERS)(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name.decode() for name, _ in message["headers"]}
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name not in own]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+    def find_refusal(self, scope: Scope) -> str | None:
+        """Return the reason to refuse a request, or None."""
+        headers = Headers(scope=scope)
+        if headers.get("host", "") not in self.hosts:
+            return "This studio answers only on this machine."
+        if headers.get("origin") not in {None, *self.origins}:
+            return "This studio answers only its own page."
+        if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
+            return "This studio answers only its own page."
+        token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            return "The address lacks the token of this studio; open the address that it has printed."
+        return None
+
 
 MAX_BYTES = 1 << 20
 """The largest size of a request."""

@@ -5,8 +5,11 @@ configurations are the YAML files in presets/. Importing this package does not i
 families do; they are imported when a system is first looked up.
 """
 
-from logosphere.systems.preset import ASPECTS, DEFAULT, Aspect, Preset
 from logosphere.systems.registry import (
+    ASPECTS,
+    DEFAULT,
+    Aspect,
+    Preset,
     SystemInfo,
     build,
     find_preset,

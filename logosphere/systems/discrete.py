@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from logosphere.errors import UserError, suggest
+from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.base import Denoiser
+from logosphere.networks.base import Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
-from logosphere.networks.wrappers import PosteriorHead, ScoreHead
+from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.masked import SingleStep
@@ -21,7 +21,7 @@ from logosphere.processes.discrete.parameterization import Score
 from logosphere.processes.time_sampler import TrainingTimes
 from logosphere.schedules.signal import Schedule, cosine_betas, from_betas
 from logosphere.schedules.signal import find_schedule as schedule_by_name
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 OFFSET_COSINE = "offset-cosine"
 """The schedule with the β of `cosine_betas`, one for each timestep."""
@@ -78,12 +78,6 @@ class TimestepSettings(DiscreteSettings):
     """Number of steps T; None: continuous time, where the system has it."""
     hybrid: float = 0.0
     """Weight λ of the cross-entropy that is added to KL_t in training (D3PM, L_λ)."""
-
-
-def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a value that is not one of the choices of an option."""
-    if value not in choices:
-        raise UserError(f"'{value}' is not a choice for {option}.{suggest(str(value), choices)}")
 
 
 def is_unweighted(loss: str) -> bool:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
-from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
-from logosphere.systems.discrete import check_choice
+from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.systems.gaussian_parts import (
     CODECS,
     LEARNED,
@@ -25,7 +24,7 @@ from logosphere.systems.gaussian_parts import (
     gaussian_schedule,
     gaussian_time_sampler,
 )
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 CHOICES = {
     "codec": ("embeddings", *CODECS),

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.networks.backbone import LinearHead
-from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead, Wrapper
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
-from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh

@@ -15,7 +15,7 @@ from logosphere.autoencoders.decoders import CausalDecoder, Decoder, ParallelDec
 from logosphere.autoencoders.encoders import FrozenEncoder, TokenEncoder, TransformerEncoder
 from logosphere.autoencoders.pretrained import load_encoder as encoder_by_name
 from logosphere.autoencoders.text import AutoencoderLossConfig, Scale, TextAutoencoder
-from logosphere.codecs.vertices import CoordinateStem
+from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
@@ -23,11 +23,10 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
-from logosphere.processes.gaussian.parameterization import PARAMETERIZATIONS
+from logosphere.processes.gaussian.updates import PARAMETERIZATIONS
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.logsnr import find_logsnr as schedule_by_name
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 INTERVALS = 128
 """The time sampler measures nats in this number of intervals of the path."""

@@ -8,21 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logosphere.codecs.vertices import CoordinateStem, SimplexCodec
+from logosphere.codecs.tokens import CoordinateStem, SimplexCodec
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.base import Denoiser
+from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
-from logosphere.networks.wrappers import (
-    BeliefInput,
-    InputTransform,
-    PosteriorHead,
-    TransformedInput,
-    centre_probabilities,
-    split_by_concentration,
-)
+from logosphere.networks.wrappers import InputTransform, TransformedInput, centre_probabilities, split_by_concentration
 from logosphere.processes.simplex.bfn import BFNPath, default_accuracy
 from logosphere.processes.simplex.dirichlet import MEAN_EXCESS, DirichletPath, default_alpha
 from logosphere.processes.simplex.flow_matching import GeodesicPath, LinearPath, TangentFlow
@@ -30,8 +23,7 @@ from logosphere.processes.simplex.process import ConditionalPath, SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath, default_count
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 CELLS, FEW_CELLS, MANY_CELLS = 128, 64, 512
 """Cells of a path in continuous time; fewer where a cell's nats are rare and large, more for a density of times."""

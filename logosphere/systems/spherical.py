@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import DigitCodec
 from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import STEPS, match_moments, tabulate_bridges
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
@@ -14,8 +14,7 @@ from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusi
 from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion
 from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion
 from logosphere.processes.spherical.times import SCHEDULES, AnyOrder, RollingOffsets
-from logosphere.systems.discrete import check_choice
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 from logosphere.systems.spherical_parts import (
     MIXTURES,
     check_window,

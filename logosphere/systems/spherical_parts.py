@@ -7,16 +7,14 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.codecs.digits import DigitCodec
-from logosphere.codecs.vertices import CoordinateStem, VertexCodec
+from logosphere.codecs.tokens import CoordinateStem, DigitCodec, VertexCodec
 from logosphere.errors import UserError, suggest
 from logosphere.geometry.bridge_tables import fit_normal, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge
-from logosphere.networks.base import Denoiser
+from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import DigitTransformer, FullTransformer
-from logosphere.networks.wrappers import BeliefInput, PosteriorHead
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion
 from logosphere.processes.spherical.published import UniformProbability, table_times

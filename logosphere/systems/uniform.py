@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.backbone import LinearHead
+from logosphere.networks.base import PosteriorHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.wrappers import LogisticHead, PosteriorHead
+from logosphere.networks.wrappers import LogisticHead
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian
 from logosphere.processes.discrete.mixing import (
@@ -25,14 +26,13 @@ from logosphere.schedules.signal import find_schedule as schedule_by_name
 from logosphere.systems.discrete import (
     ContinuousTimeSettings,
     TimestepSettings,
-    check_choice,
     decode_from_network,
     diffusion_model,
     score_model,
     timestep_schedule,
     transformer,
 )
-from logosphere.systems.registry import SystemInfo, register
+from logosphere.systems.registry import SystemInfo, check_choice, register
 
 
 @dataclass(frozen=True)

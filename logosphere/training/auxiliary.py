@@ -21,9 +21,9 @@ from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.model import Model, bind_condition
 from logosphere.networks.backbone import Backbone
+from logosphere.networks.base import PosteriorHead
 from logosphere.networks.classifier import NoisyClassifier, Remasker, classifier_input
 from logosphere.networks.transformer import FullTransformer
-from logosphere.networks.wrappers import PosteriorHead
 from logosphere.rng import GeneratorNoise, Noise
 from logosphere.training.fit import training_loop
 from logosphere.training.optimizer import OptimizerConfig

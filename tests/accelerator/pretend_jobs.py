@@ -15,7 +15,6 @@ from typing import Any
 
 import pretend_device
 import torch
-from logosphere.training.debug import use_deterministic
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,9 +23,9 @@ from logosphere.autoencoders import pretrained
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.runs.loop import _for_blocks, _recompute_activations
+from logosphere.runs.create import stacks_of_blocks
 from logosphere.sampling.registry import SAMPLERS
-from logosphere.training.checkpoint import load_checkpoint, save_checkpoint
+from logosphere.training.checkpoint import load_checkpoint, save_checkpoint, use_deterministic
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch, Condition
 
@@ -61,7 +60,8 @@ def small_encoder() -> Path:
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
         tensors = {
-            pretrained._published(name): tensor.clone() for name, tensor in pretrained.Bert(config).state_dict().items()
+            pretrained._published_name(name): tensor.clone()
+            for name, tensor in pretrained.Bert(config).state_dict().items()
         }
     save_file(tensors, place / "model.safetensors")
     return place
@@ -142,7 +142,8 @@ def settings(system: str, preset: str) -> Report:
         fit_losses(model, **change)
         assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
     plain, recomputing = build_model(system, preset, dropout=0.1), build_model(system, preset, dropout=0.1)
-    _for_blocks(recomputing, _recompute_activations)
+    for blocks in stacks_of_blocks(recomputing):
+        blocks.recompute = True
     check_close(fit_losses(recomputing), fit_losses(plain), "the loss with recomputed activations", 1e-5)
     return {}
 
@@ -211,7 +212,7 @@ def guide(system: str, preset: str) -> Report:
     done = []
     model = build_model(system, preset, labels=LABELS)
     given = batches(2, labelled=True)
-    list(ls.fit(model, given, steps=2, withhold=0.5))
+    list(ls.fit(model, given, steps=2, cond_dropout=0.5))
     condition = Condition.of(labels=torch.arange(B) % LABELS)
     model.nelbo(given[0].tokens.cuda(), rng(), condition=condition.map(lambda field: field.cuda()))
     for what, options in (
@@ -264,7 +265,7 @@ def conditions(system: str, preset: str) -> Report:
     source = torch.tensor([[1, 2, -1]] * B)
     condition = Condition.of(source=source, signal=torch.ones(B, L, 2))
     given = [Batch.of(tokens(step), first=B * step, condition=condition) for step in range(2)]
-    list(ls.fit(model, given, steps=2, withhold=0.5))
+    list(ls.fit(model, given, steps=2, cond_dropout=0.5))
     check_samples(ls.sample(model, B, STEPS, rng(), condition=condition, guidance=1.5), model)
     assert ls.evaluate(model, given, rng=0).bits > 0
     return {}
@@ -286,7 +287,7 @@ def lengths(system: str, preset: str) -> Report:
 
 def remasker(system: str, preset: str) -> Report:
     """The second network of g-star."""
-    from logosphere.training.remasker import train_remasker
+    from logosphere.training.auxiliary import train_remasker
 
     model = build_model(system, preset)
     list(train_remasker(model, batches(2), steps=2))

@@ -15,7 +15,7 @@ import torch
 from scipy import integrate, optimize, special
 
 import logosphere as ls
-from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import DigitCodec
 from logosphere.geometry.bridge_tables import normal_parameters
 from logosphere.geometry.bridges import Law
 from logosphere.processes.spherical.diffusion import SphericalDiffusion

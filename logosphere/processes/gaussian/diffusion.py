@@ -21,8 +21,7 @@ from logosphere.codecs.base import Codec
 from logosphere.errors import UserError
 from logosphere.processes.base import ForwardSample, Process, StatePath
 from logosphere.processes.capabilities import OnlineStatistics
-from logosphere.processes.gaussian.parameterization import Parameterization
-from logosphere.processes.gaussian.updates import Spacing, Update, ancestral, spaced_times
+from logosphere.processes.gaussian.updates import Parameterization, Spacing, Update, ancestral, spaced_times
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.rng import Noise
 from logosphere.schedules.logsnr import LogSNR

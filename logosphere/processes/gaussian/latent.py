@@ -19,12 +19,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from logosphere.codecs.autoencoder import Autoencoder
+from logosphere.codecs.base import Autoencoder
 from logosphere.errors import UserError
 from logosphere.processes.base import Encoded
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
-from logosphere.processes.gaussian.parameterization import Parameterization
+from logosphere.processes.gaussian.updates import Parameterization
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.rng import Noise
 from logosphere.schedules.logsnr import LogSNR

@@ -27,8 +27,7 @@ from logosphere.errors import UserError
 from logosphere.processes.base import MAX_LOGIT, Encoded
 from logosphere.processes.capabilities import LearnedCodec, TrainingPhases
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
-from logosphere.processes.gaussian.parameterization import CleanState, Parameterization
-from logosphere.processes.gaussian.updates import Spacing
+from logosphere.processes.gaussian.updates import CleanState, Parameterization, Spacing
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.rng import Noise, categorical
 from logosphere.schedules.logsnr import LogSNR

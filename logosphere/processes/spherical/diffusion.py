@@ -139,6 +139,10 @@ class SphericalDiffusion(
         """A chain and a start that changes with time have the joint path only."""
         return ("joint", "any-order") if self.constant_start and not self.chain else ("joint",)
 
+    @property
+    def trained_paths(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.path_names if self.any_order_fraction else ("joint",)
+
     def with_path(self, name: str) -> "SphericalDiffusion":
         if name not in self.path_names:
             raise UserError(f"There is no path '{name}' here; there is {' and '.join(self.path_names)}.")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.codecs.digits import DigitCodec
+from logosphere.codecs.tokens import DigitCodec
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.rng import Noise, running_sum
 from logosphere.types import Float, Int64, Logits, State

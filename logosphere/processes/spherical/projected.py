@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.vertices import VertexCodec
+from logosphere.codecs.tokens import VertexCodec
 from logosphere.geometry.bridges import chi_square_quantiles
 from logosphere.processes.base import MAX_LOGIT
 from logosphere.processes.spherical.diffusion import SphericalDiffusion

@@ -22,8 +22,7 @@ from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.processes.gaussian.diffusion import T_DECODE, GaussianDiffusion
 from logosphere.processes.gaussian.latent import LatentDiffusion
-from logosphere.processes.gaussian.parameterization import MIN_LEVEL
-from logosphere.processes.gaussian.updates import Update, ancestral, ddim
+from logosphere.processes.gaussian.updates import MIN_LEVEL, Update, ancestral, ddim
 from logosphere.rng import Noise, categorical
 from logosphere.sampling.steppers.base import Evaluate, PointwiseStepper, Requirement, Stepper, require
 from logosphere.types import Float, State, Times

@@ -31,7 +31,7 @@ def _is_masked(process: Process) -> bool:
 MASKED = Requirement("masked diffusion such as mdlm", _is_masked)
 MASKED_TIME_FREE = Requirement("masked diffusion without time conditioning such as mdlm", _is_masked)
 UNMASKING = Requirement(
-    "masked diffusion such as mdlm, or rdlm-heat with path=in-turn and without base",
+    "masked diffusion such as mdlm, or rdlm-heat with path=any-order and without base",
     lambda process: isinstance(process, Unmasking) and process.unmasks_tokens,
 )
 
