@@ -114,7 +114,7 @@ def test_ode_likelihood_with_known_positions_is_conditional() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("name", "options", "message"),
     [
         ("mdlm", {}, "are for flows"),
         ("ddsm", {}, "are for flows"),
@@ -180,7 +180,7 @@ def test_training_with_optimal_coupling_learns(geometry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"coupling": "optimal"}, "posterior_head=False"),
         ({"coupling": "optmal"}, "Did you mean 'optimal'"),

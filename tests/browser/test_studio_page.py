@@ -183,7 +183,7 @@ def test_invalid_input_shows_an_error(browser: "webdriver.Chrome") -> None:
 # either fail elsewhere or be too tolerant. Layout problems are measured on the rendered page instead.
 # Screenshots are saved in $LOGOSPHERE_SCREENSHOTS for manual inspection.
 
-LAYOUT_CHECKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
+LAYOUT_CHECKS = Path(__file__).with_name("layout_checks.js").read_text(encoding="utf-8")
 
 
 def check_layout(chrome: "webdriver.Chrome", what: str) -> object:
