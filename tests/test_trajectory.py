@@ -149,7 +149,7 @@ def test_animations_are_saved_as_html_svg_and_json(tmp_path: Path) -> None:
         render_animated_svg(build_animation(trajectory, text8_tokenizer().symbol), sample=1)
         != (tmp_path / "new" / "film.svg").read_text()
     )
-    with pytest.raises(ls.UserError, match="none of them"):
+    with pytest.raises(ls.UserError, match="must end in one of"):
         Sample(save=Path("film.mov")).check()
 
 
