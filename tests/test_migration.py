@@ -40,7 +40,7 @@ def test_folders_of_version_2_open_with_the_same_bound(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_configuration_of_a_run_has_the_options_of_its_model(name: str) -> None:
+def test_run_config_has_the_options_of_its_model(name: str) -> None:
     run = Run(FOLDER / name)
     options = run.config.system_options()
     assert options == {key: run.spec.options[key] for key in options}
@@ -49,7 +49,7 @@ def test_the_configuration_of_a_run_has_the_options_of_its_model(name: str) -> N
 
 
 def test_a_run_of_version_2_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is complete: resuming reads its optimiser and measures it again."""
+    """The run is complete, so resuming restores the optimiser state and evaluates the model again."""
     for name in ("rdlm-heat-run", "text.txt"):
         copy = shutil.copytree if (FOLDER / name).is_dir() else shutil.copy
         copy(FOLDER / name, tmp_path / name)
@@ -82,7 +82,7 @@ def test_options_of_runs_are_renamed() -> None:
         ({"switch": 0.5}, "any-order", 0.0),
     ],
 )
-def test_defaults_of_rdlm_heat_before_version_3_are_written_out(options: dict, path: str, fraction: float) -> None:
+def test_former_defaults_of_rdlm_heat_become_explicit_options(options: dict, path: str, fraction: float) -> None:
     found = migrate(content("rdlm-heat", **options), "recipe.json")["model"]["options"]
     assert (found["path"], found["any_order_fraction"]) == (path, fraction)
     assert "path" not in migrate(content("rdlm"), "recipe.json")["model"]["options"]
@@ -95,7 +95,7 @@ def test_every_former_option_has_a_successor() -> None:
 
 
 @pytest.mark.parametrize(
-    "system, options, says",
+    "system, options, message",
     [
         ("mdlm", {"reads_time": True}, "'reads_time' of 'mdlm' is now 'time_conditional'"),
         ("rdlm", {"path": "together"}, "path=together of 'rdlm' is now path=joint"),
@@ -104,8 +104,8 @@ def test_every_former_option_has_a_successor() -> None:
         ("ld4lg", {"last": 3.0}, "is now 'max_logsnr'"),
     ],
 )
-def test_former_names_are_refused_with_the_current_ones(system: str, options: dict, says: str) -> None:
-    with pytest.raises(ls.UserError, match=says):
+def test_former_names_are_refused_with_the_current_ones(system: str, options: dict, message: str) -> None:
+    with pytest.raises(ls.UserError, match=message):
         ls.build(system, vocab_size=5, length=8, denoiser=None, **options)
 
 

@@ -1,4 +1,4 @@
-"""Same run everywhere: one process, several, a batch in parts and a resumed run take the same steps."""
+"""Distributed training: one process, several processes, accumulated batches and resumed runs take the same steps."""
 
 import json
 import os
@@ -36,14 +36,14 @@ SYSTEMS = {
 
 
 def train_by_processes(recipe: TrainConfig, corpus: Corpus, path: Path, *, size: int = 1) -> Run:
-    """A run by so many processes, stopped after three steps and resumed by three."""
+    """A run by `size` processes, stopped after three steps and resumed by three processes."""
     run = create_run(recipe, corpus, path)
     if size == 1:
         list(run_training(run, corpus))
         return run
 
     def work(group: ProcessGroup) -> int:
-        stop = stop_after(3) if group.rank == 1 else (lambda: False)  # a signal may reach any process
+        stop = stop_after(3) if group.rank == 1 else (lambda: False)  # a signal may reach any of the processes
         return len(list(run_training(Run(path), corpus, stop, group)))
 
     assert run_in_processes(size, work, path.with_name(f"{path.name}-begun")) == [4] * size
@@ -55,39 +55,39 @@ def train_by_processes(recipe: TrainConfig, corpus: Corpus, path: Path, *, size:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_teams_take_the_steps_of_one_process(name: str, corpus: Corpus, tmp_path: Path) -> None:
-    """Two processes begin, three end; learned clocks and infilling included."""
+def test_several_processes_take_the_steps_of_one(name: str, corpus: Corpus, tmp_path: Path) -> None:
+    """Two processes start and three finish, with learned time samplers and infilling."""
     recipe = SYSTEMS[name]
-    alone = train_by_processes(recipe, corpus, tmp_path / "alone")
+    single = train_by_processes(recipe, corpus, tmp_path / "alone")
     group = train_by_processes(recipe, corpus, tmp_path / "team", size=2)
     for key in ("train/loss", "train/bpc", "val/bpc", "gradient"):
-        assert metric_values(group, key) == pytest.approx(metric_values(alone, key), rel=1e-5), key
-    assert metric_values(group, "tokens") == metric_values(alone, "tokens") and len(metric_values(group)) == 8
-    wanted = alone.model("ema").state_dict()
+        assert metric_values(group, key) == pytest.approx(metric_values(single, key), rel=1e-5), key
+    assert metric_values(group, "tokens") == metric_values(single, "tokens") and len(metric_values(group)) == 8
+    expected = single.model("ema").state_dict()
     for key, tensor in group.model("ema").state_dict().items():
-        torch.testing.assert_close(tensor, wanted[key], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_part_in_which_nothing_is_hidden_holds_nobody_up(sharded: bool, tmp_path: Path) -> None:
-    """The second process has only known tokens in its part: it adds nothing, and the step is that of one process."""
+def test_a_process_without_noised_tokens_does_not_block(sharded: bool, tmp_path: Path) -> None:
+    """The second process has only known tokens: it contributes nothing, and the step equals that of one process."""
     tokens, known = torch.arange(16).view(2, 8) % 5, torch.zeros(2, 8, dtype=torch.bool)
     known[1] = True
 
-    def stepped(group: ProcessGroup) -> list[float]:
+    def take_step(group: ProcessGroup) -> list[float]:
         torch.manual_seed(0)
         model = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=1, heads=1)
         trainer = Trainer(model, group=group, sharded=sharded)
         batch = ls.Batch.of(tokens, known).select(group.local_slice(2))
         return [(progress := trainer.train_step(batch, 0.5)).loss, progress.gradient]
 
-    alone = stepped(SINGLE)
-    for rank in run_in_processes(2, stepped, tmp_path):
-        assert rank == pytest.approx(alone, rel=1e-5)
+    single = take_step(SINGLE)
+    for rank in run_in_processes(2, take_step, tmp_path):
+        assert rank == pytest.approx(single, rel=1e-5)
 
 
-def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: Path) -> None:
-    """A sum of two gradients has but one order. Validations are shared out too, and their sums are not."""
+def test_two_processes_match_two_accumulated_parts_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """A sum of two gradients has only one order. Sums of distributed validations may differ in rounding."""
     recipe = replace(LOW_RATE, steps=6, validations=1)
     parts = train_by_processes(replace(recipe, accumulate=2), corpus, tmp_path / "parts")
     shared = create_run(recipe, corpus, tmp_path / "shared")
@@ -101,11 +101,11 @@ def test_two_processes_are_two_parts_to_the_last_bit(corpus: Corpus, tmp_path: P
     assert metric_values(shared) == metric_values(parts)
     for name in ("model.safetensors", "ema.safetensors"):
         assert tensor_bytes(shared.path / name) == tensor_bytes(parts.path / name)
-    alone = validate(recipe, Trainer(parts.model("ema"), ema=None), corpus).bits
-    assert reports[0] == reports[1] == pytest.approx(alone, rel=1e-6)
+    single = validate(recipe, Trainer(parts.model("ema"), ema=None), corpus).bits
+    assert reports[0] == reports[1] == pytest.approx(single, rel=1e-6)
 
 
-def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
+def test_an_error_on_the_main_process_stops_all(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UserError("no")
 
@@ -113,21 +113,19 @@ def test_what_the_first_process_cannot_do_nobody_does(tmp_path: Path) -> None:
         try:
             group.on_main(refuse)
         except RemoteError:
-            said = "elsewhere"
+            where = "elsewhere"
         except UserError:
-            said = "here"
+            where = "here"
         whole = group.all_gather(torch.arange(7)[group.local_slice(7)], 7).tolist()
-        return [said, group.broadcast(f"from {group.rank}"), group.all_reduce(1, group.rank), whole]
+        return [where, group.broadcast(f"from {group.rank}"), group.all_reduce(1, group.rank), whole]
 
     results = run_in_processes(3, work, tmp_path / "team")
     assert [result[0] for result in results] == ["here", "elsewhere", "elsewhere"]
     assert all(result[1:] == ["from 0", [3, 3], list(range(7))] for result in results)
 
 
-def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A large text takes hours to tokenise; groups give up after half an hour, here after a second."""
+def test_processes_wait_for_the_main_process_without_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenising a large text takes hours; the default timeout of a group is half an hour, here one second."""
     monkeypatch.setattr(torch.distributed.distributed_c10d, "default_pg_timeout", timedelta(seconds=1))
 
     def work(group: ProcessGroup) -> str | None:
@@ -136,8 +134,8 @@ def test_the_team_waits_for_its_first_process_as_long_as_it_takes(
     assert run_in_processes(2, work, tmp_path / "team", join_by_environment) == [None, None]
 
 
-def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> None:
-    """Only the first process speaks; what it meets itself is a connection that ends."""
+def test_the_error_of_another_process_is_reported(tmp_path: Path) -> None:
+    """Only the main process prints; it only sees a closed connection itself."""
 
     def work(group: ProcessGroup) -> float:
         if group.rank == 1:
@@ -147,17 +145,17 @@ def test_why_a_process_gives_up_alone_is_told_by_the_first(tmp_path: Path) -> No
     with pytest.raises(AssertionError, match=r"^Traceback[^$]*UserError: the reason"):
         run_in_processes(2, work, tmp_path / "alone", join_by_environment)
 
-    def dies(group: ProcessGroup) -> float:
+    def killed(group: ProcessGroup) -> float:
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return group.all_reduce(1)[0]
 
     with pytest.raises(AssertionError, match="PeerLost: Another process was killed"):
-        run_in_processes(2, dies, tmp_path / "dies", join_by_environment)
+        run_in_processes(2, killed, tmp_path / "dies", join_by_environment)
 
 
-def test_a_process_that_is_killed_is_told_of() -> None:
-    """Whoever is killed, by an operating system that runs out of memory for instance, cannot speak."""
+def test_a_killed_process_is_reported() -> None:
+    """A process killed by the operating system, for example when memory runs out, cannot report itself."""
     group = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
     group[1].kill()
     with pytest.raises(PeerLost, match="Process 2 of 2 was killed by SIGKILL"):
@@ -166,14 +164,14 @@ def test_a_process_that_is_killed_is_told_of() -> None:
     assert _wait(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
 
 
-def test_a_batch_must_suffice_for_all(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_batch_smaller_than_the_number_of_processes_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(RECIPE, corpus, tmp_path / "run")
     with pytest.raises(UserError, match="larger --batch or fewer processes"):
         next(run_training(run, corpus, group=ProcessGroup(0, 5)))
 
 
 @pytest.mark.parametrize("nproc", [0, -3])
-def test_there_is_at_least_one_process(nproc: int) -> None:
+def test_nproc_below_one_is_refused(nproc: int) -> None:
     with pytest.raises(UserError, match="at least 1"):
         must_launch(nproc)
     assert not must_launch(1) and must_launch(2) and not launcher_died()
@@ -184,25 +182,25 @@ SMALL += ["--validation-sequences", "8", "--validations", "2", "--optim.lr", "1e
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    """Stopped by a signal to its launcher, resumed under torchrun, with the metrics of one process."""
+def test_the_command_line_trains_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """A training stopped by a signal to its launcher and resumed under torchrun has the metrics of one process."""
     monkeypatch.chdir(tmp_path)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    words = ["train", "--steps", "80", *SMALL]
-    assert main([*words, "--out", "alone"]) == 0
+    argv = ["train", "--steps", "80", *SMALL]
+    assert main([*argv, "--out", "alone"]) == 0
     capfd.readouterr()
-    command = [sys.executable, "-m", "logosphere", *words, "--nproc", "2", "--out", "team"]
+    command = [sys.executable, "-m", "logosphere", *argv, "--nproc", "2", "--out", "team"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     metrics = Path("team/metrics.jsonl")
     while not metrics.exists() or metrics.read_text().count("\n") < 3:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
-    # Asked of the folder itself: the training is over in a second.
+    # The lock is tested directly, because the training takes only a second.
     with pytest.raises(UserError, match=r"Another training is running in team \(process "), Run("team").lock():
         pass
     process.send_signal(signal.SIGTERM)
-    _, remark = process.communicate(timeout=120)
-    assert process.returncode == 130 and "--resume" in remark and "Traceback" not in remark
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume" in stderr and "Traceback" not in stderr
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     again = [*torchrun, "-m", "logosphere", "train", "--out", "team", "--resume", "--json"]
     done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=300)
@@ -213,13 +211,13 @@ def test_the_command_line_trains_in_processes(tmp_path: Path, monkeypatch: pytes
     measure = ["evaluate", "team", "--sequences", "7", "--json"]
     capfd.readouterr()
     assert main(measure) == main([*measure, "--nproc", "2"]) == 0
-    alone, shared = (json.loads(line) for line in capfd.readouterr().out.strip().splitlines())
-    assert shared["bits"] == pytest.approx(alone["bits"], rel=1e-6) and shared["sequences"] == 7
-    assert shared["data_sha256"] == alone["data_sha256"]
+    single, shared = (json.loads(line) for line in capfd.readouterr().out.strip().splitlines())
+    assert shared["bits"] == pytest.approx(single["bits"], rel=1e-6) and shared["sequences"] == 7
+    assert shared["data_sha256"] == single["data_sha256"]
 
 
 @pytest.mark.slow
-def test_a_mistake_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_error_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "logosphere", "train", "--nproc", "2", "--data", "nowhere.txt"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -17,7 +17,7 @@ def language() -> ls.languages.Markov:
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_it_is_the_posterior_of_the_language(name: str, language: ls.languages.Markov) -> None:
+def test_log_posterior_is_the_posterior_of_the_language(name: str, language: ls.languages.Markov) -> None:
     model = ls.build(name, vocab_size=3, length=4, denoiser=None)
     oracle = ls.languages.oracle(model, language)
     tokens = language.sample(8, torch.Generator().manual_seed(0))
@@ -29,7 +29,7 @@ def test_it_is_the_posterior_of_the_language(name: str, language: ls.languages.M
     assert torch.allclose(found.double(), exact, atol=2e-4), (found - exact).abs().max()
 
 
-def test_masks_have_the_number_after_the_last_token() -> None:
+def test_the_mask_id_follows_the_last_token() -> None:
     model = ls.build("mdlm", vocab_size=5, length=6)
     z = torch.tensor([[0, 5, 2, 5, 4, 1]])
     found = model.log_posterior(z, (z == 5).float())
@@ -48,7 +48,7 @@ def test_an_autoregressive_model_predicts_the_next_token() -> None:
 
 
 @pytest.mark.parametrize("name", [*STATES, *LATENT])
-def test_models_of_states_have_none(name: str) -> None:
+def test_models_that_predict_states_have_no_posterior(name: str) -> None:
     model = ls.build(name, vocab_size=5, length=8, width=16, depth=1, heads=2)
     z = torch.zeros(2, 8, 3) if name in LATENT else model.corrupt(torch.zeros(2, 8, dtype=torch.long), 0.5, 0)
     with pytest.raises(UserError, match="posterior"):

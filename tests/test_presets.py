@@ -1,4 +1,4 @@
-"""Presets: `default` is ours, `paper` is the published system; every difference is stated with its reason."""
+"""Presets: `default` is the default of this package, `paper` the published system; every difference has a reason."""
 
 import json
 from dataclasses import fields, replace
@@ -42,11 +42,11 @@ def test_every_difference_is_stated_with_its_reason(name: str, preset: str) -> N
             assert option in defaults, f"'{option}' is no option of {name}"
             assert value != defaults[option], f"{option}={value} is the default of {name}"
     assert set(found.optim) <= {field.name for field in fields(OptimizerConfig)}
-    OptimizerConfig(**found.optim)  # the settings are possible
+    OptimizerConfig(**found.optim)  # the settings are valid
 
 
 @pytest.mark.parametrize(("name", "preset"), PUBLISHED, ids=IDS)
-def test_every_preset_trains_is_measured_and_samples(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_preset_trains_evaluates_and_samples(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiny_encoder(monkeypatch, 9)  # in place of pretrained encoders, which are an extra
     found = ls.presets(name)[preset]
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_saved_models_keep_their_preset(tmp_path) -> None:
     assert again.sampler == model.sampler
 
 
-def test_an_option_takes_the_place_of_the_presets_own_and_is_named() -> None:
+def test_an_explicit_option_overrides_the_preset_and_is_named() -> None:
     model = ls.build("mdlm", vocab_size=5, length=6, preset="paper", loss="cross-entropy", **SIZE)
     assert model.spec is not None and preset_label(model.spec) == "paper with loss=cross-entropy"
     report = ls.evaluate(model, [torch.zeros(2, 6, dtype=torch.long)], rng=0)
@@ -83,20 +83,20 @@ def test_an_option_takes_the_place_of_the_presets_own_and_is_named() -> None:
     assert preset_label(Spec("mdlm", 3, 4, {"loss": "bound"})) == "default"
 
 
-def test_presets_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_presets_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="'mdlm' has no preset 'papr'; it has default, paper"):
         ls.build("mdlm", vocab_size=5, length=6, preset="papr")
     with pytest.raises(UserError, match="'gaussian-ce' has no preset 'paper'"):
         ls.build("gaussian-ce", vocab_size=5, length=6, preset="paper")
     with pytest.raises(UserError, match="no system 'mdml'"):
         ls.presets("mdml")
-    for words in (["train", "--system", "mdlm", "--preset", "papr"], ["systems", "mdml"]):
-        assert main(words) != 0
-        sentence = capsys.readouterr().err
-        assert len(sentence.strip().splitlines()) == 1 and sentence.startswith("logosphere: ")
+    for argv in (["train", "--system", "mdlm", "--preset", "papr"], ["systems", "mdml"]):
+        assert main(argv) != 0
+        error = capsys.readouterr().err
+        assert len(error.strip().splitlines()) == 1 and error.startswith("logosphere: ")
 
 
-def test_a_recipe_takes_the_optimiser_of_a_preset_and_options_win() -> None:
+def test_a_config_takes_the_optimiser_of_a_preset_unless_given() -> None:
     paper = ls.presets("mdlm")["paper"]
     made = TrainConfig(system="mdlm").with_preset("paper")
     assert made.optim == replace(OptimizerConfig(), **paper.optim) and made.ema == paper.ema
@@ -109,10 +109,10 @@ def test_a_recipe_takes_the_optimiser_of_a_preset_and_options_win() -> None:
 
 def test_train_takes_a_preset(tmp_path, monkeypatch, prose, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["train", "--system", "mdlm", "--preset", "paper", "--data", str(prose), "--length", "16", "--batch", "4"]
-    words += ["--steps", "2", "--out", "run", "--optim.warmup", "1", "--json"]
-    words += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
-    assert main(words) == 0
+    argv = ["train", "--system", "mdlm", "--preset", "paper", "--data", str(prose), "--length", "16", "--batch", "4"]
+    argv += ["--steps", "2", "--out", "run", "--optim.warmup", "1", "--json"]
+    argv += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
+    assert main(argv) == 0
     capsys.readouterr()
     content = json.loads((tmp_path / "run" / "recipe.json").read_bytes())
     paper = ls.presets("mdlm")["paper"]
@@ -127,7 +127,10 @@ def test_systems_shows_presets_side_by_side(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     assert "weighting" in shown and "default" in shown and "paper" in shown
     assert main(["systems", "mdlm", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["presets"][0]["name"] == "paper" and told["presets"][0]["aspects"][0]["name"] == "parameterisation"
+    description = json.loads(capsys.readouterr().out)
+    assert (
+        description["presets"][0]["name"] == "paper"
+        and description["presets"][0]["aspects"][0]["name"] == "parameterisation"
+    )
     assert main(["systems", "gaussian-ce"]) == 0
     assert "only preset is default" in capsys.readouterr().out

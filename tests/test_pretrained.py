@@ -1,4 +1,4 @@
-"""Bundled checkpoints: each measures what its record says, loads in float32, and is found by name."""
+"""Bundled checkpoints: each reproduces its record, loads in float32 and is found by name."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize(
     "name", pretrained.list_pretrained() or [pytest.param("", marks=pytest.mark.skip("no checkpoint is bundled"))]
 )
-def test_a_bundled_checkpoint_measures_what_its_record_says(name: str) -> None:
+def test_a_bundled_checkpoint_reproduces_its_record(name: str) -> None:
     folder = pretrained.resolve_folder(f"pretrained:{name}")
     record = read_record(folder)
     measured = make_record(folder, record.text)
@@ -59,7 +59,7 @@ def test_nothing_is_written_into_the_package(capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A tiny run, exported to where bundled checkpoints are looked for."""
+    """A tiny run, exported to the folder of the bundled checkpoints."""
     package = workplace / "package"
     package.mkdir()
     monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
@@ -69,7 +69,7 @@ def exported(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return package / "rdlm"
 
 
-def test_a_checkpoint_holds_half_precision_and_is_read_as_float32(exported: Path) -> None:
+def test_a_checkpoint_stores_half_precision_and_loads_as_float32(exported: Path) -> None:
     stored = load_file(exported / "model.safetensors")
     model = ls.load("pretrained:rdlm")
     for name, weight in model.named_parameters():
@@ -81,7 +81,7 @@ def test_a_checkpoint_holds_half_precision_and_is_read_as_float32(exported: Path
     assert all(stored[name].dtype == tensor.dtype for name, tensor in buffers.items())
 
 
-def test_its_record_is_kept_and_a_changed_weight_is_noticed(exported: Path) -> None:
+def test_the_record_is_reproducible_and_a_damaged_one_is_refused(exported: Path) -> None:
     record = read_record(exported)
     assert make_record(exported, record.text) == record and record.kind == "bound"
     text = (exported / "card.md").read_text()
@@ -99,20 +99,20 @@ def test_sample_uses_a_bundled_checkpoint_when_there_is_no_run(
     from_bundled = read_json(capsys)["samples"]
     assert main(["sample", "pretrained:rdlm", "-n", "1", "--steps", "4", "--temperature", "0.6", "--json"]) == 0
     assert read_json(capsys)["samples"] == from_bundled
-    for words, told in ([], True), (["--temperature", "1"], False), (["pretrained:rdlm"], False):
-        assert main(["sample", *words, "-n", "1", "--steps", "4"]) == 0
-        assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == told
+    for argv, has_note in ([], True), (["--temperature", "1"], False), (["pretrained:rdlm"], False):
+        assert main(["sample", *argv, "-n", "1", "--steps", "4"]) == 0
+        assert ("at a temperature of 0.6" in " ".join(capsys.readouterr().err.split())) == has_note
     assert main(["evaluate", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
     assert read_json(capsys)["kind"] == "bound"
     assert main(["compare", "pretrained:rdlm", "--sequences", "8", "--json"]) == 0
-    assert {path.name for path in exported.iterdir()} == inside  # a package is read, never written
+    assert {path.name for path in exported.iterdir()} == inside  # nothing is written into a package
     train(out="runs/mine")
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
-    assert read_json(capsys)["samples"] != from_bundled  # a run of one's own comes first
+    assert read_json(capsys)["samples"] != from_bundled  # a run of the user comes before bundled checkpoints
 
 
-def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
+def test_texts_with_an_end_are_recorded_by_line_and_use_their_sampling_defaults(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -126,13 +126,13 @@ def test_texts_that_end_are_recorded_line_by_line_and_read_in_their_own_way(
     assert set(record.text.splitlines()) <= set(lines) and make_record(package / "stories", record.text) == record
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4"]) == 0
-    way = pretrained.sampling_defaults("stories")
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"at a temperature of {way.temperature} with the sampler '{way.sampler}'" in told
+    defaults = pretrained.sampling_defaults("stories")
+    stderr = " ".join(capsys.readouterr().err.split())
+    assert f"at a temperature of {defaults.temperature} with the sampler '{defaults.sampler}'" in stderr
 
 
 @pytest.mark.slow
-def test_mistakes_with_names(
+def test_errors_of_names_and_sizes(
     exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "'rdlm'" in error_line(capsys, ["sample", "pretrained:rdml"])
@@ -146,7 +146,7 @@ def test_mistakes_with_names(
 
 
 @pytest.mark.slow
-def test_the_bench_measures_systems_and_runs(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_measures_systems_and_runs(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--length", "16", "--batch", "2"]
     assert (
         main(["bench", "pretrained:rdlm", "--systems", "ar,mdlm", "--steps", "4", "--rounds", "2", *size, "--json"])
@@ -163,7 +163,7 @@ def test_the_bench_measures_systems_and_runs(exported: Path, capsys: pytest.Capt
     assert "at least 1" in error_line(capsys, ["bench", "--systems", "ar", "--rounds", "0"])
 
 
-def test_the_studio_opens_a_bundled_checkpoint_and_measures_it_on_its_own_text(exported: Path) -> None:
+def test_the_studio_evaluates_a_bundled_checkpoint_on_its_record_text(exported: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     from logosphere.studio.app import create_app
     from logosphere.studio.models import list_models
@@ -171,6 +171,6 @@ def test_the_studio_opens_a_bundled_checkpoint_and_measures_it_on_its_own_text(e
     models = list_models([])  # no run in runs/
     assert [model.name for model in models] == ["pretrained:rdlm"]
     with testclient.TestClient(create_app(models, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
-        written = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
-        assert "event: done" in written and "logosphere sample pretrained:rdlm" in written
+        stream = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
+        assert "event: done" in stream and "logosphere sample pretrained:rdlm" in stream
         assert '"sequences":16' in client.post("/secret/time/0").text

@@ -1,4 +1,4 @@
-"""The published system on the sphere beside the default: its options, its sampler on any model, devices."""
+"""The published system on the sphere: its options, its sampler on any model, and devices."""
 
 from pathlib import Path
 
@@ -19,19 +19,19 @@ from logosphere.sampling.steppers import GeodesicRandomWalk
 
 @pytest.fixture(autouse=True)
 def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of bridges are made once for all tests."""
+    """Bridge tables are computed once for all tests."""
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
-def test_valid_codes_are_found_wherever_the_codec_is() -> None:
-    """On a device that holds no numbers nothing can be looked up there, and nothing of the host be mixed with it."""
+def test_valid_codes_do_not_depend_on_the_device() -> None:
+    """On the meta device no values can be read and no host tensor can be mixed in."""
     assert ValidCodes(DigitCodec(11, 4).to("meta")).last == [2, 2]
     last = ValidCodes(DigitCodec(30_522, 3)).last
     assert len(last) == 10 and int("".join(map(str, last)), 3) == 30_521
 
 
 @pytest.mark.slow
-def test_every_table_of_a_process_moves_with_it() -> None:
+def test_all_tables_of_a_process_move_with_it() -> None:
     for options in ({}, {"base": 2}, {"preset": "paper"}, {"preset": "paper", "base": 2}):
         process = ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options).process.to("meta")
         for module in process.modules():
@@ -39,8 +39,8 @@ def test_every_table_of_a_process_moves_with_it() -> None:
                 assert not isinstance(value, torch.Tensor) or value.is_meta, f"{type(module).__name__}.{name}"
 
 
-def test_impossible_options_are_refused() -> None:
-    for options, says in (
+def test_invalid_options_are_refused() -> None:
+    for options, message in (
         ({"rho_scale": 1.14}, "rho_scale=1.14 needs transitions=normal or transitions=published"),
         ({"rho_scale": 0.0, "transitions": "normal"}, "above 0, not 0.0"),
         ({"codes": "published"}, "needs a base"),
@@ -48,13 +48,13 @@ def test_impossible_options_are_refused() -> None:
         ({"protocol": "published", "time_sampler": "geometric", "stagger": 0.5}, "no stagger"),
         ({"protocol": "published", "time_sampler": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             ls.build("rdlm", vocab_size=5, length=4, denoiser=None, **options)
     with pytest.raises(UserError, match="log bridge"):
         ls.build("rdlm-heat", vocab_size=5, length=4, denoiser=None, protocol="published", time_sampler="geometric")
 
 
-def test_rho_scales_the_spread_of_states() -> None:
+def test_rho_scale_scales_the_spread_of_states() -> None:
     spreads = []
     for scale in (1.0, 1.14):
         options = {"transitions": "published", "rho_scale": scale}
@@ -64,7 +64,7 @@ def test_rho_scales_the_spread_of_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
-def test_the_papers_time_and_back(name: str) -> None:
+def test_schedule_time_inverts_time_of(name: str) -> None:
     process = ls.build(name, vocab_size=9, length=1, denoiser=None).process
     assert isinstance(process, SphericalDiffusion)
     tau = torch.linspace(0, 0.999, 57).double()
@@ -73,8 +73,8 @@ def test_the_papers_time_and_back(name: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"preset": "paper", "start": "mask"}], ids=str)
-def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, str]) -> None:
-    """Chi-square over all sequences, on a path from the mask alone; 192 steps."""
+def test_geodesic_random_walk_of_an_oracle_samples_the_language(options: dict[str, str]) -> None:
+    """Chi-square over all sequences, on a path that starts at the mask only; 192 steps."""
     language = random_joint()
     model = ls.build("rdlm", vocab_size=2, length=4, denoiser=None, **options)
     oracle = Oracle(model, language)
@@ -85,7 +85,7 @@ def test_the_published_walk_of_an_oracle_draws_the_language(options: dict[str, s
 @pytest.mark.thorough
 @pytest.mark.parametrize("preset", ["paper", "paper-lm1b"])
 def test_the_published_system_learns(preset: str) -> None:
-    """The loss of one sentence falls, and samples are tokens; known positions stay."""
+    """The loss of one sequence falls, samples are tokens, and known positions stay."""
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=5, length=4, preset=preset, **SMALL)
     tokens = torch.tensor([[1, 4, 0, 2]])

@@ -1,4 +1,4 @@
-"""The remasker of G-Star: learns which tokens are wrong, from a denoiser that stays as it is."""
+"""The remasker of G-Star: it learns which tokens are wrong, and the denoiser stays frozen."""
 
 import math
 from itertools import repeat
@@ -17,7 +17,7 @@ from logosphere.types import Batch
 LANGUAGE = sticky_chain(4, 8, stay=0.97)
 
 
-def taught(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
+def train_remasker(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
     model = random_network("g-star", LANGUAGE)
     torch.nn.init.zeros_(model.remasker.head.weight)
     batches = (LANGUAGE.sample(64, generator(i)) for i in range(steps))
@@ -26,26 +26,26 @@ def taught(steps: int = 80, seed: int = 0) -> tuple[ls.Model, list]:
     )
 
 
-def test_it_learns_what_the_share_of_errors_does_not_tell() -> None:
-    """Runs of equal tokens: an intruder is easily seen."""
-    model, steps = taught()
+def test_the_remasker_beats_the_error_rate_baseline() -> None:
+    """The language has runs of equal tokens, in which a wrong token is easy to detect."""
+    model, steps = train_remasker()
     wrong = sum(step.wrong for step in steps[-20:]) / 20
-    ignorant = -wrong * math.log(wrong) - (1 - wrong) * math.log(1 - wrong)
-    assert sum(step.loss for step in steps[-20:]) / 20 < 0.8 * ignorant
+    baseline = -wrong * math.log(wrong) - (1 - wrong) * math.log(1 - wrong)
+    assert sum(step.loss for step in steps[-20:]) / 20 < 0.8 * baseline
     text = torch.tensor([[2, 2, 2, 0, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 3, 1]])
     assert torch.equal(model.remasker(text).argmax(1), torch.tensor([3, 6]))
 
 
-def test_the_denoiser_stays_and_the_seed_decides() -> None:
+def test_the_denoiser_is_frozen_and_training_depends_on_the_seed() -> None:
     before = random_network("g-star", LANGUAGE).denoiser.state_dict()
-    (one, _), (same, _), (other, _) = taught(3), taught(3), taught(3, seed=1)
+    (one, _), (same, _), (other, _) = train_remasker(3), train_remasker(3), train_remasker(3, seed=1)
     for name, weight in one.denoiser.state_dict().items():
         assert torch.equal(weight, before[name])
     weights = [model.remasker.head.weight for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
-def test_what_a_model_was_told_is_told_when_it_rewrites() -> None:
+def test_resampling_uses_the_condition() -> None:
     torch.manual_seed(0)
     model = ls.build("g-star", vocab_size=5, length=8, labels=2, width=16, depth=1, heads=1).eval()
     for parameter in model.denoiser.parameters():
@@ -58,11 +58,11 @@ def test_what_a_model_was_told_is_told_when_it_rewrites() -> None:
     assert not torch.equal(*texts)
 
 
-def test_known_tokens_are_never_rewritten() -> None:
+def test_known_tokens_are_never_resampled() -> None:
     model, tokens = random_network("g-star", LANGUAGE), LANGUAGE.sample(50, generator(1))
     known = torch.rand(tokens.shape, generator=generator(2)) < 0.5
-    written = resample(model, Batch.of(tokens, known), generator(3))
-    assert torch.equal(written[known], tokens[known]) and not torch.equal(written, tokens) and written.max() < 4
+    resampled = resample(model, Batch.of(tokens, known), generator(3))
+    assert torch.equal(resampled[known], tokens[known]) and not torch.equal(resampled, tokens) and resampled.max() < 4
 
 
 def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
@@ -81,7 +81,7 @@ def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "call, message",
     [
         (lambda: list(ls.train_remasker(random_network("mdlm", LANGUAGE), [], steps=1)), "g-star"),
         (lambda: list(ls.train_remasker(random_network("g-star", LANGUAGE), [], steps=1)), "data ended"),
@@ -89,11 +89,11 @@ def test_a_trained_mdlm_gets_a_remasker_and_is_saved_with_it(tmp_path) -> None:
         (lambda: ls.build("g-star", vocab_size=4, length=8, depth=2, remasker_depth=3), "1 to 2"),
     ],
 )
-def test_mistakes_are_met_with_a_sentence(wrong, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        wrong()
+def test_invalid_calls_are_refused(call, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
 
 
-def test_batches_may_be_batches() -> None:
+def test_training_accepts_batch_objects() -> None:
     batch = Batch.of(LANGUAGE.sample(4, generator(1)))
     assert len(list(ls.train_remasker(random_network("g-star", LANGUAGE), repeat(batch), steps=2))) == 2

@@ -1,4 +1,4 @@
-"""Pages: whole in themselves, kinds in columns of their own, nothing of a stranger's text taken for markup."""
+"""Report pages: self-contained, one column per kind of number, and sample text is escaped."""
 
 import json
 import math
@@ -64,7 +64,7 @@ REPORT = make_report(entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7, 0.2)
 
 
 class Reader(HTMLParser):
-    """Checks that tags close in order and collects what would fetch something."""
+    """Checks that tags close in order and collects attributes that would fetch a resource."""
 
     VOID = {"meta", "input", "br", "line"}
 
@@ -85,7 +85,7 @@ class Reader(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_fetches_nothing() -> None:
+def test_the_page_is_well_formed_and_fetches_nothing() -> None:
     page = render_html(REPORT)
     reader = Reader()
     reader.feed(page)
@@ -94,11 +94,11 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
     assert "default-src 'none'" in page and len(page) < 200_000
 
 
-def test_a_strangers_text_stays_text() -> None:
+def test_sample_text_is_escaped() -> None:
     page = render_html(REPORT)
     assert "alert('x')" not in page.replace("alert(&#x27;x&#x27;)", "") and "\\u003c" in page
-    films = re.search(r'id="animations">(.*?)</script>', page, flags=re.DOTALL)
-    assert films and json.loads(films[1])[0]["symbols"] == ["a", "<"]
+    animations = re.search(r'id="animations">(.*?)</script>', page, flags=re.DOTALL)
+    assert animations and json.loads(animations[1])[0]["symbols"] == ["a", "<"]
     assert "\\| piped" in render_markdown(replace(REPORT, entries=[replace(REPORT.entries[0], name=HOSTILE)]))
 
 
@@ -124,7 +124,7 @@ def test_paths_have_a_column_where_there_are_any() -> None:
     assert table.heads[1][0] == "path" and [row.cells[1] for row in table.rows] == ["any-order", "", ""]
 
 
-def test_every_published_figure_says_how_it_was_got() -> None:
+def test_every_published_result_has_a_protocol_and_source() -> None:
     for paper in load_published_results("text8", "character"):
         assert (
             paper.value > 1
@@ -144,10 +144,10 @@ def test_plots_are_well_formed_and_hold_every_point() -> None:
     for svg in drawn:
         assert ElementTree.fromstring(svg).tag == "svg"
     points = ElementTree.fromstring(drawn[-1]).findall(".//polygon")
-    assert len(points) == 6  # three entries at two numbers of steps; other temperatures are elsewhere
+    assert len(points) == 6  # three entries at two numbers of steps; other temperatures are in another plot
 
 
-def test_points_stand_where_they_should() -> None:
+def test_points_have_the_right_coordinates() -> None:
     svg = ElementTree.fromstring(plot([Series(0, "a", [Dot(1.0, 2.0), Dot(3.0, 4.0)])], title="t", x="x", y="y"))
     line = svg.find(".//polyline")
     (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in line.attrib["points"].split())
@@ -157,7 +157,7 @@ def test_points_stand_where_they_should() -> None:
     assert axis(10.0) == pytest.approx(5) and axis.ticks() == [1, 10, 100]
 
 
-def test_one_far_value_does_not_flatten_the_others() -> None:
+def test_an_outlier_does_not_compress_the_axis() -> None:
     far = make_report(
         entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7), entry("plaid", "bound", 1.8), entry("x", "bound", 700.0)
     )
@@ -171,7 +171,7 @@ def test_one_far_value_does_not_flatten_the_others() -> None:
     ]
     assert max(ticks) < 10
     heights = [float(pair.split(",")[1]) for line in svg.iter("polyline") for pair in line.attrib["points"].split()]
-    assert min(heights) >= 13.9  # nothing leaves the paper
+    assert min(heights) >= 13.9  # no point lies outside the plot
 
 
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (1.23, 1.29), (-5.0, 1000.0), (3.0, 3.0001)])
@@ -181,12 +181,12 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     assert len(log_ticks(3.0, 70.0)) >= 3 and format_number(2e6) == "2M" and format_number(0.0) == "0"
 
 
-def test_sixteen_entries_look_different() -> None:
-    looks = {(n % 8, draw_marker(n, 0.0, 0.0)) for n in range(16)}
-    assert len(looks) == 16 and len(SHAPES) == 4
+def test_sixteen_entries_have_different_markers() -> None:
+    markers = {(n % 8, draw_marker(n, 0.0, 0.0)) for n in range(16)}
+    assert len(markers) == 16 and len(SHAPES) == 4
 
 
-def test_three_files_side_by_side(tmp_path: Path) -> None:
+def test_html_markdown_and_json_are_written(tmp_path: Path) -> None:
     broken = replace(REPORT, real={"entropy": Value(math.nan, math.inf)})
     written = write_comparison_report(broken, tmp_path / "out.html")
     assert [path.name for path in written] == ["out.html", "out.md", "out.json"]
@@ -196,7 +196,7 @@ def test_three_files_side_by_side(tmp_path: Path) -> None:
     assert written[1].read_text().startswith("# two on") and "≤ 1.7000 ± 0.0100" in written[1].read_text()
 
 
-def test_figures_of_papers_name_systems_that_are_here_and_their_kind() -> None:
+def test_published_results_name_known_systems_and_their_kind() -> None:
     for data, unit in (("text8", "character"), ("cifar10", "dimension")):
         rows = load_published_results(data, unit)
         assert {row.system for row in rows} >= {"ar", "md4", "rdlm"} and all(row.source for row in rows)

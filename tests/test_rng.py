@@ -1,4 +1,4 @@
-"""Noise: a function of who and when, not of how the work is divided; uniform, independent, and exact in its tails."""
+"""Noise: a function of seed, step and sample, independent of batching; uniform, independent and exact in its tails."""
 
 import math
 
@@ -12,7 +12,7 @@ from toy_languages import generator
 from logosphere.rng import CounterNoise, GeneratorNoise, Noise, _unit, categorical
 
 
-def keyed(ids: Tensor, seed: int = 1, step: int = 2, total: int | None = None) -> CounterNoise:
+def counter_noise(ids: Tensor, seed: int = 1, step: int = 2, total: int | None = None) -> CounterNoise:
     return CounterNoise(seed, step, ids, ids, len(ids) if total is None else total)
 
 
@@ -21,35 +21,39 @@ CUTS = {"halves": [IDS[:8], IDS[8:]], "singles": list(IDS[:, None]), "reversed":
 
 
 @pytest.mark.parametrize("parts", CUTS.values(), ids=CUTS)
-def test_numbers_belong_to_samples_and_not_to_batches(parts: list[Tensor]) -> None:
-    whole = keyed(IDS)
-    wanted = whole.uniform(16, 5), whole.uniform(16, 3, 2), whole.normal(16, 4), whole.low_discrepancy_times(3, 2)
+def test_noise_does_not_depend_on_the_batching(parts: list[Tensor]) -> None:
+    whole = counter_noise(IDS)
+    expected = whole.uniform(16, 5), whole.uniform(16, 3, 2), whole.normal(16, 4), whole.low_discrepancy_times(3, 2)
     for ids in parts:
-        part = keyed(ids, total=16)
+        part = counter_noise(ids, total=16)
         n = len(ids)
         for numbers, all_numbers in zip(
             (part.uniform(n, 5), part.uniform(n, 3, 2), part.normal(n, 4), part.low_discrepancy_times(3, 2)),
-            wanted,
+            expected,
             strict=True,
         ):
             assert torch.equal(numbers, all_numbers[ids])
 
 
-def test_every_seed_step_sample_and_request_has_its_own_numbers() -> None:
-    noise = keyed(IDS)
+def test_every_seed_step_sample_and_call_has_different_numbers() -> None:
+    noise = counter_noise(IDS)
     streams = [noise.uniform(16, 50), noise.uniform(16, 50)]
-    streams += [keyed(IDS, seed=2).uniform(16, 50), keyed(IDS, step=3).uniform(16, 50), keyed(IDS + 16).uniform(16, 50)]
-    streams += [keyed(IDS, seed=2, step=1).uniform(16, 50), keyed(IDS, seed=-1).uniform(16, 50)]
+    streams += [
+        counter_noise(IDS, seed=2).uniform(16, 50),
+        counter_noise(IDS, step=3).uniform(16, 50),
+        counter_noise(IDS + 16).uniform(16, 50),
+    ]
+    streams += [counter_noise(IDS, seed=2, step=1).uniform(16, 50), counter_noise(IDS, seed=-1).uniform(16, 50)]
     assert len(torch.cat([stream.flatten() for stream in streams]).unique()) == len(streams) * 16 * 50
 
 
-def test_the_seed_of_a_generator_decides_everything() -> None:
+def test_generator_noise_is_a_function_of_the_seed() -> None:
     first, again, other = (GeneratorNoise(generator(seed), 4) for seed in (1, 1, 2))
     numbers = first.uniform(4, 9)
     assert torch.equal(numbers, again.uniform(4, 9)) and not torch.equal(numbers, other.uniform(4, 9))
 
 
-SOURCES = {"keyed": lambda n: keyed(torch.arange(n)), "drawn": lambda n: GeneratorNoise(generator(3), n)}
+SOURCES = {"keyed": lambda n: counter_noise(torch.arange(n)), "drawn": lambda n: GeneratorNoise(generator(3), n)}
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
@@ -62,9 +66,9 @@ def test_uniform_numbers_are_uniform_and_inside_the_interval(source) -> None:
     )  # low bits too
 
 
-def test_the_extreme_words_stay_inside_the_interval() -> None:
-    words = _unit(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
-    assert 0 < words.min() and words.max() < 1
+def test_extreme_integers_stay_inside_the_interval() -> None:
+    units = _unit(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
+    assert 0 < units.min() and units.max() < 1
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
@@ -80,10 +84,13 @@ def test_neighbours_are_uncorrelated(source) -> None:
         assert abs(float(torch.corrcoef(pairs)[0, 1])) < 3.5 / math.sqrt(pairs.shape[1])
 
 
-def test_seeds_steps_and_requests_are_uncorrelated() -> None:
-    """Consecutive seeds, steps, samples and requests form a grid on which no direction may show."""
+def test_seeds_steps_and_calls_are_uncorrelated() -> None:
+    """Consecutive seeds, steps, samples and calls form a grid without correlation along any axis."""
     grid = torch.stack(
-        [torch.stack([keyed(torch.arange(20), seed, step).uniform(20, 25) for step in range(20)]) for seed in range(10)]
+        [
+            torch.stack([counter_noise(torch.arange(20), seed, step).uniform(20, 25) for step in range(20)])
+            for seed in range(10)
+        ]
     ).double()
     for axis in range(4):
         size = grid.shape[axis]
@@ -92,7 +99,7 @@ def test_seeds_steps_and_requests_are_uncorrelated() -> None:
 
 
 def test_normal_numbers_are_normal() -> None:
-    numbers = keyed(torch.arange(300)).normal(300, 300)
+    numbers = counter_noise(torch.arange(300)).normal(300, 300)
     assert numbers.dtype == torch.float32
     assert stats.kstest(numbers.flatten().numpy(), "norm").pvalue > MIN_P_VALUE
     for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
@@ -102,22 +109,24 @@ def test_normal_numbers_are_normal() -> None:
 
 @pytest.mark.parametrize("draws", [1, 3])
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_quantiles_of_a_clock_fill_every_stratum_once(source, draws: int) -> None:
-    for clock in source(8).low_discrepancy_times(draws, 5).unbind(2):
-        shifted = (clock - clock.min()).flatten() * 8 * draws
+def test_low_discrepancy_times_fill_every_stratum_once(source, draws: int) -> None:
+    for times in source(8).low_discrepancy_times(draws, 5).unbind(2):
+        shifted = (times - times.min()).flatten() * 8 * draws
         assert torch.equal(shifted.round().sort().values, torch.arange(8 * draws).double())
         assert torch.allclose(shifted, shifted.round(), atol=1e-9)
-        assert 0 <= clock.min() and clock.max() < 1
+        assert 0 <= times.min() and times.max() < 1
 
 
 def test_the_draws_of_each_sequence_are_spread_evenly() -> None:
-    for row in keyed(torch.arange(8)).low_discrepancy_times(4, 1)[..., 0]:
-        around = torch.cat([row.sort().values, row.min()[None] + 1])  # a clock has no ends
+    for row in counter_noise(torch.arange(8)).low_discrepancy_times(4, 1)[..., 0]:
+        around = torch.cat([row.sort().values, row.min()[None] + 1])  # the strata are cyclic
         assert around.diff().tolist() == pytest.approx([0.25] * 4)
 
 
-def test_a_quantile_is_uniform_and_clocks_are_independent() -> None:
-    w = torch.cat([keyed(torch.arange(2), step=step).low_discrepancy_times(1, 2) for step in range(2000)])[::2, 0]
+def test_low_discrepancy_times_are_uniform_and_independent_across_blocks() -> None:
+    w = torch.cat([counter_noise(torch.arange(2), step=step).low_discrepancy_times(1, 2) for step in range(2000)])[
+        ::2, 0
+    ]
     assert stats.kstest(w[:, 0].numpy(), "uniform").pvalue > MIN_P_VALUE
     assert abs(float(torch.corrcoef(w.T)[0, 1])) < 3.5 / math.sqrt(len(w))
 
@@ -134,7 +143,7 @@ def test_categorical_needs_no_normalisation() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_what_has_no_probability_is_never_drawn(dtype: torch.dtype) -> None:
+def test_zero_probability_is_never_drawn(dtype: torch.dtype) -> None:
     log_p = torch.tensor([-torch.inf, 0, -torch.inf, -torch.inf, 0, -torch.inf], dtype=dtype)
     edges = torch.tensor([0, 1e-300, 0.25, 0.5, 0.5 + 1e-16, 1 - 2**-53], dtype=torch.float64)
     assert categorical(log_p.expand(6, -1), edges).tolist() == [1, 1, 1, 4, 4, 4]
@@ -142,15 +151,15 @@ def test_what_has_no_probability_is_never_drawn(dtype: torch.dtype) -> None:
     assert set(categorical(log_p.expand(9999, -1), steps).tolist()) == {1, 4}
 
 
-def tail_and_surprise(drawn: Tensor, log_p: Tensor, tail: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
+def tail_mass_and_nll(drawn: Tensor, log_p: Tensor, tail: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
     return mean_and_error(tail[drawn].double()), mean_and_error(-log_p[drawn])
 
 
-def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
+def test_the_tail_of_a_zipf_distribution_is_not_truncated() -> None:
     """One draw per token at T = 1000 multiplies probabilities by 1/1000, where a float32 Gumbel draw loses the tail.
 
-    Here the whole distribution is scaled down beside a state that nearly always wins, and the other draws
-    must still be Zipf's law: the tail of 8192 words weighs 0.15, the standard error is 0.005.
+    Here the distribution is scaled down next to a state of probability 0.999, and the other draws must still have
+    the Zipf distribution: the tail of 8192 words has mass 0.15, the standard error is 0.005.
     """
     log_p = -torch.arange(1, 8193).double().log()
     log_p = log_p.log_softmax(0)
@@ -159,12 +168,12 @@ def test_the_tail_of_a_zipf_law_is_not_cut_off() -> None:
     with_rest = torch.cat([log_p + math.log(1e-3), torch.tensor([math.log1p(-1e-3)]).double()]).float()
     drawn = torch.cat([categorical(with_rest.expand(1000, -1), part * 1e-3) for part in u.split(1000)])
     assert drawn.max() < 8192
-    (mass, mass_error), (unmask_nll, surprise_error) = tail_and_surprise(drawn, log_p, tail)
+    (mass, mass_error), (nll, nll_error) = tail_mass_and_nll(drawn, log_p, tail)
     assert abs(mass - float(log_p[tail].exp().sum())) < 3.5 * mass_error
-    assert abs(unmask_nll - float(-(log_p.exp() * log_p).sum())) < 3.5 * surprise_error < 0.15
+    assert abs(nll - float(-(log_p.exp() * log_p).sum())) < 3.5 * nll_error < 0.15
 
 
-def test_every_source_offers_the_same_interface() -> None:
+def test_both_noise_classes_have_the_same_interface() -> None:
     for source in SOURCES.values():
         noise: Noise = source(3)
         assert noise.uniform(3, 2).shape == noise.normal(3, 2).shape == (3, 2)

@@ -1,4 +1,4 @@
-"""Runs: stopped and resumed they are the same to the last bit, and a folder says what happened in it."""
+"""Runs: resumed runs are bit-identical to uninterrupted ones, and the run folder records the training."""
 
 import json
 from dataclasses import replace
@@ -36,21 +36,21 @@ DROPOUT = replace(
     ],
     ids=["plain", "dropout", "uniform", "other loss"],
 )
-def test_a_resumed_run_is_the_same_to_the_last_bit(recipe: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
-    straight, _ = complete_run(recipe, corpus, tmp_path / "straight")
-    broken = create_run(recipe, corpus, tmp_path / "broken")
+def test_a_resumed_run_is_bit_identical(recipe: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
+    uninterrupted, _ = complete_run(recipe, corpus, tmp_path / "straight")
+    resumed = create_run(recipe, corpus, tmp_path / "broken")
     for steps in (5, 1, 99):  # stop after 5 steps, after 1 more, and never
         torch.manual_seed(steps)
-        list(run_training(Run(broken.path), corpus, stop_after(steps)))
-    assert metrics_without_times(broken) == metrics_without_times(straight)
+        list(run_training(Run(resumed.path), corpus, stop_after(steps)))
+    assert metrics_without_times(resumed) == metrics_without_times(uninterrupted)
     for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
-        assert tensor_bytes(broken.path / name) == tensor_bytes(straight.path / name)
-    assert len(straight.metrics()) == 12 + 3
+        assert tensor_bytes(resumed.path / name) == tensor_bytes(uninterrupted.path / name)
+    assert len(uninterrupted.metrics()) == 12 + 3
 
 
-def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path) -> None:
-    """The process dies between two checkpoints, and while it writes a line of metrics."""
-    straight, _ = complete_run(RECIPE, corpus, tmp_path / "straight")
+def test_a_killed_run_resumes_from_its_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
+    """The process is killed between two checkpoints, while a line of metrics is being written."""
+    uninterrupted, _ = complete_run(RECIPE, corpus, tmp_path / "straight")
     killed = create_run(RECIPE, corpus, tmp_path / "killed")
     events = run_training(killed, corpus)
     for event in events:
@@ -60,11 +60,11 @@ def test_a_killed_run_goes_on_from_what_it_saved(corpus: Corpus, tmp_path: Path)
     with (killed.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "train/lo')
     list(run_training(Run(killed.path), corpus))
-    assert metrics_without_times(killed) == metrics_without_times(straight)
-    assert tensor_bytes(killed.path / "ema.safetensors") == tensor_bytes(straight.path / "ema.safetensors")
+    assert metrics_without_times(killed) == metrics_without_times(uninterrupted)
+    assert tensor_bytes(killed.path / "ema.safetensors") == tensor_bytes(uninterrupted.path / "ema.safetensors")
 
 
-def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_only_validates(corpus: Corpus, tmp_path: Path) -> None:
     run, events = complete_run(RECIPE, corpus, tmp_path / "run")
     lines = run.metrics()
     (event,) = run_training(Run(run.path), corpus)
@@ -76,7 +76,7 @@ def test_a_finished_run_has_nothing_left_to_do(corpus: Corpus, tmp_path: Path) -
     assert [event.step for event in events if isinstance(event, Saved)] == [4, 8, 12]
 
 
-def test_a_folder_holds_what_it_promises(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_folder_has_all_files_and_metrics(corpus: Corpus, tmp_path: Path) -> None:
     run, _ = complete_run(RECIPE, corpus, tmp_path / "run")
     names = {path.name for path in run.path.iterdir()}
     assert {"recipe.json", "env.json", "tokenizer.json", "metrics.jsonl", "model.safetensors", "ema.safetensors",
@@ -92,7 +92,7 @@ def test_a_folder_holds_what_it_promises(corpus: Corpus, tmp_path: Path) -> None
     assert {"python", "packages"} <= json.loads((run.path / "env.json").read_text()).keys()
 
 
-def test_the_weights_of_a_run_can_be_chosen(corpus: Corpus, tmp_path: Path) -> None:
+def test_weights_of_a_run_are_selected_by_name(corpus: Corpus, tmp_path: Path) -> None:
     run, _ = complete_run(RECIPE, corpus, tmp_path / "run")
     for name in ("model", "ema", "best"):
         expected = read_tensors(run.path / f"{name}.safetensors")
@@ -110,7 +110,7 @@ def test_a_run_does_not_overwrite_another(corpus: Corpus, tmp_path: Path) -> Non
     assert not list(tmp_path.glob(".*draft*"))
 
 
-def test_only_one_training_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_is_locked_during_training(corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(RECIPE, corpus, tmp_path / "run")
     with run.lock():
         with pytest.raises(UserError, match="Another training"), Run(run.path).lock():
@@ -119,21 +119,21 @@ def test_only_one_training_at_a_time(corpus: Corpus, tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_that_diverges_keeps_its_weights(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_diverged_run_keeps_finite_weights(corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, optim=OptimizerConfig(lr=1e30, warmup=0)), corpus, tmp_path / "run")
     with pytest.raises(Diverged, match="smaller learning rate.*are in"):
         list(run_training(run, corpus))
     assert all(weight.isfinite().all() for weight in run.model("model").parameters())
 
 
-def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
+def test_changed_data_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(RECIPE, corpus, tmp_path / "run")
     with pytest.raises(UserError, match="text has changed"):
         next(run_training(run, replace(corpus, sha256="0" * 64)))
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, message",
     [
         ({"length": 10_000}, "fewer than one sequence"),
         ({"task": "nothing"}, "no task"),
@@ -147,13 +147,13 @@ def test_changed_text_is_noticed(corpus: Corpus, tmp_path: Path) -> None:
         ({"device": "mps"}, "64-bit"),
     ],
 )
-def test_a_recipe_that_cannot_work_leaves_no_folder(change: dict, says: str, corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says):
+def test_an_invalid_config_creates_no_folder(change: dict, message: str, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         create_run(replace(RECIPE, **change), corpus, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_without_weights_or_recipe_says_so(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_without_config_or_weights_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run"):
         Run(tmp_path / "nowhere")
     with pytest.raises(UserError, match="Nothing has been saved"):

@@ -1,4 +1,4 @@
-"""Sample metrics: values that can be made by hand, and judges that agree with the models they are."""
+"""Sample metrics: values computed by hand, and scorers that agree with their models."""
 
 import math
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ def reference(train: str, *real: str) -> Reference:
     return Reference(text8_tokenizer(), text8_tokenizer().encode(train), texts(*real))
 
 
-def test_a_mean_has_the_error_of_a_mean() -> None:
-    figure = MetricValue.mean(torch.tensor([1.0, 2.0, 3.0]))
-    assert figure.value == 2 and figure.error == pytest.approx(1 / math.sqrt(3))
+def test_mean_has_its_standard_error() -> None:
+    value = MetricValue.mean(torch.tensor([1.0, 2.0, 3.0]))
+    assert value.value == 2 and value.error == pytest.approx(1 / math.sqrt(3))
     assert math.isnan(MetricValue.mean(torch.tensor([1.0])).error)
 
 
@@ -54,20 +54,20 @@ def test_entropy_of_tokens_within_a_sample() -> None:
     assert token_entropies(tokens).tolist() == pytest.approx([0, 2, 1])
 
 
-def test_distinct_counts_over_all_samples_and_repetition_within_one() -> None:
+def test_distinct_rate_is_over_all_samples_and_repetition_rate_within_one() -> None:
     tokens = torch.tensor([[0, 1, 0, 1, 0], [0, 1, 0, 1, 2]])
     assert distinct_rate(tokens, 2) == pytest.approx(3 / 8)  # 01, 10, 12 of 8
     assert repetition_rate(tokens, 2).tolist() == pytest.approx([1 - 2 / 4, 1 - 3 / 4])
-    assert distinct_rate(tokens, 9) == 1.0  # runs longer than the sample are the sample
+    assert distinct_rate(tokens, 9) == 1.0  # n-grams longer than the sample are the whole sample
 
 
-def test_words_at_the_edges_may_be_cut_and_do_not_count() -> None:
+def test_words_at_the_edges_are_not_counted() -> None:
     known = frozenset({"the", "cat", "sat"})
     assert known_word_rate("xx the cat zat yy", known) == pytest.approx(2 / 3)
     assert known_word_rate("the cat", known) == 0.0
 
 
-def brute_longest(row: list[int], text: list[int]) -> list[int]:
+def brute_force_matches(row: list[int], text: list[int]) -> list[int]:
     def occurs(part: list[int]) -> bool:
         return any(text[i : i + len(part)] == part for i in range(len(text) - len(part) + 1))
 
@@ -75,16 +75,16 @@ def brute_longest(row: list[int], text: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("letters, length", [(1, 30), (2, 60), (5, 200), (3, 2)])
-def test_the_longest_match_is_that_of_brute_force(letters: int, length: int) -> None:
+def test_longest_matches_equal_brute_force(letters: int, length: int) -> None:
     rng = np.random.default_rng(letters)
     text = rng.integers(0, letters, length)
     suffixes = SuffixArray.build(text, 12)
     for _ in range(5):
         row = rng.integers(0, letters + 1, 12)
-        assert suffixes.longest_matches(row).tolist() == brute_longest(row.tolist(), text.tolist())
+        assert suffixes.longest_matches(row).tolist() == brute_force_matches(row.tolist(), text.tolist())
 
 
-def test_copies_are_found() -> None:
+def test_memorised_text_is_detected() -> None:
     real = "a quick brown fox jumps over it"
     known = reference("once upon a time there was a king who had a son " * 2, real)
     copied, fresh = texts("upon a time there was a king wh"), texts("zqzqzqxjxjxjvkvkvkzqxjvkzzqqxxj")
@@ -94,7 +94,7 @@ def test_copies_are_found() -> None:
     assert figures["memorised"].value == 0.0 and figures["longest-copy"].value <= 1
 
 
-def test_the_divergence_of_n_grams_is_that_of_the_formula() -> None:
+def test_ngram_divergence_is_the_formula() -> None:
     samples = extract_ngrams(torch.tensor([0, 0, 1]), 1)
     real = extract_ngrams(torch.tensor([0, 1, 1, 1]), 1)
     q = [0.9 * 0.25 + 0.1 / 3, 0.9 * 0.75 + 0.1 / 3]
@@ -104,8 +104,8 @@ def test_the_divergence_of_n_grams_is_that_of_the_formula() -> None:
     assert ngram_divergence(unseen, real, 3, smoothing=0.1) == pytest.approx(math.log2(30))
 
 
-def test_the_frontier_has_the_area_of_its_formula() -> None:
-    """Equal laws: 1. Laws that share nothing: KL(p || r) = -log λ, so x = (1-λ)^c, y = λ^c, area B(c, c+1) c."""
+def test_frontier_area_is_the_formula() -> None:
+    """Equal distributions: 1. Disjoint ones: KL(p || r) = -log λ, so x = (1-λ)^c, y = λ^c, area B(c, c+1) c."""
     p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]).double(), torch.tensor([0.0, 0.0, 0.5, 0.5]).double()
     assert frontier_area(p, p) == pytest.approx(1.0)
     beta = math.gamma(5) * math.gamma(6) / math.gamma(11)
@@ -114,7 +114,7 @@ def test_the_frontier_has_the_area_of_its_formula() -> None:
     assert frontier_area(p, 0.7 * p + 0.3 * q) == pytest.approx(frontier_area(0.7 * p + 0.3 * q, p), abs=1e-3)
 
 
-def test_k_means_finds_groups_that_are_there() -> None:
+def test_kmeans_finds_separated_clusters() -> None:
     rng = generator(1)
     points = torch.randn(60, 3, generator=rng).double() * 0.1
     points[20:40, 0] += 10
@@ -123,7 +123,7 @@ def test_k_means_finds_groups_that_are_there() -> None:
     assert [len(found[i : i + 20].unique()) for i in (0, 20, 40)] == [1, 1, 1] and len(found.unique()) == 3
 
 
-def test_likeness_tells_languages_apart() -> None:
+def test_ngram_mauve_distinguishes_languages() -> None:
     one, other = skewed_chain(8, 32, seed=1), skewed_chain(8, 32, seed=9)
     real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
     assert ngram_features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
@@ -132,30 +132,30 @@ def test_likeness_tells_languages_apart() -> None:
     assert mauve(ngram_features(different), points, generator(4)) < 0.3
 
 
-def test_likeness_by_an_encoder_looks_at_what_the_encoder_sees() -> None:
-    """An encoder that only counts letters cannot tell anagrams apart; n-grams can."""
+def test_encoder_mauve_depends_on_the_encoder() -> None:
+    """An encoder that only counts letters cannot distinguish anagrams; n-grams can."""
 
     def counts(strings: Sequence[str]) -> torch.Tensor:
         return torch.tensor([[float(text.count(letter)) for letter in "abcdefgh"] for text in strings])
 
     real = ["aabb", "ccdd", "eeff", "gghh"] * 5
-    metric, turned = encoder_mauve("letters", counts), texts(*(text[::-1] for text in real))
-    against = reference("abcdefgh", *real)
-    assert metric.measure(turned, against).value == pytest.approx(1.0)
-    assert metric.measure(texts(*["aaaa"] * 20), against).value < 0.5
-    assert find_metrics(["frontier"])[-1].measure(turned, against).value < 0.9
+    metric, reversed_texts = encoder_mauve("letters", counts), texts(*(text[::-1] for text in real))
+    held_out = reference("abcdefgh", *real)
+    assert metric.measure(reversed_texts, held_out).value == pytest.approx(1.0)
+    assert metric.measure(texts(*["aaaa"] * 20), held_out).value < 0.5
+    assert find_metrics(["frontier"])[-1].measure(reversed_texts, held_out).value < 0.9
 
 
-def test_overlap_counts_short_runs_and_no_ends() -> None:
+def test_overlap_counts_short_ngrams_without_padding() -> None:
     letters = WithEOS(CharacterTokenizer("abcdef"))
     end = letters.eos
     rows = torch.tensor([[0, 1, 2, 3, 4, end, end, end, end, end], [5, 5, 0, 1, 2, 3, end, end, end, end]])
     held = Reference(letters, letters.encode("abcdeabcd"), Texts.from_tokens(rows, letters))
-    figure = measure_samples(Texts.from_tokens(rows, letters), held, find_metrics(["overlap-4"]))["overlap-4"]
-    assert figure.value == pytest.approx((2 / 2 + 1 / 3) / 2)
+    value = measure_samples(Texts.from_tokens(rows, letters), held, find_metrics(["overlap-4"]))["overlap-4"]
+    assert value.value == pytest.approx((2 / 2 + 1 / 3) / 2)
 
 
-def test_every_metric_measures_real_text_as_real() -> None:
+def test_every_metric_is_best_for_the_reference_text() -> None:
     train = "the cat sat on the mat and the dog sat on the log " * 4
     real = train[:40], train[40:80]
     figures = measure_samples(texts(*real), reference(train, *real), METRICS)
@@ -165,7 +165,7 @@ def test_every_metric_measures_real_text_as_real() -> None:
     )
 
 
-def test_an_unknown_metric_is_met_with_the_nearest_one() -> None:
+def test_an_unknown_metric_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="'spelling'"):
         find_metrics(["speling"])
     assert [metric.name for metric in find_metrics(["spelling"])] == ["entropy", "spelling"]
@@ -175,54 +175,54 @@ LANGUAGE = skewed_chain(4, 6)
 LETTERS = CharacterTokenizer("abcd")
 
 
-def test_our_judge_says_what_its_model_says() -> None:
+def test_model_scorer_gives_the_likelihood_of_its_model() -> None:
     model = random_network("ar", LANGUAGE)
     tokens = LANGUAGE.sample(20, generator(5))
-    judge = ModelScorer(model, LETTERS, "ours", "letters")
+    scorer = ModelScorer(model, LETTERS, "ours", "letters")
     strings = [LETTERS.decode(row) for row in tokens.numpy()]
     nats = model.nelbo(tokens, generator(0)).total.double()
-    verdict = judge.score(strings)
-    assert list(verdict.nats) == pytest.approx(nats.tolist(), abs=1e-5)
-    assert verdict.value == pytest.approx(float(nats.sum()) / 120 / math.log(2))
-    assert verdict.error == pytest.approx(float(nats.std()) / math.sqrt(20) / 6 / math.log(2))
-    metric = scorer_metric(judge)
+    score = scorer.score(strings)
+    assert list(score.nats) == pytest.approx(nats.tolist(), abs=1e-5)
+    assert score.value == pytest.approx(float(nats.sum()) / 120 / math.log(2))
+    assert score.error == pytest.approx(float(nats.std()) / math.sqrt(20) / 6 / math.log(2))
+    metric = scorer_metric(scorer)
     assert (
         metric.measure(
             Texts.from_tokens(tokens, LETTERS),
             Reference(LETTERS, tokens.flatten().numpy(), Texts.from_tokens(tokens, LETTERS)),
         ).value
-        == verdict.value
+        == score.value
     )
 
 
-def test_texts_of_other_lengths_are_cut_and_filled() -> None:
-    """Nine letters are a window of six and one of three; padding costs nothing."""
-    judge = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
-    whole, first, rest, nothing = judge.score(["abcdabcda", "abcdab", "cda", ""]).nats
+def test_texts_of_other_lengths_are_split_and_padded() -> None:
+    """Nine letters are split into windows of six and three; padding costs nothing."""
+    scorer = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    whole, first, rest, nothing = scorer.score(["abcdabcda", "abcdab", "cda", ""]).nats
     assert whole == pytest.approx(first + rest, abs=1e-5) and nothing == 0
 
 
-def test_nothing_written_is_nothing_judged() -> None:
-    """A model that writes empty texts must not look like the best of all."""
-    judge = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
-    assert math.isnan(judge.score(["", ""]).value)
-    assert judge.score(["abcdab", "", ""]).value == judge.score(["abcdab"]).value
+def test_empty_texts_have_no_score() -> None:
+    """A model that generates empty texts must not rank first."""
+    scorer = ModelScorer(random_network("ar", LANGUAGE), LETTERS, "ours", "letters")
+    assert math.isnan(scorer.score(["", ""]).value)
+    assert scorer.score(["abcdab", "", ""]).value == scorer.score(["abcdab"]).value
 
 
-def test_a_bound_cannot_judge() -> None:
+def test_a_scorer_needs_an_exact_likelihood() -> None:
     with pytest.raises(UserError, match="--system ar"):
         ModelScorer(random_network("mdlm", LANGUAGE), LETTERS, "ours", "letters")
 
 
 @pytest.mark.skipif(find_spec("transformers") is not None, reason="the extra is installed")
-def test_a_judge_of_a_missing_extra_is_refused() -> None:
+def test_a_scorer_of_a_missing_extra_is_refused() -> None:
     with pytest.raises(UserError, match=r"logosphere\[hf\]"):
         load_hub_scorer("gpt2")
 
 
-@pytest.mark.filterwarnings("ignore")  # transformers warns about its own affairs
-def test_a_judge_of_transformers_counts_every_token(tmp_path: Path) -> None:
-    """A tiny model made here: its bits are the cross-entropies of all tokens, the first after the start symbol."""
+@pytest.mark.filterwarnings("ignore")  # transformers emits its own warnings
+def test_a_transformers_scorer_counts_every_token(tmp_path: Path) -> None:
+    """A tiny model: its bits are the cross-entropies of all tokens, the first one given the start symbol."""
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -234,19 +234,19 @@ def test_a_judge_of_transformers_counts_every_token(tmp_path: Path) -> None:
         config = transformers.GPT2Config(vocab_size=5, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0)
         model = transformers.GPT2LMHeadModel(config).eval()
     model.save_pretrained(tmp_path)
-    judge = load_hub_scorer(str(tmp_path))
+    scorer = load_hub_scorer(str(tmp_path))
     rows = torch.tensor([[0, 1, 2, 3], [0, 3, 3, 1]])
     with torch.no_grad():
         logits = model(rows).logits[:, :-1]
     by_hand = torch.nn.functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none").sum(1)
-    verdict = judge.score(["abc", "cca"])
-    assert list(verdict.nats) == pytest.approx(by_hand.tolist(), abs=1e-5)
-    assert verdict.value == pytest.approx(float(by_hand.sum()) / 6 / math.log(2), abs=1e-5)
+    score = scorer.score(["abc", "cca"])
+    assert list(score.nats) == pytest.approx(by_hand.tolist(), abs=1e-5)
+    assert score.value == pytest.approx(float(by_hand.sum()) / 6 / math.log(2), abs=1e-5)
     with pytest.raises(UserError, match="cannot be loaded"):
         load_hub_scorer(str(tmp_path / "nothing"))
 
 
 @pytest.mark.skipif(find_spec("gguf") is not None and find_spec("accelerate") is not None, reason="the extra is there")
-def test_the_packaged_judge_says_what_it_needs() -> None:
+def test_the_bundled_scorer_names_its_missing_extra() -> None:
     with pytest.raises(UserError, match="logosphere"):
         load_smollm2()

@@ -1,4 +1,4 @@
-"""Samplers by name: each fits what it says, keeps what is known, costs what it says; the exact ones draw exactly."""
+"""Samplers by name: supported systems, known tokens, number of evaluations, and exactness of the exact ones."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ N = 4000
 CASES = {"chain": skewed_chain(3, 4), "table": random_joint()}
 
 
-def test_every_name_has_a_sampler_and_every_system_has_one_of_them() -> None:
+def test_the_default_sampler_of_every_system_is_registered() -> None:
     assert [info.name for info in SAMPLERS.values()] == list(SAMPLERS)
     for name in ls.systems():
         assert sampler_info(ls.system(name).sampler)
@@ -54,7 +54,7 @@ def test_every_name_has_a_sampler_and_every_system_has_one_of_them() -> None:
         assert sampler(model.sampler, model)
 
 
-def test_a_wrong_name_is_met_with_the_nearest() -> None:
+def test_an_unknown_sampler_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="Did you mean 'first-hitting'"):
         ls.sampler("first-hiting", random_network("mdlm", LANGUAGE))
     with pytest.raises(UserError, match="not both"):
@@ -62,7 +62,7 @@ def test_a_wrong_name_is_met_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    "system, name, says",
+    "system, name, message",
     [
         ("d3pm-uniform", "star", "masked diffusion such as mdlm"),
         ("ar", "remdm-cap", "masked diffusion such as mdlm"),
@@ -77,21 +77,21 @@ def test_a_wrong_name_is_met_with_the_nearest() -> None:
         ("mdlm", "g-star", "build the system g-star"),
     ],
 )
-def test_a_sampler_that_does_not_fit_says_which_does(system: str, name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_an_unsupported_system_is_refused_with_an_alternative(system: str, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.sampler(name, random_network(system, LANGUAGE))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("steps", [7, 1])
-def test_known_tokens_stay_and_nothing_remains_hidden(name: str, steps: int) -> None:
+def test_known_tokens_stay_and_no_mask_remains(name: str, steps: int) -> None:
     known = torch.rand(8, 6, generator=generator(5)) < 0.4
     tokens = LANGUAGE.sample(8, generator(6))
     frames: list[Frame] = []
     model = random_network("g-star", LANGUAGE)
-    way = ls.sampler(name, model)
-    generate(model, 8, steps, generator(7), known=known, tokens=tokens, sampler=way, watch=frames.append)
+    chosen = ls.sampler(name, model)
+    generate(model, 8, steps, generator(7), known=known, tokens=tokens, sampler=chosen, watch=frames.append)
     for frame in frames:
         assert torch.equal(frame.tokens[known], tokens[known])
     assert frames[-1].tokens.ne(HIDDEN).all() and frames[-1].tokens.max() < 5
@@ -99,18 +99,18 @@ def test_known_tokens_stay_and_nothing_remains_hidden(name: str, steps: int) -> 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("name", ["star-loop", "remdm-loop"])
-def test_a_loop_holds_a_tenth_hidden_whatever_the_schedule(name: str, schedule: str) -> None:
-    """Cap is at most 0.02 a step, so that with it the share still comes from the way down."""
+def test_loop_samplers_hold_a_tenth_masked_for_every_schedule(name: str, schedule: str) -> None:
+    """Cap remasks at most 0.02 per step, so its fraction is still that of the descent."""
     frames: list[Frame] = []
     model = ls.build("mdlm", vocab_size=5, length=64, width=16, depth=1, heads=1, schedule=schedule)
     generate(model, 100, 40, generator(2), sampler=ls.sampler(name, model), watch=frames.append)
-    shares = torch.stack([frame.tokens.eq(HIDDEN).double().mean() for frame in frames])
-    assert (shares[25:35] - 0.1).abs().max() < 5 * (0.09 / 6400) ** 0.5
+    fractions = torch.stack([frame.tokens.eq(HIDDEN).double().mean() for frame in frames])
+    assert (fractions[25:35] - 0.1).abs().max() < 5 * (0.09 / 6400) ** 0.5
 
 
-def test_parts_of_a_sampler_do_not_cut_across_blocks_of_a_model() -> None:
+def test_sampler_blocks_do_not_cross_model_blocks() -> None:
     model = ls.build("bd3lm", vocab_size=5, length=12, block=4, width=16, depth=1, heads=1)
-    assert ls.sampler("llada", model).blocks == 3  # parts of 3 positions would reach into the next block
+    assert ls.sampler("llada", model).blocks == 3  # blocks of 3 positions would reach into the next block of the model
     assert ls.sample(model, 2, 6, generator(1), sampler=ls.sampler("llada", model)).shape == (2, 12)
     with pytest.raises(UserError, match="do not divide"):
         ls.sample(model, 2, 6, generator(1), sampler=ls.Sampler(blocks=4))
@@ -118,14 +118,14 @@ def test_parts_of_a_sampler_do_not_cut_across_blocks_of_a_model() -> None:
 
 @pytest.mark.parametrize("name", ["diffusion-lm", "bit-diffusion", "ld4lg"])
 @pytest.mark.parametrize("how", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
-def test_states_have_no_temperature(name: str, how: dict) -> None:
+def test_models_that_predict_states_refuse_token_filters(name: str, how: dict) -> None:
     model = ls.build(name, vocab_size=5, length=8, width=16, depth=1, heads=1)
     with pytest.raises(UserError, match="predicts states, not tokens"):
         ls.sample(model, 2, 2, generator(1), **how)
 
 
-def within(steps: int, first: float, last: float, grid=uniform_grid) -> int:
-    """Steps of a window that are not the last."""
+def count_in_window(steps: int, first: float, last: float, grid=uniform_grid) -> int:
+    """The number of steps inside a time window, without the last step."""
     times = grid(steps)
     return int(((times[:-2] <= first + 1e-6) & (times[1:-1] >= last - 1e-6)).sum())
 
@@ -133,23 +133,23 @@ def within(steps: int, first: float, last: float, grid=uniform_grid) -> int:
 COSTS = {
     "first-hitting": lambda steps: 6,
     "tau-leaping-pc": lambda steps: 2 * steps - 1,
-    "g-star": lambda steps: steps + within(steps, 0.3, 0.0),
+    "g-star": lambda steps: steps + count_in_window(steps, 0.3, 0.0),
     "llada": lambda steps: 3 * max(1, steps // 3),
     "llada-greedy": lambda steps: 3 * max(1, steps // 3),
-    # At the time of their last step, 1e-5, nothing is hidden any more.
+    # At the time of their last step, 1e-5, no mask remains.
     "euler": lambda steps: max(1, steps - 1),
     "analytic": lambda steps: max(1, steps - 1),
     "md4": lambda steps: max(1, steps - 1),
 }
-"""What one sequence of 6 tokens costs where it is not the number of steps."""
+"""Evaluations for one sequence of 6 tokens where they are not the number of steps."""
 VARYING = {"cached", "mdlm", "threshold", "entropy-bounded"}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in MASKED if name not in VARYING])
 @pytest.mark.parametrize("steps", [1, 5, 16])
-def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
-    """64 sequences, so that some position is hidden in every step."""
+def test_every_sampler_has_the_documented_nfe(name: str, steps: int) -> None:
+    """64 sequences, so that some position is masked in every step."""
     model = random_network("g-star", LANGUAGE)
     drawn = generate(model, 64, steps, generator(1), sampler=ls.sampler(name, model))
     assert drawn.nfe == COSTS.get(name, lambda steps: steps)(steps)
@@ -158,7 +158,7 @@ def test_every_sampler_costs_what_it_says(name: str, steps: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["udlm", "gidd", "sedd-uniform", "genmd4", "d3pm-gaussian"])
 @pytest.mark.parametrize("name", ["ancestral", "analytic", "tau-leaping", "tau-leaping-pc", "self-correcting"])
-def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> None:
+def test_samplers_of_uniform_noise_have_the_documented_nfe(system: str, name: str) -> None:
     model, steps = random_network(system, LANGUAGE), 8
     if system in ("genmd4", "d3pm-gaussian") and name != "ancestral":
         with pytest.raises(UserError, match="Use ancestral"):
@@ -168,7 +168,7 @@ def test_samplers_of_other_noise_cost_what_they_say(system: str, name: str) -> N
     assert drawn.nfe == (steps if name == "analytic" else COSTS.get(name, lambda steps: steps)(steps))
 
 
-def law_of(system: System, language: Language, n: int = N, steps: int = 128, **how) -> float:
+def sample_p_value(system: System, language: Language, n: int = N, steps: int = 128, **how) -> float:
     model = system.model(language)
     rng = torch.Generator().manual_seed(32)
     return sequence_p_value(ls.sample(model, n, steps, rng, Oracle(model, language), **how), language)
@@ -176,26 +176,26 @@ def law_of(system: System, language: Language, n: int = N, steps: int = 128, **h
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["remdm-cap", "tau-leaping"])
-def test_exact_samplers_draw_from_the_language(name: str) -> None:
+def test_exact_samplers_sample_the_language(name: str) -> None:
     system, language = System("mdlm"), CASES["chain"]
-    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
+    assert sample_p_value(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("name", ["remdm-cap", "remdm-rescale", "forward-backward", "tau-leaping", "tau-leaping-pc"])
-def test_exact_samplers_draw_from_every_language(name: str, language: Language) -> None:
+def test_exact_samplers_sample_every_language(name: str, language: Language) -> None:
     system = System("mdlm", {"schedule": "cosine"})
-    way = ls.sampler(name, system.model(language))
-    assert law_of(system, language, sampler=way) > MIN_P_VALUE
+    chosen = ls.sampler(name, system.model(language))
+    assert sample_p_value(system, language, sampler=chosen) > MIN_P_VALUE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["tau-leaping", pytest.param("tau-leaping-pc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("system", [System("udlm"), System("gidd")], ids=str)
-def test_leaps_over_random_tokens_draw_from_the_language(system: System, name: str) -> None:
+def test_tau_leaping_with_uniform_noise_samples_the_language(system: System, name: str) -> None:
     language = skewed_chain(3, 2)
-    assert law_of(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
+    assert sample_p_value(system, language, sampler=ls.sampler(name, system.model(language))) > MIN_P_VALUE
 
 
 ONE_BY_ONE = {
@@ -206,16 +206,16 @@ ONE_BY_ONE = {
 
 
 @pytest.mark.parametrize("stepper", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
-def test_one_position_at_a_time_is_exact_in_any_order_that_does_not_look_at_what_was_drawn(stepper) -> None:
-    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=stepper) > MIN_P_VALUE
+def test_one_position_per_step_is_exact_if_the_order_ignores_the_draws(stepper) -> None:
+    assert sample_p_value(System("mdlm"), CASES["chain"], steps=4, stepper=stepper) > MIN_P_VALUE
 
 
-def test_the_order_of_likelihood_does_look_and_is_not_a_draw() -> None:
-    assert law_of(System("mdlm"), CASES["chain"], steps=4, stepper=OrderedUnmasking(by_likelihood)) < 1e-6
+def test_likelihood_order_depends_on_the_draws_and_is_not_exact() -> None:
+    assert sample_p_value(System("mdlm"), CASES["chain"], steps=4, stepper=OrderedUnmasking(by_likelihood)) < 1e-6
 
 
-class Spoken(Denoiser):
-    """p[i] for token 0 at position i and the rest on token 1."""
+class FixedDenoiser(Denoiser):
+    """Predicts token 0 at position i with probability p[i], and token 1 otherwise."""
 
     def __init__(self, p: list[float]):
         super().__init__()
@@ -228,7 +228,7 @@ class Spoken(Denoiser):
 
 def adaptive_nfe(p: list[float], count, order) -> float:
     model = ls.build("mdlm", vocab_size=2, length=len(p), denoiser=None)
-    return generate(model, 3, 1, generator(1), Spoken(p), stepper=OrderedUnmasking(order, count)).nfe
+    return generate(model, 3, 1, generator(1), FixedDenoiser(p), stepper=OrderedUnmasking(order, count)).nfe
 
 
 def test_adaptive_commits_cost_as_many_evaluations_as_there_are_commits() -> None:
@@ -240,49 +240,51 @@ def test_adaptive_commits_cost_as_many_evaluations_as_there_are_commits() -> Non
     assert adaptive_nfe([0.5] * 4, EntropyBudget(3.0), entropy_order) == 1
 
 
-def test_sequences_that_are_done_are_not_asked_about() -> None:
-    """One sequence is known but for a token: it costs one evaluation, the others four."""
+def test_finished_sequences_are_not_evaluated() -> None:
+    """A sequence with one unknown token costs one evaluation, the others four."""
     known = torch.zeros(4, 4).bool()
     known[0, 1:] = True
     model = ls.build("mdlm", vocab_size=2, length=4, denoiser=None)
     stepper = OrderedUnmasking(by_likelihood, ThresholdCommit(0.9))
-    drawn = generate(model, 4, 1, generator(1), Spoken([0.5] * 4), known, torch.zeros(4, 4).long(), stepper=stepper)
+    drawn = generate(
+        model, 4, 1, generator(1), FixedDenoiser([0.5] * 4), known, torch.zeros(4, 4).long(), stepper=stepper
+    )
     assert drawn.nfe == (1 + 3 * 4) / 4
 
 
 @pytest.mark.parametrize("name", ["d3pm-uniform", "gidd"])
 def test_self_correction_changes_one_token_at_a_time(name: str) -> None:
-    """The denoiser is sure of token 1 everywhere: whatever else stands there goes, one in each step."""
+    """The denoiser is confident of token 1 everywhere: every other token is replaced, one per step."""
     frames: list[Frame] = []
     model = ls.build(name, vocab_size=2, length=8, denoiser=None)
-    way = ls.sampler("self-correcting", model)
-    walk = generate(model, 400, 20, generator(2), Spoken([0.001] * 8), sampler=way, watch=frames.append)
+    chosen = ls.sampler("self-correcting", model)
+    generated = generate(model, 400, 20, generator(2), FixedDenoiser([0.001] * 8), sampler=chosen, watch=frames.append)
     wrong = torch.stack([frame.z.ne(1).sum(1) for frame in frames])
     assert torch.equal(wrong[9:-1], (wrong[8] - torch.arange(1, 11)[:, None]).clamp_min(0)) and wrong[8].max() > 0
-    assert walk.nfe == 20
+    assert generated.nfe == 20
 
 
-def test_path_planning_takes_no_filters() -> None:
+def test_path_planning_refuses_filters() -> None:
     with pytest.raises(UserError, match="without filters"):
         ls.sample(random_network("p2", LANGUAGE), temperature=0.5)
 
 
-def test_a_greedy_end_takes_the_likeliest() -> None:
+def test_a_greedy_last_step_takes_the_likeliest_token() -> None:
     model = ls.build("mdlm", vocab_size=2, length=4, denoiser=None)
-    drawn = generate(model, 50, 1, generator(1), Spoken([0.6, 0.4, 0.7, 0.2]), greedy_end=True)
+    drawn = generate(model, 50, 1, generator(1), FixedDenoiser([0.6, 0.4, 0.7, 0.2]), greedy_end=True)
     assert torch.equal(drawn.tokens, torch.tensor([0, 1, 0, 1]).expand(50, 4))
     assert GreedyLastStep(OrderedUnmasking(by_likelihood, ThresholdCommit())).adaptive
 
 
 @pytest.mark.parametrize("wrong", [lambda: ThresholdCommit(1.0), lambda: EntropyBudget(-1.0)])
-def test_impossible_counts_are_refused(wrong) -> None:
+def test_invalid_commit_rules_are_refused(wrong) -> None:
     with pytest.raises(UserError):
         wrong()
     with pytest.raises(UserError):
         ls.sample(random_network("mdlm", LANGUAGE), stepper=OrderedUnmasking(temperature=-1.0))
 
 
-def test_blocks_of_a_sampler_are_written_from_left_to_right() -> None:
+def test_sampler_blocks_are_generated_left_to_right() -> None:
     frames: list[Frame] = []
     model = random_network("llada", skewed_chain(5, 8))
     generate(model, 10, 8, generator(3), watch=frames.append)

@@ -1,4 +1,4 @@
-"""Sampling: plans fall from noise to data, network evaluations are counted to the last one, what is known stays."""
+"""Sampling: time grids fall from noise to data, all evaluations are counted, and known tokens stay."""
 
 import pytest
 import torch
@@ -19,14 +19,14 @@ orders = pytest.mark.parametrize("stepper", ORDERS.values(), ids=ORDERS)
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("steps", [1, 2, 7, 64, 1000])
-def test_a_grid_falls_from_one_to_zero_exactly(grid, steps: int) -> None:
+def test_grids_fall_from_one_to_zero_exactly(grid, steps: int) -> None:
     times = grid(steps)
     assert len(times) == steps + 1
     assert times[0] == 1 and times[-1] == 0
     assert times.diff().lt(0).all()
 
 
-def test_the_cosine_grid_begins_with_small_steps() -> None:
+def test_the_cosine_grid_starts_with_small_steps() -> None:
     sizes = -cosine_grid(16).diff()
     assert sizes.diff().gt(0).all()
     assert sizes[0] < 0.1 * uniform_grid(16)[-2]
@@ -34,7 +34,7 @@ def test_the_cosine_grid_begins_with_small_steps() -> None:
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("length, block, steps", [(6, 6, 4), (6, 3, 2), (6, 1, 1), (6, 2, 5), (1, 1, 1)])
-def test_a_plan_falls_from_all_noise_to_all_data_block_by_block(grid, length: int, block: int, steps: int) -> None:
+def test_block_time_grids_fall_block_by_block(grid, length: int, block: int, steps: int) -> None:
     times = TimeGrid.blocks(length, block, steps, grid).times
     assert times.shape == (steps * length // block + 1, length)
     assert times[0].eq(1).all() and times[-1].eq(0).all()
@@ -42,7 +42,7 @@ def test_a_plan_falls_from_all_noise_to_all_data_block_by_block(grid, length: in
     started = (times < 1).view(-1, length // block, block).any(2)
     assert torch.equal(started, (times < 1).view(-1, length // block, block).all(2))
     finished = times.eq(0).view(-1, length // block, block).all(2)
-    assert (finished[:, :-1] | ~started[:, 1:]).all()  # no block starts before the one before it is clean
+    assert (finished[:, :-1] | ~started[:, 1:]).all()  # no block starts before the previous one is clean
 
 
 def test_left_to_right_is_blocks_of_one() -> None:
@@ -51,12 +51,12 @@ def test_left_to_right_is_blocks_of_one() -> None:
 
 
 @pytest.mark.parametrize("length, block, steps", [(6, 4, 1), (6, 0, 1), (6, 6, 0), (6, -1, 2)])
-def test_impossible_plans_are_refused(length: int, block: int, steps: int) -> None:
+def test_invalid_time_grids_are_refused(length: int, block: int, steps: int) -> None:
     with pytest.raises(UserError):
         TimeGrid.blocks(length, block, steps)
 
 
-def test_a_process_takes_no_more_steps_than_it_has() -> None:
+def test_the_number_of_steps_is_limited_by_the_process() -> None:
     assert len(model_time_grid(System("d3pm-uniform", {"timesteps": 10}).model(LANGUAGE), 500).times) == 11
     assert len(model_time_grid(System("ar").model(LANGUAGE), 500).times) == 7
     assert len(model_time_grid(System("mdlm", {"block": 2}).model(LANGUAGE), 12).times) == 13
@@ -66,11 +66,11 @@ def test_a_process_takes_no_more_steps_than_it_has() -> None:
 @pytest.mark.parametrize("name", ls.systems())
 @pytest.mark.parametrize("steps", [1, 5, 16])
 def test_every_evaluation_is_counted(name: str, steps: int) -> None:
-    """64 sequences, so that some position is still hidden in the last step."""
+    """64 sequences, so that some position is still masked in the last step."""
     calls = []
     model = random_network(name, LANGUAGE)
     drawn = generate(model, n=64, steps=steps, rng=generator(1), watch=calls.append)
-    blocks = {"llada": 3}.get(name, model.length // model.block)  # each has its share of the steps, and at least one
+    blocks = {"llada": 3}.get(name, model.length // model.block)  # steps are divided among blocks, at least one each
     remasked = sum(0 < t <= 0.3 for t in uniform_grid(steps)[:-2]) if name == "g-star" else 0
     assert len(calls) == (6 if name == "ar" else blocks * max(1, steps // blocks))
     assert drawn.nfe == len(calls) + remasked and calls[-1].t.eq(0).all()
@@ -79,7 +79,7 @@ def test_every_evaluation_is_counted(name: str, steps: int) -> None:
 
 @pytest.mark.parametrize("block", [6, 3])
 @pytest.mark.parametrize("free", [6, 4, 1])
-def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -> None:
+def test_first_hitting_evaluates_once_per_free_position(free: int, block: int) -> None:
     known = torch.arange(6) < 6 - free
     tokens = LANGUAGE.sample(1, generator(1))[0]
     drawn = generate(
@@ -91,8 +91,8 @@ def test_first_hitting_asks_once_for_each_free_position(free: int, block: int) -
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3, 50, 400])
-def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
-    """Each sequence is asked about at most once for each change of its state, and once at the start."""
+def test_caching_saves_evaluations_and_keeps_samples(steps: int) -> None:
+    """Each sequence is evaluated once at the start and at most once per change of its state."""
     model = random_network("mdlm", LANGUAGE)
     cached = generate(model, 16, steps, generator(2), cached=True)
     plain = generate(model, 16, steps, generator(2))
@@ -101,14 +101,14 @@ def test_a_cache_saves_evaluations_and_changes_nothing(steps: int) -> None:
 
 
 @pytest.mark.parametrize("name, options", [("ar", {}), ("mdlm", {"block": 2})])
-def test_a_cache_changes_nothing_for_models_that_write_from_the_left(name: str, options: dict) -> None:
+def test_caching_keeps_samples_of_blockwise_models(name: str, options: dict) -> None:
     model = random_network(name, LANGUAGE, **options)
     cached, plain = (generate(model, 16, 30, generator(2), cached=cached).tokens for cached in (True, False))
     assert torch.equal(cached, plain)
 
 
-def hidden_counts(stepper, steps: int, length: int = 6, **how) -> torch.Tensor:
-    """How many positions are hidden after each step, [steps, n]."""
+def masked_counts(stepper, steps: int, length: int = 6, **how) -> torch.Tensor:
+    """The number of masked positions after each step, [steps, n]."""
     frames: list[Frame] = []
     model = random_network("mdlm", skewed_chain(5, length))
     generate(model, 8, steps, generator(3), stepper=stepper, watch=frames.append, **how)
@@ -117,23 +117,23 @@ def hidden_counts(stepper, steps: int, length: int = 6, **how) -> torch.Tensor:
 
 @orders
 @pytest.mark.parametrize("steps, length", [(6, 6), (3, 6), (2, 6), (1, 6), (12, 6), (13, 13), (21, 21), (25, 25)])
-def test_an_ordered_sampler_reveals_what_the_schedule_asks_for(stepper, steps: int, length: int) -> None:
+def test_ordered_unmasking_follows_the_schedule(stepper, steps: int, length: int) -> None:
     left = [-(-length * (steps - i) // steps) for i in range(1, steps + 1)]
-    assert torch.equal(hidden_counts(stepper, steps, length), torch.tensor(left)[:, None].expand(-1, 8))
+    assert torch.equal(masked_counts(stepper, steps, length), torch.tensor(left)[:, None].expand(-1, 8))
 
 
 @orders
-def test_an_ordered_sampler_counts_only_free_positions(stepper) -> None:
+def test_ordered_unmasking_counts_only_free_positions(stepper) -> None:
     known = torch.tensor([True, False, True, False, False, False])
-    counts = hidden_counts(stepper, 2, known=known, tokens=torch.zeros(6).long())
+    counts = masked_counts(stepper, 2, known=known, tokens=torch.zeros(6).long())
     assert counts[:, 0].tolist() == [2, 0]
 
 
-def test_an_ordered_sampler_takes_the_surest_first() -> None:
+def test_ordered_unmasking_takes_the_most_confident_first() -> None:
     """Certain tokens at even positions: they appear in the first half of the steps."""
     model = random_network("mdlm", LANGUAGE)
 
-    class Sure(type(model.denoiser.inner)):
+    class EvenConfident(type(model.denoiser.inner)):
         def __init__(self):
             torch.nn.Module.__init__(self)
             self.block, self.reads_time = 6, False
@@ -145,17 +145,17 @@ def test_an_ordered_sampler_takes_the_surest_first() -> None:
 
     for stepper in ORDERS.values():
         frames: list[Frame] = []
-        generate(model, 4, 2, generator(4), Sure(), stepper=stepper, watch=frames.append)
+        generate(model, 4, 2, generator(4), EvenConfident(), stepper=stepper, watch=frames.append)
         assert torch.equal(frames[0].tokens != HIDDEN, (torch.arange(6) % 2 == 0).expand(4, 6))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
-def test_the_seed_decides_the_samples(name: str) -> None:
+def test_samples_are_a_function_of_the_seed(name: str) -> None:
     model = random_network(name, LANGUAGE)
     one, same, other = (ls.sample(model, 8, 6, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
-    # An untaught decoder says the same whatever it is given.
+    # An untrained decoder gives the same tokens for every latent.
     assert ls.system(name).family == "latent" or not torch.equal(one, other)
 
 
@@ -171,14 +171,14 @@ def test_known_tokens_stay_in_every_frame(stepper) -> None:
     assert frames[-1].tokens.ne(HIDDEN).all()
 
 
-def test_known_tokens_stay_when_the_network_sees_them_noisy() -> None:
+def test_renoised_known_tokens_stay() -> None:
     known, tokens = torch.arange(6) < 3, LANGUAGE.sample(1, generator(6))[0]
     model = random_network("d3pm-uniform", LANGUAGE)
     drawn = generate(model, 10, 8, generator(7), known=known, tokens=tokens, renoise_known=True)
     assert torch.equal(drawn.tokens[:, :3], tokens[:3].expand(10, 3))
 
 
-def test_autoregression_takes_a_prompt_but_refuses_to_infill() -> None:
+def test_autoregression_accepts_a_prompt_and_refuses_infilling() -> None:
     model, tokens = random_network("ar", LANGUAGE), LANGUAGE.sample(1, generator(1))[0]
     drawn = generate(model, 5, known=torch.arange(6) < 4, tokens=tokens)
     assert drawn.nfe == 2 and torch.equal(drawn.tokens[:, :4], tokens[:4].expand(5, 4))
@@ -186,7 +186,7 @@ def test_autoregression_takes_a_prompt_but_refuses_to_infill() -> None:
         ls.sample(model, known=torch.arange(6) > 2, tokens=tokens)
 
 
-def test_a_likelihood_given_what_cannot_be_seen_is_refused() -> None:
+def test_a_likelihood_given_later_tokens_is_refused() -> None:
     """-log p(x | later tokens) is not what a causal network computes, so it must not be called exact."""
     model, tokens = random_network("ar", LANGUAGE), LANGUAGE.sample(3, generator(1))
     with pytest.raises(UserError, match="left to right"):
@@ -194,13 +194,13 @@ def test_a_likelihood_given_what_cannot_be_seen_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stepper", [first_hitting, *ORDERS.values()])
-def test_samplers_that_reveal_masks_refuse_uniform_diffusion(stepper) -> None:
+def test_unmasking_samplers_refuse_uniform_diffusion(stepper) -> None:
     with pytest.raises(UserError, match="ancestral"):
         ls.sample(random_network("d3pm-uniform", LANGUAGE), stepper=stepper)
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "settings, message",
     [
         ({"n": 0}, "at least 1"),
         ({"steps": 0}, "at least 1"),
@@ -212,18 +212,18 @@ def test_samplers_that_reveal_masks_refuse_uniform_diffusion(stepper) -> None:
         ({"known": torch.ones(6).bool(), "tokens": torch.full((6,), 5)}, "0 to 4"),
     ],
 )
-def test_impossible_requests_are_refused(wrong: dict, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        ls.sample(random_network("mdlm", LANGUAGE), **wrong)
+def test_invalid_requests_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ls.sample(random_network("mdlm", LANGUAGE), **settings)
 
 
-def test_networks_that_read_the_time_are_not_cached() -> None:
+def test_time_conditional_networks_refuse_caching() -> None:
     for how in ({"cached": True}, {"stepper": first_hitting}):
         with pytest.raises(UserError, match="time"):
             ls.sample(random_network("d3pm-absorbing", LANGUAGE), **how)
 
 
-def test_sampling_leaves_the_network_in_its_mode() -> None:
+def test_sampling_restores_the_training_mode() -> None:
     model = random_network("d3pm-uniform", LANGUAGE).train()
     ls.sample(model, 2, 2)
     assert model.denoiser.training

@@ -1,4 +1,4 @@
-"""Schedules: signal and noise add up, ends are exact, time runs one way, and slope and inverse are what they say."""
+"""Schedules: signal and noise add up to one, end points are exact, noise is monotone, and slopes and inverses match."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "curve, left",
+    "curve, final_signal",
     [
         *[(SCHEDULES[name], 0.0) for name in ("linear", "quadratic", "cosine", "md4-cosine")],
         *[(Polynomial(0.7), 0.0), (SKEWED, 0.0), (HybridSchedule(Cosine(), 0.5), 0.0)],
@@ -58,16 +58,16 @@ def test_signal_and_noise_add_up_to_one(curve: Schedule, t: float) -> None:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_both_ends_are_exact(curve: Schedule, left: float, dtype: torch.dtype) -> None:
-    """All begin clean; what is left at the end is what they say, most often nothing."""
+def test_both_ends_are_exact(curve: Schedule, final_signal: float, dtype: torch.dtype) -> None:
+    """All schedules start clean; the signal at t = 1 is the stated one, mostly zero."""
     ends = torch.tensor([0.0, 1.0], dtype=dtype)
     assert curve.signal(ends)[0] == 1 and curve.noise(ends)[0] == 0
-    assert float(curve.signal(ends)[1]) == pytest.approx(left, rel=1e-4, abs=1e-15)
-    assert float(curve.noise(ends)[1]) == pytest.approx(1 - left, rel=1e-6)
+    assert float(curve.signal(ends)[1]) == pytest.approx(final_signal, rel=1e-4, abs=1e-15)
+    assert float(curve.noise(ends)[1]) == pytest.approx(1 - final_signal, rel=1e-6)
 
 
 @given(schedules, times, times)
-def test_noise_never_falls(curve: Schedule, t: float, s: float) -> None:
+def test_noise_is_monotone(curve: Schedule, t: float, s: float) -> None:
     earlier, later = sorted([t, s])
     assert curve.noise(number(earlier)) <= curve.noise(number(later))
     assert curve.signal(number(earlier)) >= curve.signal(number(later))
@@ -86,30 +86,30 @@ def test_slope_is_the_derivative_of_the_noise(curve: Schedule, t: float) -> None
 @given(schedules, times)
 def test_time_is_the_inverse_of_the_noise(curve: Schedule, t: float) -> None:
     assert float(curve.time(curve.noise(number(t)))) == pytest.approx(t, rel=1e-6, abs=1e-7)
-    level = t * curve.noise(number(1.0))  # what is left at the end is never reached
+    level = t * curve.noise(number(1.0))  # the signal that remains at t = 1 is never lost
     assert float(curve.noise(curve.time(level))) == pytest.approx(float(level), rel=1e-9, abs=1e-12)
 
 
 @given(inner_times)
-def test_small_noise_keeps_its_digits(t: float) -> None:
-    """1 - cos(x) would have none left here."""
+def test_small_noise_keeps_its_precision(t: float) -> None:
+    """1 - cos(x) would cancel to zero here."""
     small = t * 1e-6
     assert float(Cosine().noise(number(small))) == pytest.approx((torch.pi * small) ** 2 / 8, rel=1e-9)
 
 
-def test_a_misspelt_schedule_is_met_with_the_right_name() -> None:
+def test_an_unknown_schedule_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="Did you mean 'cosine'"):
         find_schedule("cosin")
 
 
 @pytest.mark.parametrize("power", [0.0, -1.0])
-def test_a_schedule_must_rise(power: float) -> None:
+def test_a_power_that_is_not_positive_is_refused(power: float) -> None:
     with pytest.raises(UserError, match="positive"):
         Polynomial(power)
 
 
 @pytest.mark.parametrize("levels", [(1.0, 0.5, 0.6, 0.0), (0.9, 0.0), (1.0, -0.1), (1.0,)])
-def test_a_table_must_fall(levels: tuple[float, ...]) -> None:
+def test_a_table_that_does_not_fall_is_refused(levels: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match="fall monotonically"):
         Tabulated(levels)
 
@@ -125,12 +125,12 @@ def test_a_table_must_fall(levels: tuple[float, ...]) -> None:
         ([0.5, 1.0], Tabulated((1.0, 0.5, 0.0))),
     ],
 )
-def test_schedules_have_names_with_numbers(name, curve: Schedule) -> None:
+def test_schedule_names_take_parameters(name, curve: Schedule) -> None:
     assert find_schedule(name) == curve
 
 
 @pytest.mark.parametrize("name", ["polynomial", "polynomial:x", "geometric:1", "linear:3"])
-def test_numbers_that_do_not_fit_are_refused(name: str) -> None:
+def test_invalid_schedule_parameters_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="There is no schedule"):
         find_schedule(name)
 
@@ -146,12 +146,12 @@ def test_a_mutual_information_schedule_loses_information_evenly() -> None:
     for t in (0.1, 0.5, 0.8):
         a = mutual_information(p.tolist()).signal(number(t))
         joint = p[:, None] * (a * torch.eye(3).double() + (1 - a) / 3)
-        told = (joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum()
-        assert float(told) == pytest.approx((1 - t) * float(torch.special.entr(p).sum()), rel=1e-3)
+        information = (joint * (joint / (joint.sum(1, keepdim=True) * joint.sum(0))).log()).sum()
+        assert float(information) == pytest.approx((1 - t) * float(torch.special.entr(p).sum()), rel=1e-3)
 
 
-def test_published_rates_are_those_of_a_cosine() -> None:
-    """D3PM's table at T = 1000: levels of the cosine, but for the offset, and a last step that is cut."""
+def test_published_betas_approximate_the_cosine() -> None:
+    """D3PM's betas at T = 1000: the cosine except for the offset and the clipped last step."""
     betas = cosine_betas(1000)
     assert max(betas) == 0.999 and betas[0] < 1e-4
     t = torch.linspace(0.01, 0.99, 50).double()
@@ -159,17 +159,17 @@ def test_published_rates_are_those_of_a_cosine() -> None:
 
 
 @given(schedules, inner_times)
-def test_drawn_times_are_weighed_by_how_fast_they_pass(curve: Schedule, w: float) -> None:
-    """dt/dw by a small difference; and all times between 0 and 1 are met."""
+def test_weights_of_drawn_times_are_the_inverse_density(curve: Schedule, w: float) -> None:
+    """dt/dw by a finite difference; times lie between 0 and 1."""
     t, weight = curve.times_at(number(w))
     step = 1e-6
     slope = (curve.times_at(number(w + step))[0] - curve.times_at(number(w - step))[0]) / (2 * step)
-    if not isinstance(curve, Tabulated | Geometric):  # the ramp has an edge
+    if not isinstance(curve, Tabulated | Geometric):  # these are not smooth
         assert float(weight) == pytest.approx(float(slope), rel=1e-4)
     assert 0 < t < 1 and weight > 0
 
 
-def test_a_geometric_schedule_is_drawn_evenly_in_noise() -> None:
+def test_geometric_times_are_stratified_in_noise() -> None:
     w = torch.linspace(0.01, 0.99, 50).double()
     t, weight = Geometric().times_at(w)
     torch.testing.assert_close(Geometric().noise(t), w**2 * Geometric().noise(number(1.0)), rtol=1e-9, atol=1e-15)
@@ -179,8 +179,8 @@ def test_a_geometric_schedule_is_drawn_evenly_in_noise() -> None:
 @pytest.mark.parametrize(
     "curve", [Squeezed(Polynomial(1.0), 1e-4), Squeezed(SineNoise(), 1e-2), Geometric(1e-4, 20.0, 0.0)]
 )
-def test_schedules_that_begin_with_noise_jump_at_zero(curve: Schedule) -> None:
-    """Clean at t = 0 exactly, `start` right after it; slopes integrate to the rest of the noise."""
+def test_schedules_with_initial_noise_jump_at_zero(curve: Schedule) -> None:
+    """Clean exactly at t = 0 and `start` right after it; slopes integrate to the remaining noise."""
     t = torch.tensor([0.0, 1e-12, 0.3, 1.0], dtype=torch.float64)
     noise = curve.noise(t)
     assert noise[0] == 0 and curve.signal(t)[0] == 1
@@ -192,7 +192,7 @@ def test_schedules_that_begin_with_noise_jump_at_zero(curve: Schedule) -> None:
     assert float((curve.slope(drawn) * weight).mean()) == pytest.approx(float(noise[3]) - curve.start, rel=1e-6)
 
 
-def test_a_squeezed_schedule_has_room_for_both_ends() -> None:
+def test_invalid_eps_and_ramp_are_refused() -> None:
     for eps in (0.0, 0.5, -1.0):
         with pytest.raises(UserError, match="eps"):
             Squeezed(Polynomial(1.0), eps)

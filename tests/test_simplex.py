@@ -24,45 +24,45 @@ def truth(x: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [1.0, 1.3, 4.0, 20.0])
-def test_gamma_draws(shape: float) -> None:
+def test_sample_gamma_has_the_gamma_distribution(shape: float) -> None:
     drawn = simplex.sample_gamma(torch.full((N, 1), shape), GeneratorNoise(generator(1), N))
     assert stats.kstest(drawn.flatten(), stats.gamma(shape).cdf).pvalue > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("variance", [0.01, 0.3])
-def test_wright_fisher_diffusion_keeps_the_uniform_law(variance: float) -> None:
+def test_wright_fisher_diffusion_keeps_the_uniform_distribution(variance: float) -> None:
     z = simplex.sample_dirichlet(N, 1, 3, GeneratorNoise(generator(2), N))
     moved = simplex.diffusion_step(z, torch.full((N, 1, 1), variance), GeneratorNoise(generator(3), N))
     torch.testing.assert_close(moved.sum(-1), torch.ones(N, 1))
     assert (moved >= 0).all() and not torch.equal(moved, z)
-    for shares in (z, moved):
-        assert stats.kstest(shares[..., 0].flatten(), stats.beta(1, 2).cdf).pvalue > MIN_P_VALUE
+    for frequencies in (z, moved):
+        assert stats.kstest(frequencies[..., 0].flatten(), stats.beta(1, 2).cdf).pvalue > MIN_P_VALUE
 
 
-def test_wright_fisher_diffusion_scatters_by_its_metric() -> None:
+def test_wright_fisher_steps_have_the_covariance_of_the_metric() -> None:
     """Covariance h G and drift ½ h (1 - K z), to first order in h."""
     z, h = torch.tensor([0.7, 0.2, 0.1]).expand(100_000, 3), 1e-3
-    move = simplex.diffusion_step(z, torch.full((len(z), 1), h), GeneratorNoise(generator(4), len(z))) - z
+    step = simplex.diffusion_step(z, torch.full((len(z), 1), h), GeneratorNoise(generator(4), len(z))) - z
     metric = torch.diag(z[0]) - z[0][:, None] * z[0]
-    torch.testing.assert_close(move.T.cov() / h, metric, rtol=0.03, atol=0.003)
+    torch.testing.assert_close(step.T.cov() / h, metric, rtol=0.03, atol=0.003)
     for k in range(3):
-        mean, error = mean_and_error(move[:, k] / h)
+        mean, error = mean_and_error(step[:, k] / h)
         assert abs(mean - 0.5 * float(1 - 3 * z[0, k])) < 4 * error + 0.01
 
 
-def test_the_norm_of_fisher_is_that_of_the_inverse_metric() -> None:
+def test_squared_norm_is_that_of_the_inverse_fisher_metric() -> None:
     z = torch.rand(5, generator=generator(5)).double().softmax(0)
     a = torch.randn(5, generator=generator(6)).double()
-    move = a - a.sum() * z
+    step = a - a.sum() * z
     metric = torch.linalg.pinv(torch.diag(z) - z[:, None] * z)
-    torch.testing.assert_close(simplex.squared_norm(a, z), move @ metric @ move)
+    torch.testing.assert_close(simplex.squared_norm(a, z), step @ metric @ step)
 
 
 # ---- geodesics -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_classes", [2, 4, 27, 300])
-def test_geodesics_shorten_the_way_evenly(num_classes: int) -> None:
+def test_geodesics_have_constant_speed(num_classes: int) -> None:
     path, s = GeodesicPath(num_classes), torch.full((50, 1), 0.7)
     x = torch.randint(num_classes, (50, 1), generator=generator(12))
     u = F.one_hot(x, num_classes).float()
@@ -73,14 +73,14 @@ def test_geodesics_shorten_the_way_evenly(num_classes: int) -> None:
     assert sphere.dot(velocity, z).abs().max() < 1e-5
     torch.testing.assert_close(velocity.norm(dim=-1), sphere.distance(start, u), rtol=1e-3, atol=1e-4)
     later = path.step(truth(x, num_classes), z, s, s + 0.3, GeneratorNoise(generator(14), 50))
-    assert (later.argmax(-1) == x).all()  # at the end of the path the token is certain
+    assert (later.argmax(-1) == x).all()  # at the end of the path the token is determined
 
 
 # ---- Dirichlet flows ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_classes", [2, 4, 27, 160])
-def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(num_classes: int) -> None:
+def test_speed_table_is_the_derivative_of_the_beta_function(num_classes: int) -> None:
     alphas, step, b = torch.tensor([1.0, 2.5, 8.0]).double(), 1e-4, num_classes - 1
     log_y = torch.linspace(-20, 0, 513).double()
     near = (log_y > -6) & (log_y < -0.5)
@@ -88,9 +88,9 @@ def test_the_table_of_speeds_is_the_derivative_of_the_beta_function(num_classes:
     for alpha, row in zip(alphas.tolist(), speed_table(num_classes, alphas), strict=True):
         up, down = (special.betainc(alpha + sign * step, b, y) for sign in (1, -1))
         slope = -(up - down) / (2 * step) * special.beta(alpha, b)
-        wanted = torch.from_numpy(slope / ((1 - y) ** b * y**alpha))
-        clear = torch.from_numpy((up > 1e-6) & (up < 1 - 1e-6))  # where the difference has digits
-        torch.testing.assert_close(row[near][clear], wanted[clear], rtol=2e-3, atol=1e-4)
+        expected = torch.from_numpy(slope / ((1 - y) ** b * y**alpha))
+        precise = torch.from_numpy((up > 1e-6) & (up < 1 - 1e-6))  # where the finite difference is precise
+        torch.testing.assert_close(row[near][precise], expected[precise], rtol=2e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_classes", [3, 27])
@@ -104,7 +104,7 @@ def test_mean_speeds_are_averages_over_draws(num_classes: int) -> None:
 
 
 @pytest.mark.parametrize("num_classes", [4, 27])
-def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int) -> None:
+def test_the_flow_to_a_token_preserves_the_incomplete_beta_function(num_classes: int) -> None:
     path, steps, n = DirichletPath(num_classes, 8.0, churn=0.0), 1000, 60
     x = torch.zeros(n, dtype=torch.long)
     z = path.sample_prior(n, 1, GeneratorNoise(generator(8), n))[:, 0]
@@ -120,8 +120,8 @@ def test_the_flow_to_a_token_keeps_the_incomplete_beta_function(num_classes: int
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
-def test_diffusion_of_the_data_end_has_the_marginals_of_the_path(num_classes: int) -> None:
-    """Forward, from Dirichlet(1 + M e_x), in 300 small steps of diffusion that know nothing of the death process."""
+def test_simulated_diffusion_has_the_marginals_of_the_path(num_classes: int) -> None:
+    """Forward simulation from Dirichlet(1 + M e_x) in 300 small steps, without the death process."""
     path = WrightFisherPath(num_classes, 7)
     u, noise = F.one_hot(torch.zeros(N, 1).long(), num_classes).float(), GeneratorNoise(generator(10), N)
     z, s = path.q_sample(u, torch.ones(N, 1), noise), torch.full((N, 1), 0.4)
@@ -144,20 +144,20 @@ def test_lineage_probabilities_are_normalised_and_the_prior_is_close_to_noise(nu
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("construction", ["shares", "sticks"])
-def test_time_dilation_prefers_what_is_likely(construction: str) -> None:
+def test_time_dilation_favours_likely_tokens(construction: str) -> None:
     language = ls.languages.independent([0.5, 0.3, 0.2], 1)
-    shares = []
+    fractions = []
     for dilation in (1.0, 4.0):
         model = ls.build("ddsm", vocab_size=3, length=1, denoiser=None, dilation=dilation, construction=construction)
         drawn = ls.sample(model, n=3000, steps=100, rng=generator(11), denoiser=Oracle(model, language))
-        shares.append(float((drawn == 0).float().mean()))
-    assert abs(shares[0] - 0.5) < 0.03 and shares[1] > shares[0] + 0.04
+        fractions.append(float((drawn == 0).float().mean()))
+    assert abs(fractions[0] - 0.5) < 0.03 and fractions[1] > fractions[0] + 0.04
 
 
 # ---- sticks ----------------------------------------------------------------------------------------------------------
 
 
-def test_sticks_are_broken_off_and_put_together_again() -> None:
+def test_from_sticks_inverts_to_sticks() -> None:
     z = simplex.sample_dirichlet(50, 2, 6, GeneratorNoise(generator(12), 50))
     v, rest = simplex.to_sticks(z)
     torch.testing.assert_close(v + rest, torch.ones_like(v))
@@ -165,8 +165,8 @@ def test_sticks_are_broken_off_and_put_together_again() -> None:
     torch.testing.assert_close(simplex.from_sticks(v, rest).float(), z)
 
 
-def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
-    """Beta(1, b) stays; elsewhere the variance is h v (1 - v) and the drift ½ h ((1 - v) - b v), for small h."""
+def test_jacobi_diffusion_has_its_stationary_distribution_and_moments() -> None:
+    """Beta(1, b) is stationary; for small h the variance is h v (1 - v) and the drift ½ h ((1 - v) - b v)."""
     others, n = torch.tensor([4.0, 1.0], dtype=torch.float64), 40_000
     v = 1 - GeneratorNoise(generator(13), n).uniform(n, 2) ** (1 / others)
     moved, left = simplex.jacobi_step(v, 1 - v, others, torch.full_like(v, 0.3), GeneratorNoise(generator(14), n))
@@ -185,7 +185,7 @@ def test_jacobi_diffusion_keeps_its_law_and_scatters_as_it_should() -> None:
 
 
 @pytest.mark.parametrize("token", [0, 1, 2])
-def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None:
+def test_simulated_stick_diffusion_has_the_marginals_of_the_path(token: int) -> None:
     path = StickPath(3, 7)
     u, noise = F.one_hot(torch.full((N, 1), token), 3).float(), GeneratorNoise(generator(16), N)
     v, rest = simplex.to_sticks(path.q_sample(u, torch.ones(N, 1), noise))
@@ -193,7 +193,7 @@ def test_diffusion_of_broken_sticks_has_the_laws_of_the_path(token: int) -> None
     s = torch.full((N, 1), int(0.4 * (len(path.times) - 1) + 0.5) / (len(path.times) - 1))
     for _ in range(100):
         v, rest = simplex.jacobi_step(v, rest, path.b, tau / 100 * (2 / (1 + path.b)).expand_as(v), noise)
-    wanted, _ = simplex.to_sticks(path.q_sample(u, s, noise))
+    expected, _ = simplex.to_sticks(path.q_sample(u, s, noise))
     for j in (0, 1):
-        assert stats.ks_2samp(v[..., j].flatten(), wanted[..., j].flatten()).pvalue > MIN_P_VALUE
+        assert stats.ks_2samp(v[..., j].flatten(), expected[..., j].flatten()).pvalue > MIN_P_VALUE
     assert 0 <= path.prior_kl() < 2e-4

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, every link on it leads somewhere, nothing is fetched."""
+"""The documentation site: it builds without warnings, every link resolves, and nothing external is fetched."""
 
 import os
 import shutil
@@ -21,21 +21,21 @@ pytestmark = [
 
 
 class Page(HTMLParser):
-    """Names of places on a page, where it leads, and what it needs to be shown."""
+    """Anchors, links and formulas of a page."""
 
     def __init__(self, content: str):
         super().__init__()
-        self.places, self.links, self.formulas = set[str](), list[tuple[str, str]](), 0
+        self.anchors, self.links, self.formulas = set[str](), list[tuple[str, str]](), 0
         self.feed(content)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        self.places.add(given.get("id") or "")
+        self.anchors.add(given.get("id") or "")
         self.formulas += tag == "math"
         self.links += [(tag, link) for name in ("href", "src") if (link := given.get(name))]
 
 
-def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+def test_the_site_builds_and_its_links_resolve(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").replace("paths: [.]", f"paths: [{ROOT}]")
     (tmp_path / "mkdocs.yml").write_text(settings, encoding="utf-8")
@@ -49,16 +49,16 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert len(pages) > 30 and sum(page.formulas for page in pages.values()) > 15
     for path, page in pages.items():
         if path.name == "404.html":
-            continue  # shown at any address, so its links begin at the root of a server
+            continue  # shown at any address, so its links are absolute paths
         for tag, link in page.links:
             if link.startswith(("http:", "https:")):
                 assert tag == "a" or "canonical" in link, f"{path.name} fetches {link}"
                 continue
             if link.startswith(("data:", "javascript:", "mailto:")):
                 continue
-            target, _, place = link.partition("#")
+            target, _, anchor = link.partition("#")
             found = path if target == "" else (path.parent / target).resolve()
             found = found / "index.html" if found.is_dir() else found
             assert found.exists(), f"{path.name} leads to {link}"
-            if found in pages and place and not place.startswith("__"):
-                assert place in pages[found].places, f"{path.name} leads to {link}"
+            if found in pages and anchor and not anchor.startswith("__"):
+                assert anchor in pages[found].anchors, f"{path.name} leads to {link}"

@@ -1,4 +1,4 @@
-"""Geometry of the sphere: exp and log are inverse, lengths are distances, tangents are tangent, near and far."""
+"""Geometry of the sphere: exp and log are inverse, norms are distances, tangents are orthogonal, at all angles."""
 
 import math
 
@@ -31,7 +31,7 @@ def test_exp_and_log_are_inverse(d: int, dtype: torch.dtype) -> None:
 
 @given(angle=st.floats(1e-12, math.pi - 1e-6), d=st.sampled_from([2, 3, 28, 512]), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_distances_keep_their_digits_near_zero_and_near_the_antipode(angle: float, d: int, seed: int) -> None:
+def test_distances_are_precise_near_zero_and_near_the_antipode(angle: float, d: int, seed: int) -> None:
     x = points(d, n=1, seed=seed)
     across = sphere.normalise(sphere.project(x, points(d, n=1, seed=seed + 10)))
     y = math.cos(angle) * x + math.sin(angle) * across
@@ -39,7 +39,7 @@ def test_distances_keep_their_digits_near_zero_and_near_the_antipode(angle: floa
     torch.testing.assert_close(sphere.log(x, y), angle * across, rtol=1e-5, atol=1e-14)
 
 
-def test_the_antipode_is_reached_in_some_direction() -> None:
+def test_log_of_the_antipode_has_length_pi() -> None:
     x = points(5)
     v = sphere.log(x, -x)
     torch.testing.assert_close(v.norm(dim=-1), torch.full((32,), math.pi).double())
@@ -47,7 +47,7 @@ def test_the_antipode_is_reached_in_some_direction() -> None:
     assert torch.equal(sphere.log(x, x), torch.zeros_like(x))
 
 
-def test_gradients_are_finite_where_maps_are_delicate() -> None:
+def test_gradients_are_finite_at_singular_points() -> None:
     x = points(4).requires_grad_()
     for y in (x.detach().clone(), points(4, seed=3)):
         sphere.log(x, y).sum().backward()
@@ -56,20 +56,20 @@ def test_gradients_are_finite_where_maps_are_delicate() -> None:
     assert x.grad is not None and torch.isfinite(x.grad).all()
 
 
-def test_geodesics_divide_the_way() -> None:
+def test_geodesics_have_proportional_distances() -> None:
     x, y = points(7, seed=1), points(7, seed=2)
-    for share in (0.0, 0.3, 1.0):
-        z = sphere.geodesic(x, y, torch.full((32,), share).double())
-        torch.testing.assert_close(sphere.distance(x, z), share * sphere.distance(x, y), atol=1e-7, rtol=0)
+    for fraction in (0.0, 0.3, 1.0):
+        z = sphere.geodesic(x, y, torch.full((32,), fraction).double())
+        torch.testing.assert_close(sphere.distance(x, z), fraction * sphere.distance(x, y), atol=1e-7, rtol=0)
 
 
-def test_everything_turns_with_the_sphere() -> None:
+def test_maps_commute_with_rotations() -> None:
     """Rotations commute with exp, log and projection."""
-    turn = torch.linalg.qr(torch.randn(6, 6, generator=generator(5), dtype=torch.float64))[0]
+    rotation = torch.linalg.qr(torch.randn(6, 6, generator=generator(5), dtype=torch.float64))[0]
     x, y = points(6, seed=1), points(6, seed=2)
     v = sphere.project(x, torch.randn(32, 6, generator=generator(6), dtype=torch.float64))
-    torch.testing.assert_close(sphere.log(x @ turn, y @ turn), sphere.log(x, y) @ turn)
-    torch.testing.assert_close(sphere.exp(x @ turn, v @ turn), sphere.exp(x, v) @ turn)
+    torch.testing.assert_close(sphere.log(x @ rotation, y @ rotation), sphere.log(x, y) @ rotation)
+    torch.testing.assert_close(sphere.exp(x @ rotation, v @ rotation), sphere.exp(x, v) @ rotation)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""What else the sphere can do: several starts, the paper's own ways, splitting, self-conditioning, other moves."""
+"""Options of diffusion on the sphere: several starts, published variants, digits, self-conditioning, other steps."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ from logosphere.sampling.steppers import SphericalStepper
 
 @pytest.fixture(autouse=True)
 def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of bridges are made once for all tests."""
+    """Bridge tables are computed once for all tests."""
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
@@ -40,7 +40,7 @@ def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
 def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
-    """It is a bound; where both starts are tight it exceeds H by no more than the choice between them may cost."""
+    """The bound holds; where both starts are tight it exceeds H by at most the cost of the mixture."""
     language = sticky_chain(3, 4)
     model = joint_sphere_model(name, language, start="mask+uniform")
     assert model.process.kind == "bound"
@@ -48,16 +48,16 @@ def test_a_start_drawn_for_each_sequence_has_a_bound(name: str) -> None:
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
-def test_long_sequences_are_mixed_by_whole_paths() -> None:
-    """64 even tokens: which start was drawn is then plain or free, and both lots of draws must see all of the time."""
+def test_mixture_bound_of_long_sequences() -> None:
+    """64 uniform tokens: states determine the start at some times only, so both components need draws at all times."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 64)
     model = joint_sphere_model("rdlm", language, start="mask+uniform")
     mean, error = mean_and_error(bound_excess(model, language, n=200, draws=16))
     assert -3 * error < mean < 3 * error + 0.02 * language.entropy()
 
 
-def test_states_of_another_law_have_no_bound() -> None:
-    """The published moments lie below the entropy of one even token; in turn no table of states is read."""
+def test_approximate_states_have_no_bound() -> None:
+    """With the published moments the value is below the entropy of a uniform token; any-order uses no state table."""
     language = ls.languages.independent(torch.full((3,), 1 / 3, dtype=torch.float64), 1)
     model = joint_sphere_model("rdlm", language, transitions="published")
     mean, error = mean_and_error(bound_excess(model, language, n=4000, draws=16))
@@ -67,10 +67,10 @@ def test_states_of_another_law_have_no_bound() -> None:
 
 
 def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that is right for one start and wrong for the other: the mixture leans on the better one."""
+    """For a network that is exact for one start and wrong for the other, the mixture weights the better one."""
     language = sticky_chain(3, 4)
     model = joint_sphere_model("rdlm-heat", language, start="mask+uniform")
-    right = Oracle(model, language)
+    exact = Oracle(model, language)
     drawn: list[int | None] = []
     draw_start = SphericalDiffusion._sample_start
 
@@ -82,20 +82,20 @@ def test_the_bound_of_a_mixture_is_never_above_the_mean_of_its_bounds(monkeypatc
 
     class OneSided(Oracle):
         def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
-            out = right(z, t, context, where)
+            out = exact(z, t, context, where)
             return torch.zeros_like(out) if drawn[-1] == 1 else out
 
     tokens = language.sample(500, generator(3))
     one_sided = OneSided(model, language)
     mixed = model.nelbo(tokens, generator(4), denoiser=one_sided, draws=32).total
-    alone_value = joint_sphere_model("rdlm-heat", language).nelbo(tokens, generator(5), denoiser=right, draws=32).total
+    alone_value = joint_sphere_model("rdlm-heat", language).nelbo(tokens, generator(5), denoiser=exact, draws=32).total
     assert float(mixed.mean()) < float(alone_value.mean()) + math.log(2) + 0.15
     assert float(mixed.mean()) > language.entropy()
 
 
 @pytest.mark.slow
 def test_the_published_step_mixture_falls_below_the_entropy() -> None:
-    """27 letters: uniform start before t = 0.35 of the paper's clock, mask after it. No bound can do this."""
+    """27 letters: uniform start before t = 0.35 in the time of the paper, mask after it. A bound cannot be below H."""
     language = skewed_chain(27, 4)
     model = joint_sphere_model("rdlm", language, start="step:0.35", total_noise=0.0376)
     assert model.process.kind == "surrogate"
@@ -119,7 +119,7 @@ def test_mixture_paths_train_and_sample(start: str) -> None:
     assert ls.sample(model, n=2, steps=4).shape == (2, 4)
 
 
-# ---- the paper's ways ---------------------------------------------------------------------------------------------
+# ---- published variants -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 3, 27, 255])
@@ -143,23 +143,27 @@ def test_rho_inverts_the_mean_cosine_and_the_published_one_is_too_small() -> Non
     assert ratio[0] == pytest.approx(math.sqrt(4 / 3), abs=0.01)
 
 
-def test_the_matched_normal_has_the_mean_of_the_law() -> None:
-    law = simulate_bridge(LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096)
-    normal = match_moments(law, 28)
-    torch.testing.assert_close(normal.a.mean(1), law.a.mean(1), atol=1e-3, rtol=0)
-    torch.testing.assert_close(normal.b.mean(1), law.b.mean(1), atol=1e-3, rtol=0)
-    assert float(normal.a[-1].std()) == pytest.approx(float(law.a[-1].std()), rel=0.12)  # one variance for all sides
+def test_the_moment_matched_normal_has_the_mean_of_the_bridge() -> None:
+    simulated = simulate_bridge(
+        LogBridge(0.0376), 28, 0.0, torch.linspace(0, 0.3, 41, dtype=torch.float64), particles=4096
+    )
+    normal = match_moments(simulated, 28)
+    torch.testing.assert_close(normal.a.mean(1), simulated.a.mean(1), atol=1e-3, rtol=0)
+    torch.testing.assert_close(normal.b.mean(1), simulated.b.mean(1), atol=1e-3, rtol=0)
+    assert float(normal.a[-1].std()) == pytest.approx(
+        float(simulated.a[-1].std()), rel=0.12
+    )  # one variance for all directions
 
 
-def test_the_papers_clocks() -> None:
+def test_published_time_schedules() -> None:
     s = torch.linspace(0, 1, 11).double()
     t = rdlm_time("geometric", s)
     torch.testing.assert_close((200**t - 1) / 199, s)
     for schedule in ("geometric", "linear", "cosine"):
         t = rdlm_time(schedule, s)
         assert t[0] == pytest.approx(0, abs=1e-6) and t[-1] == pytest.approx(1, abs=1e-6) and (t.diff() > 0).all()
-        law = rdlm_time_density(schedule, torch.linspace(0, 0.3, 101).double())
-        assert float(law.sum()) == pytest.approx(1) and (law > 0).all()
+        density = rdlm_time_density(schedule, torch.linspace(0, 0.3, 101).double())
+        assert float(density.sum()) == pytest.approx(1) and (density > 0).all()
     times = torch.linspace(0, 0.34, 321).double()
     drawn = rdlm_importance_density("geometric", times, 0.3, 0.6)
     t = rdlm_time("geometric", times)
@@ -185,7 +189,7 @@ def test_the_papers_clocks() -> None:
     ],
     ids=str,
 )
-def test_every_way_learns(options: dict[str, object]) -> None:
+def test_every_option_learns(options: dict[str, object]) -> None:
     language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, **SMALL, **options)
@@ -203,11 +207,11 @@ def test_every_way_learns(options: dict[str, object]) -> None:
     assert ls.sample(model, n=3, steps=8).shape == (3, 4)
 
 
-# ---- the bound of the sampler's own chain, and the moves ----------------------------------------------------------
+# ---- the bound of the sampling chain, and the steps of samplers ----------------------------------------------------
 
 
-def test_the_walk_has_a_bound_of_its_own() -> None:
-    """≥ H for any number of steps, and closer to it with more of them."""
+def test_the_sampling_chain_has_a_bound() -> None:
+    """≥ H for any number of steps, and closer to it with more steps."""
     language = sticky_chain(3, 4)
     means = []
     for steps in (8, 64, 256):
@@ -219,20 +223,20 @@ def test_the_walk_has_a_bound_of_its_own() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("move", list(SPHERICAL_STEPS))
+@pytest.mark.parametrize("rule", list(SPHERICAL_STEPS))
 @pytest.mark.parametrize("spacing", ["uniform", "information"])
-def test_every_move_draws_the_language(move: str, spacing: str) -> None:
+def test_every_step_rule_samples_the_language(rule: str, spacing: str) -> None:
     language = random_joint()
     model = joint_sphere_model("rdlm-heat", language)
     drawn = ls.sample(
         model, n=3000, steps=192, rng=generator(5), denoiser=Oracle(model, language),
-        stepper=SphericalStepper(SPHERICAL_STEPS[move]),
+        stepper=SphericalStepper(SPHERICAL_STEPS[rule]),
         grid=uniform_grid if spacing == "uniform" else model.process.grid,
     )  # fmt: skip
     assert chi_square_p_value(torch.bincount(language.index(drawn), minlength=16), language.p * 3000) > MIN_P_VALUE
 
 
-def test_sharper_predictions_are_followed() -> None:
+def test_a_lower_temperature_gives_likelier_samples() -> None:
     language = skewed_chain(5, 2)
     model = joint_sphere_model("rdlm-heat", language)
     oracle = Oracle(model, language)
@@ -241,7 +245,7 @@ def test_sharper_predictions_are_followed() -> None:
     assert language.log_prob(cold).mean() > language.log_prob(warm).mean()
 
 
-# ---- splitting ----------------------------------------------------------------------------------------------------
+# ---- digits -------------------------------------------------------------------------------------------------------
 
 
 def test_digits_are_counted_exactly() -> None:
@@ -251,7 +255,7 @@ def test_digits_are_counted_exactly() -> None:
     assert count_digits(30_522, 3) == 10
 
 
-def test_digits_spell_every_token() -> None:
+def test_digit_codes_are_decoded_to_every_token() -> None:
     for vocab_size, base in ((7, 2), (27, 3), (100, 10), (30, 7)):
         codec = DigitCodec(vocab_size, base)
         tokens = torch.arange(vocab_size)[None]
@@ -280,7 +284,7 @@ def test_invalid_codes_are_left_out_exactly(vocab_size: int, base: int) -> None:
 
 
 class DigitOracle(Denoiser):
-    """The exact posterior of tokens, handed out digit by digit."""
+    """The exact posterior of tokens as marginals of their digits."""
 
     reads_time = True
 
@@ -291,9 +295,9 @@ class DigitOracle(Denoiser):
 
     def forward(self, z, t, context, where=None):  # type: ignore[no-untyped-def]
         codec = self.model.process.codec
-        said = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
+        evidence = self.model.process.log_likelihood(z, t).unflatten(1, (-1, codec.digits))
         digits = codec.to_digits(torch.arange(self.language.vocab_size))
-        by_token = sum(said[:, :, i][..., digits[:, i]] for i in range(codec.digits))
+        by_token = sum(evidence[:, :, i][..., digits[:, i]] for i in range(codec.digits))
         posterior = self.language.posterior(by_token).double().exp()
         rows = [
             torch.zeros(*posterior.shape[:2], codec.base).double().index_add(2, digits[:, i], posterior)
@@ -303,7 +307,7 @@ class DigitOracle(Denoiser):
         return out if where is None else out[where]
 
 
-def test_the_bound_of_split_tokens_is_tight() -> None:
+def test_the_bound_with_digits_is_tight() -> None:
     language = skewed_chain(4, 2)
     model = ls.build("rdlm-heat", vocab_size=4, length=2, denoiser=None, base=2, path="joint", any_order_fraction=0.0)
     mean, error = mean_and_error(
@@ -312,7 +316,7 @@ def test_the_bound_of_split_tokens_is_tight() -> None:
     assert abs(mean) < 3 * error + 0.01 * language.entropy() and error < 0.02 * language.entropy()
 
 
-def test_split_samples_are_valid_and_follow_the_language() -> None:
+def test_samples_with_digits_are_valid_tokens() -> None:
     language = independent_tokens(5, 2)
     model = ls.build("rdlm-heat", vocab_size=5, length=2, denoiser=None, base=2, path="joint", any_order_fraction=0.0)
     drawn = ls.sample(model, n=2000, steps=96, rng=generator(3), denoiser=DigitOracle(model, language))
@@ -322,7 +326,7 @@ def test_split_samples_are_valid_and_follow_the_language() -> None:
     assert (filled[:, 0] == 4).all()
 
 
-def test_impossible_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     for options, hint in (
         ({"base": 1}, "at least 2"),
         ({"base": 9}, "below 4"),
@@ -341,14 +345,14 @@ def test_impossible_options_are_refused() -> None:
         ls.sample(model, stepper=SphericalStepper(SPHERICAL_STEPS["matched"]))
 
 
-def test_times_must_be_times() -> None:
+def test_times_outside_the_unit_interval_are_refused() -> None:
     model = ls.build("rdlm", vocab_size=4, length=4, denoiser=None)
     for t in (-0.1, 1.1):
         with pytest.raises(UserError, match="between 0"):
             model.corrupt(torch.zeros(1, 4, dtype=torch.long), torch.tensor(t), generator(1))
 
 
-def test_self_conditioning_remembers_while_sampling_only() -> None:
+def test_self_conditioning_keeps_state_only_while_sampling() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, self_conditioning=True, **SMALL).eval()
     torch.nn.init.normal_(model.denoiser.inner.inner.head.weight)

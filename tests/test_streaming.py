@@ -1,4 +1,4 @@
-"""A stream gives every token once, and goes on from where it was left."""
+"""Streams give every token once and resume at a saved position."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from logosphere.errors import UserError
 
 
 class Rows:
-    """A stand-in for datasets.IterableDataset: rows that are made when asked for, and a position."""
+    """A stub of datasets.IterableDataset: lazily generated rows and a position."""
 
     def __init__(self, count: int, column: str = "text"):
         self.count, self.column, self.position, self.read = count, column, 0, 0
@@ -49,13 +49,13 @@ def test_a_stream_is_the_text_in_windows() -> None:
 
 
 @pytest.mark.parametrize("taken", [1, 5, 11])
-def test_a_stream_goes_on_where_it_was_left(taken: int) -> None:
+def test_a_stream_resumes_at_its_saved_position(taken: int) -> None:
     whole = list(stream())
-    begun = stream()
-    reader = iter(begun)
+    source = stream()
+    reader = iter(source)
     for _ in range(taken):
         next(reader)
-    position = json.loads(json.dumps(begun.state()))
+    position = json.loads(json.dumps(source.state()))
     again = stream()
     again.restore(position)
     rest = list(again)
@@ -63,22 +63,22 @@ def test_a_stream_goes_on_where_it_was_left(taken: int) -> None:
     assert all(
         torch.equal(a.tokens, b.tokens) and torch.equal(a.ids, b.ids) for a, b in zip(whole[taken:], rest, strict=True)
     )
-    assert again.table.read < 60, "what was read before is not read again"
+    assert again.table.read < 60, "rows before the position are not read again"
 
 
-def test_what_waits_is_not_copied_for_every_batch() -> None:
-    """Else a document of n tokens would take n² time, which for a book is minutes."""
+def test_the_buffer_is_not_copied_for_every_batch() -> None:
+    """Copying would take O(n²) time for a document of n tokens, which is minutes for a book."""
 
     class Book(Rows):
         def __iter__(self) -> Iterator[dict[str, Any]]:
             yield {"text": "x" * 4000}
 
-    begun = Stream(Book(1), ByteTokenizer(), length=10, batch=4)
-    reader = iter(begun)
+    source = Stream(Book(1), ByteTokenizer(), length=10, batch=4)
+    reader = iter(source)
     next(reader)
-    before = begun.buffer
+    before = source.buffer
     next(reader)
-    assert np.shares_memory(before, begun.buffer) and len(before) - len(begun.buffer) == 40
+    assert np.shares_memory(before, source.buffer) and len(before) - len(source.buffer) == 40
 
 
 def test_a_stream_can_be_trained_on() -> None:
@@ -86,7 +86,7 @@ def test_a_stream_can_be_trained_on() -> None:
     assert len(list(ls.fit(model, stream(), steps=3))) == 3
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_tables_and_positions_are_refused() -> None:
     with pytest.raises(UserError, match="no column 'text'"):
         next(iter(Stream(Rows(3, "words"), ByteTokenizer(), length=4, batch=1)))
     with pytest.raises(UserError, match="at least 1"):

@@ -1,4 +1,4 @@
-"""The figures of the structure of the package: they are found, and they are plausible."""
+"""The structure metrics of the package (tools/structure.py) are computed and plausible."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def test_code_lines_leave_out_blank_lines_comments_and_docstrings() -> None:
     assert structure.count_code_lines(text) == 5
 
 
-def test_static_figures() -> None:
+def test_static_metrics() -> None:
     content = structure.measure(static=True)
     core, whole = content["core"], content["whole"]
     assert 50 < core["modules"] < whole["modules"] and 0 < core["code_lines"] < core["lines"] < whole["lines"]

@@ -1,4 +1,4 @@
-"""The studio over HTTP: it writes, holds what is locked, refuses strangers, and stops when nobody listens."""
+"""The studio over HTTP: generation, pinned tokens, access control, and jobs that stop without viewers."""
 
 import asyncio
 import contextlib
@@ -36,13 +36,13 @@ SMALL += ["--validation-sequences", "8", "--validations", "2", "--steps", "4"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[StudioModel]]:
-    place = tmp_path_factory.mktemp("studio")
+    folder = tmp_path_factory.mktemp("studio")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        patch.setenv("LOGOSPHERE_CACHE", str(place / "cache"))
+        patch.chdir(folder)
+        patch.setenv("LOGOSPHERE_CACHE", str(folder / "cache"))
         for system in ("mdlm", "rdlm", "ar"):
-            assert main(["train", "--system", system, "--out", str(place / "runs" / system), *SMALL]) == 0
-        yield list_models([str(place / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
+            assert main(["train", "--system", system, "--out", str(folder / "runs" / system), *SMALL]) == 0
+        yield list_models([str(folder / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def client(models: list[StudioModel]) -> Iterator[TestClient]:
 
 
 def events(client: TestClient, **content: Any) -> list[tuple[str, Any]]:
-    answer = client.post(f"/{TOKEN}/generate", json=content)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    return read(answer.text)
+    response = client.post(f"/{TOKEN}/generate", json=content)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return read(response.text)
 
 
 def read(stream: str) -> list[tuple[str, Any]]:
@@ -71,7 +71,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client: TestClie
         assert client.get(f"/{TOKEN}/static/{name}").status_code == 200
     assert sum(len(content) for content, _ in load_static_files().values()) < 300_000
     for name, (content, _) in load_static_files().items():
-        assert b"https:" not in content and content.count(b"http:") == (name == "pictures.js")  # the name space of SVG
+        assert b"https:" not in content and content.count(b"http:") == (name == "pictures.js")  # the namespace of SVG
 
 
 def test_models_and_curves_are_listed(client: TestClient) -> None:
@@ -86,7 +86,7 @@ def test_models_and_curves_are_listed(client: TestClient) -> None:
     assert downsample([[1.0, 2.0]], 3) == [[1.0, 2.0]] and len(downsample([[float(i)] for i in range(1000)], 7)) == 7
 
 
-def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:
+def test_only_supported_samplers_are_offered(client: TestClient) -> None:
     fits = [client.get(f"/{TOKEN}/ways/{number}").json() for number in range(3)]
     assert all(one["own"] in one["fit"] and "ancestral" in one["fit"] for one in fits)
     assert "star" in fits[0]["fit"] and "bridge" not in fits[0]["fit"]
@@ -94,70 +94,70 @@ def test_only_samplers_that_fit_are_offered(client: TestClient) -> None:
     assert client.get(f"/{TOKEN}/ways/7").status_code == 404
 
 
-def test_bundled_checkpoints_come_in_order_with_their_record_and_a_temperature(
+def test_bundled_checkpoints_are_listed_in_order_with_record_and_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = [model.describe() for model in list_models([])]
-    assert [one["name"] for one in told] == [f"{PREFIX}{name}" for name in list_pretrained()]
-    assert told[0]["name"] == f"{PREFIX}{DISPLAY_ORDER[0]}"
-    for one in told:
+    listed = [model.describe() for model in list_models([])]
+    assert [one["name"] for one in listed] == [f"{PREFIX}{name}" for name in list_pretrained()]
+    assert listed[0]["name"] == f"{PREFIX}{DISPLAY_ORDER[0]}"
+    for one in listed:
         record = read_record(resolve_folder(one["name"]))
-        wanted = sampling_defaults(one["name"].removeprefix(PREFIX)).temperature
-        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, wanted)
+        temperature = sampling_defaults(one["name"].removeprefix(PREFIX)).temperature
+        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, temperature)
         assert one["unit"] == Run(one["name"]).tokenizer.unit and not one["trained"]
 
 
-def test_a_bundled_checkpoint_writes_by_its_default_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_checkpoint_uses_its_default_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     models = list_models([f"{PREFIX}stories"])
     assert models[0].list_samplers()["own"] == sampling_defaults("stories").sampler != models[0].model.sampler
     with TestClient(create_app(models, TOKEN, 8000), base_url=f"http://{HOST}") as client:
-        (_, begun), *_ = auto = events(client, system=0, steps=4)
+        (_, first), *_ = auto = events(client, system=0, steps=4)
         named = events(client, system=0, steps=4, sampler=sampling_defaults("stories").sampler)
-    assert "--sampler entropy" in begun["command"] and "sampler('entropy', model)" in begun["python"]
+    assert "--sampler entropy" in first["command"] and "sampler('entropy', model)" in first["python"]
     assert auto[-1][1]["texts"] == named[-1][1]["texts"]
 
 
 @pytest.mark.parametrize("system", [0, 1, 2])
-def test_a_text_comes_moment_by_moment(client: TestClient, system: int, models: list[StudioModel]) -> None:
-    told = events(client, system=system, n=2, steps=5, seed=3)
-    names = [name for name, _ in told]
-    moments = [content for name, content in told if name == "moment"]
+def test_a_text_is_streamed_frame_by_frame(client: TestClient, system: int, models: list[StudioModel]) -> None:
+    streamed = events(client, system=system, n=2, steps=5, seed=3)
+    names = [name for name, _ in streamed]
+    moments = [content for name, content in streamed if name == "moment"]
     assert names == ["begun", *["moment"] * len(moments), "done"]
     symbols = {int(token): symbol for moment in moments for token, symbol in moment["symbols"].items()}
     last = ["".join(symbols[token] for token in row) for row in moments[-1]["tokens"]]
     assert last == ["".join(models[system].tokenizer.symbol(t) for t in row) for row in moments[-1]["tokens"]]
-    assert told[-1][1]["texts"] == [models[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
+    assert streamed[-1][1]["texts"] == [models[system].tokenizer.decode(row) for row in moments[-1]["tokens"]]
     assert (moments[0]["projected_xy"] is not None) == (system == 1)
-    assert told[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
+    assert streamed[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
 
 
-def test_locked_and_edited_positions_stay_and_the_rest_is_written_around_them(client: TestClient) -> None:
+def test_pinned_positions_stay_and_the_rest_is_generated(client: TestClient) -> None:
     locks = [{"at": 2, "token": 5}, {"at": 7, "text": "cat"}]
     for system in (0, 1):
-        told = events(client, system=system, n=3, steps=4, locks=locks, prompt="a")
-        assert told[0][1]["known"] == [0, 2, 7, 8, 9]
-        for row, text in zip(told[-2][1]["tokens"], told[-1][1]["texts"], strict=True):
+        streamed = events(client, system=system, n=3, steps=4, locks=locks, prompt="a")
+        assert streamed[0][1]["known"] == [0, 2, 7, 8, 9]
+        for row, text in zip(streamed[-2][1]["tokens"], streamed[-1][1]["texts"], strict=True):
             assert row[2] == 5 and text[7:10] == "cat" and text[0] == "a"
             assert len(text) == 16
 
 
 @pytest.mark.parametrize("content", [{}, {"prompt": "a cat "}, {"locks": [{"at": 3, "text": "of"}], "sampler": "star"}])
-def test_what_is_done_by_mouse_can_be_copied(client: TestClient, content: dict[str, Any]) -> None:
-    """The command and the Python write the very same texts."""
-    told = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **content)
-    words = shlex.split(told[0][1]["command"])
+def test_a_request_can_be_copied_as_command_and_python(client: TestClient, content: dict[str, Any]) -> None:
+    """The command and the Python code generate the same texts."""
+    streamed = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **content)
+    argv = shlex.split(streamed[0][1]["command"])
     for copied in ("command", "python"):
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            main([*words[1:], "--json"]) if copied == "command" else exec(told[0][1]["python"], {})
-        said = out.getvalue()
-        texts = [one["text"] for one in json.loads(said)["samples"]] if copied == "command" else said.splitlines()
-        assert texts == told[-1][1]["texts"]
+            main([*argv[1:], "--json"]) if copied == "command" else exec(streamed[0][1]["python"], {})
+        printed = out.getvalue()
+        texts = [one["text"] for one in json.loads(printed)["samples"]] if copied == "command" else printed.splitlines()
+        assert texts == streamed[-1][1]["texts"]
 
 
 @pytest.mark.parametrize(
-    "content, says",
+    "content, message",
     [
         ({"system": 3}, "system"),
         ({"system": "../../etc"}, "system"),
@@ -176,13 +176,13 @@ def test_what_is_done_by_mouse_can_be_copied(client: TestClient, content: dict[s
         ([1], "object"),
     ],
 )
-def test_requests_beyond_the_limits_are_refused_in_a_sentence(client: TestClient, content: Any, says: str) -> None:
-    answer = client.post(f"/{TOKEN}/generate", json=content)
-    assert answer.status_code == 400 and says in answer.json()["sentence"]
+def test_requests_beyond_the_limits_are_refused(client: TestClient, content: Any, message: str) -> None:
+    response = client.post(f"/{TOKEN}/generate", json=content)
+    assert response.status_code == 400 and message in response.json()["sentence"]
 
 
 @pytest.mark.parametrize(
-    "content, says",
+    "content, message",
     [
         ({"locks": [{"at": 15, "text": "cat"}]}, "beyond"),
         ({"locks": [{"at": 1, "token": 99}]}, "from 0 to"),
@@ -191,12 +191,12 @@ def test_requests_beyond_the_limits_are_refused_in_a_sentence(client: TestClient
         ({"sampler": "ddim"}, "Gaussian"),
     ],
 )
-def test_what_a_model_cannot_do_is_said_in_the_stream(client: TestClient, content: Any, says: str) -> None:
-    (name, answer), *_ = events(client, system=0, steps=2, **content)[-1:]
-    assert name == "failed" and says in answer["sentence"]
+def test_errors_of_a_model_are_reported_in_the_stream(client: TestClient, content: Any, message: str) -> None:
+    (name, response), *_ = events(client, system=0, steps=2, **content)[-1:]
+    assert name == "failed" and message in response["sentence"]
 
 
-def test_a_job_keeps_only_so_much(models: list[StudioModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_job_is_limited(models: list[StudioModel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logosphere.studio.requests.MAX_TOKEN_STEPS", 100)
     with pytest.raises(ls.UserError, match="fewer texts or steps"):
         resolve_pins(GenerateRequest(system=0, steps=7), models[0].model, models[0].tokenizer)
@@ -216,9 +216,11 @@ def test_a_job_keeps_only_so_much(models: list[StudioModel], monkeypatch: pytest
         (f"/{TOKEN}/systems", {"origin": "http://127.0.0.1:9999"}),
     ],
 )
-def test_strangers_are_refused(client: TestClient, path: str, headers: dict[str, str]) -> None:
-    answer = client.get(path, headers=headers)
-    assert answer.status_code == 403 and "systems" not in answer.text
+def test_requests_without_token_or_from_other_origins_are_refused(
+    client: TestClient, path: str, headers: dict[str, str]
+) -> None:
+    response = client.get(path, headers=headers)
+    assert response.status_code == 403 and "systems" not in response.text
     assert client.get(f"/{TOKEN}/systems", headers={"origin": f"http://{HOST}"}).status_code == 200
 
 
@@ -227,15 +229,15 @@ def test_no_path_reaches_the_file_system(client: TestClient) -> None:
         assert client.get(f"/{TOKEN}/static/{name}").status_code in (403, 404)
 
 
-def test_only_short_json_is_read(client: TestClient) -> None:
+def test_only_short_json_is_accepted(client: TestClient) -> None:
     for content, kind in ((b"{}", "text/plain"), (b"{", "application/json"), (b" " * (1 << 21), "application/json")):
-        answer = client.post(f"/{TOKEN}/generate", content=content, headers={"content-type": kind})
-        assert answer.status_code == 400 and answer.json()["sentence"]
+        response = client.post(f"/{TOKEN}/generate", content=content, headers={"content-type": kind})
+        assert response.status_code == 400 and response.json()["sentence"]
     assert client.get(f"/{TOKEN}/generate").status_code == 405
 
 
-def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(models: list[StudioModel]) -> None:
-    async def left_early() -> None:
+def test_jobs_are_limited_and_stop_without_viewers(models: list[StudioModel]) -> None:
+    async def leave_early() -> None:
         pool = JobPool(max_jobs=1)
         job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=1024)))
         async for event in job.stream():
@@ -256,11 +258,11 @@ def test_there_are_only_so_many_jobs_and_one_that_is_left_stops(models: list[Stu
         pool.remove_viewer(again)
         assert pool.running == 0
 
-    asyncio.run(left_early())
+    asyncio.run(leave_early())
 
 
-def test_fifty_viewers_hear_every_moment_of_one_text(models: list[StudioModel]) -> None:
-    """Some from the beginning, some later, some slowly; one that leaves takes nothing from the others."""
+def test_fifty_viewers_receive_every_frame_of_one_text(models: list[StudioModel]) -> None:
+    """Some viewers start later, some are slow, and one leaves without affecting the others."""
 
     async def watched() -> None:
         pool = JobPool()
@@ -268,24 +270,24 @@ def test_fifty_viewers_hear_every_moment_of_one_text(models: list[StudioModel]) 
 
         async def viewer(number: int) -> list[bytes]:
             await asyncio.sleep(0.002 * number)
-            heard = []
+            received = []
             async for event in pool.add_viewer(job.number).stream():
-                heard.append(event.line)
+                received.append(event.line)
                 if number % 10 == 0:
                     await asyncio.sleep(0.001)  # a slow reader
                 if number == 7 and event.name == "moment":
                     break
             pool.remove_viewer(job)
-            return heard
+            return received
 
         everything = await asyncio.gather(*(viewer(number) for number in range(50)))
-        said = [event.line for event in job.events]
-        assert len(said) == 42 and all(heard == said for i, heard in enumerate(everything) if i != 7)
-        assert said[: len(everything[7])] == everything[7] and len(everything[7]) < 42
+        sent = [event.line for event in job.events]
+        assert len(sent) == 42 and all(received == sent for i, received in enumerate(everything) if i != 7)
+        assert sent[: len(everything[7])] == everything[7] and len(everything[7]) < 42
         pool.remove_viewer(job)
         assert (
             pool.running == 0 and job.viewers == 0 and pool.add_viewer(job.number) is job
-        )  # finished texts can be seen again
+        )  # finished texts can be viewed again
         pool.remove_viewer(job)
         for _ in range(KEPT_JOBS):
             later = pool.submit(lambda job: None)
@@ -298,7 +300,7 @@ def test_fifty_viewers_hear_every_moment_of_one_text(models: list[StudioModel]) 
     asyncio.run(watched())
 
 
-def test_there_are_only_so_many_viewers(models: list[StudioModel]) -> None:
+def test_the_number_of_viewers_is_limited(models: list[StudioModel]) -> None:
     async def crowded() -> None:
         pool = JobPool()
         job = pool.submit(make_generate_job(models[0], GenerateRequest(system=0, steps=2)))
@@ -309,26 +311,24 @@ def test_there_are_only_so_many_viewers(models: list[StudioModel]) -> None:
     asyncio.run(crowded())
 
 
-def test_a_text_can_be_watched_from_another_page(client: TestClient) -> None:
-    told = events(client, system=1, steps=3, n=1)
-    answer = client.get(f"/{TOKEN}/watch/{told[0][1]['job']}")
-    assert answer.status_code == 200 and read(answer.text) == told and told[0][1]["system"] == 1
+def test_a_text_can_be_viewed_from_another_page(client: TestClient) -> None:
+    streamed = events(client, system=1, steps=3, n=1)
+    response = client.get(f"/{TOKEN}/watch/{streamed[0][1]['job']}")
+    assert response.status_code == 200 and read(response.text) == streamed and streamed[0][1]["system"] == 1
     assert client.get(f"/{TOKEN}/watch/99").status_code == 400
 
 
-def test_the_bound_is_followed_over_time(client: TestClient) -> None:
-    told = read(client.post(f"/{TOKEN}/time/1").text)
-    assert [name for name, _ in told] == ["slice"] * 12 + ["done"]
-    assert told[0][1]["low"] == 0 and told[11][1]["high"] == 1
-    assert told[12][1]["bits"] == pytest.approx(sum(content["bits"] for _, content in told[:12]) / 12)
-    assert told[12][1]["kind"] == "bound" and told[12][1]["sequences"] == 32
+def test_the_bound_over_time_is_streamed(client: TestClient) -> None:
+    streamed = read(client.post(f"/{TOKEN}/time/1").text)
+    assert [name for name, _ in streamed] == ["slice"] * 12 + ["done"]
+    assert streamed[0][1]["low"] == 0 and streamed[11][1]["high"] == 1
+    assert streamed[12][1]["bits"] == pytest.approx(sum(content["bits"] for _, content in streamed[:12]) / 12)
+    assert streamed[12][1]["kind"] == "bound" and streamed[12][1]["sequences"] == 32
     assert read(client.post(f"/{TOKEN}/time/2").text)[0][0] == "failed"  # the likelihood of ar is exact
     assert client.post(f"/{TOKEN}/time/9").status_code == 404
 
 
-def test_reports_are_framed_without_an_origin(
-    models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_are_sandboxed(models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_reports([]) == []
     for end in ("html", "md", "json"):
@@ -340,20 +340,20 @@ def test_reports_are_framed_without_an_origin(
         find_reports(["diary.html"])
     with TestClient(create_app(models, TOKEN, 8000, reports=reports), base_url=f"http://{HOST}") as client:
         assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
-        answer = client.get(f"/{TOKEN}/reports/0")
-        policy = answer.headers["content-security-policy"]
-        assert "a report" in answer.text and "sandbox allow-scripts;" in policy and "frame-ancestors 'self'" in policy
-        assert "default-src 'none'" in policy and answer.headers.get_list("content-security-policy") == [policy]
+        response = client.get(f"/{TOKEN}/reports/0")
+        policy = response.headers["content-security-policy"]
+        assert "a report" in response.text and "sandbox allow-scripts;" in policy and "frame-ancestors 'self'" in policy
+        assert "default-src 'none'" in policy and response.headers.get_list("content-security-policy") == [policy]
         assert client.get(f"/{TOKEN}/reports/1").status_code == 404
 
 
-def test_too_many_jobs_are_told_to_wait(models: list[StudioModel]) -> None:
+def test_too_many_jobs_are_refused_with_429(models: list[StudioModel]) -> None:
     with TestClient(create_app(models, TOKEN, 8000, JobPool(max_jobs=0)), base_url=f"http://{HOST}") as client:
-        answer = client.post(f"/{TOKEN}/generate", json={"system": 0})
-        assert answer.status_code == 429 and "wait" in answer.json()["sentence"]
+        response = client.post(f"/{TOKEN}/generate", json={"system": 0})
+        assert response.status_code == 429 and "wait" in response.json()["sentence"]
 
 
-def test_a_missing_run_and_a_bad_port_are_explained(
+def test_a_missing_run_and_an_invalid_port_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -361,7 +361,7 @@ def test_a_missing_run_and_a_bad_port_are_explained(
     assert main(["studio", "--port", "70000"]) == 1 and "65535" in capsys.readouterr().err
 
 
-def test_curves_are_drawn_in_the_terminal(models: list[StudioModel], capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_are_plotted_in_the_terminal(models: list[StudioModel], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", models[0].name, "--height", "4"]) == 0
     shown = capsys.readouterr().out
     assert (
@@ -374,7 +374,7 @@ def test_curves_are_drawn_in_the_terminal(models: list[StudioModel], capsys: pyt
     assert main(["plot", models[0].name, "--height", "1"]) == 1 and "height" in capsys.readouterr().err
 
 
-def test_curves_of_pieces_of_words_are_drawn_too(
+def test_curves_of_byte_models_are_plotted(
     models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -393,8 +393,8 @@ def test_curves_of_pieces_of_words_are_drawn_too(
 def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out + 'COMP_WORDS=(logosphere stu); COMP_CWORD=1; _logosphere; echo "${COMPREPLY[@]}"'
-    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    assert said.stdout.split() == ["studio"]
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["studio"]
     assert main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out
 
 
@@ -402,12 +402,12 @@ def test_the_shell_completes_commands(capsys: pytest.CaptureFixture[str]) -> Non
 def test_fish_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 0
     script = capsys.readouterr().out + "complete -C 'logosphere stu'"
-    said = subprocess.run(["fish", "-c", script], capture_output=True, text=True, timeout=60)
-    assert said.stdout.split("\t")[0] == "studio" and not said.stderr
+    done = subprocess.run(["fish", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\t")[0] == "studio" and not done.stderr
 
 
-def test_a_page_that_is_closed_stops_its_job(models: list[StudioModel]) -> None:
-    """Over a real connection: the server notices that the listener has gone and leaves the job."""
+def test_closing_the_page_stops_its_job(models: list[StudioModel]) -> None:
+    """Over a real connection the server detects that the client has disconnected and stops the job."""
     import httpx
     import uvicorn
 
@@ -422,8 +422,8 @@ def test_a_page_that_is_closed_stops_its_job(models: list[StudioModel]) -> None:
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/generate"
         with httpx.Client(trust_env=False, timeout=60) as client:
-            with client.stream("POST", address, json={"system": 0, "steps": 1024, "n": 8}) as answer:
-                assert any("moment" in line for line in answer.iter_lines())
+            with client.stream("POST", address, json={"system": 0, "steps": 1024, "n": 8}) as response:
+                assert any("moment" in line for line in response.iter_lines())
         submitted[0].join(20)
         end = time.monotonic() + 20
         while pool.running and time.monotonic() < end:

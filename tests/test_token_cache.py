@@ -1,4 +1,4 @@
-"""Token files: built once, used while they are sound, rebuilt when they are not."""
+"""Token caches: built once, reused while intact, and rebuilt when damaged."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def forbid_building(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpora, "build_token_cache", fail)
 
 
-def test_a_second_opening_reads_the_cache(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_open_reads_the_cache(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_corpus(str(prose), "bpe:300")
     forbid_building(monkeypatch)
     monkeypatch.setattr(corpora, "_compute_stats", None)
@@ -37,14 +37,14 @@ def test_a_second_opening_reads_the_cache(prose: Path, monkeypatch: pytest.Monke
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
 
 
-def test_a_touched_file_is_read_again_but_not_tokenised(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_touched_file_is_not_tokenised_again(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = open_corpus(str(prose))
     os.utime(prose, (1, 1))
     forbid_building(monkeypatch)
     assert open_corpus(str(prose)).folder == first.folder
 
 
-def test_a_changed_file_is_noticed(prose: Path) -> None:
+def test_a_changed_file_is_tokenised_again(prose: Path) -> None:
     before = open_corpus(str(prose))
     prose.write_text(PROSE.replace("quick", "brave"))
     after = open_corpus(str(prose))
@@ -60,37 +60,37 @@ def remove_tokens(folder: Path) -> None:
     (folder / "train-00000.tokens").unlink()
 
 
-def spoil_meta(folder: Path) -> None:
+def damage_meta(folder: Path) -> None:
     (folder / "meta.json").write_text("{")
 
 
-def spoil_vocabulary(folder: Path) -> None:
+def damage_vocabulary(folder: Path) -> None:
     meta = json.loads((folder / "meta.json").read_text())
     (folder / "meta.json").write_text(json.dumps(meta | {"vocabulary": {}}))
 
 
-@pytest.mark.parametrize("damage", [cut_tokens, remove_tokens, spoil_meta])
+@pytest.mark.parametrize("damage", [cut_tokens, remove_tokens, damage_meta])
 def test_a_damaged_cache_is_rebuilt_with_a_note(prose: Path, own_cache: Path, damage: Callable[[Path], None]) -> None:
     folder = open_corpus(str(prose)).folder
     damage(folder)
     with pytest.raises(DamagedCache):
         open_tokens(folder)
-    heard: list[str] = []
-    corpus = open_corpus(str(prose), report=lambda stage, done, total: heard.append(stage))
+    stages: list[str] = []
+    corpus = open_corpus(str(prose), report=lambda stage, done, total: stages.append(stage))
     assert "".join(decode_splits(corpus)) == PROSE
-    assert "rebuilding a damaged cache" in heard
+    assert "rebuilding a damaged cache" in stages
     assert unfinished_files(own_cache) == []
 
 
-def test_a_spoilt_survey_or_vocabulary_is_made_anew(prose: Path, own_cache: Path) -> None:
+def test_a_damaged_survey_or_vocabulary_is_rebuilt(prose: Path, own_cache: Path) -> None:
     folder = open_corpus(str(prose)).folder
-    spoil_vocabulary(folder)
+    damage_vocabulary(folder)
     for survey in (own_cache / "surveys").iterdir():
         survey.write_text("[]")
     assert "".join(decode_splits(open_corpus(str(prose)))) == PROSE
 
 
-def test_verify_sees_a_single_changed_token(prose: Path) -> None:
+def test_verify_hashes_detects_a_single_changed_token(prose: Path) -> None:
     folder = open_corpus(str(prose)).folder
     tokens = bytearray((folder / "train-00000.tokens").read_bytes())
     tokens[7] ^= 1
@@ -100,7 +100,7 @@ def test_verify_sees_a_single_changed_token(prose: Path) -> None:
         verify_hashes(folder)
 
 
-def test_a_crash_while_building_leaves_nothing(prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_no_files(prose: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(stage: str, done: int, total: int) -> None:
         if stage == "tokenising":
             raise KeyboardInterrupt
@@ -111,11 +111,11 @@ def test_a_crash_while_building_leaves_nothing(prose: Path, own_cache: Path, mon
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_whoever_is_killed_while_installing_leaves_nothing_behind(tmp_path: Path, after: bool) -> None:
-    """Just before a finished folder is moved to its place, and just after a damaged one was moved aside."""
+def test_a_build_killed_while_installing_is_cleaned_up(tmp_path: Path, after: bool) -> None:
+    """The process is killed before a finished folder is renamed, or after a damaged one was moved aside."""
     folder, pieces = tmp_path / "tokens" / "one", [("train", "aaa"), ("valid", "bb"), ("test", "cc")]
     folder.mkdir(parents=True)
-    spoil_meta(folder)
+    damage_meta(folder)
 
     def die(source: Path, target: Path) -> None:
         if after == (Path(target).name == "damaged"):
@@ -137,11 +137,11 @@ def test_whoever_is_killed_while_installing_leaves_nothing_behind(tmp_path: Path
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_several_builders_at_once_all_end_well(tmp_path: Path, damaged: bool) -> None:
+def test_concurrent_builds_all_succeed(tmp_path: Path, damaged: bool) -> None:
     folder = tmp_path / "tokens" / "one"
     if damaged:
         folder.mkdir(parents=True)
-        spoil_meta(folder)
+        damage_meta(folder)
     barrier = Barrier(4)
 
     def wait(done: int) -> None:
@@ -157,7 +157,7 @@ def test_several_builders_at_once_all_end_well(tmp_path: Path, damaged: bool) ->
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)])
-def test_tokens_take_as_few_bytes_as_they_need(tmp_path: Path, size: int, dtype: type[np.unsignedinteger]) -> None:
+def test_tokens_have_the_smallest_sufficient_dtype(tmp_path: Path, size: int, dtype: type[np.unsignedinteger]) -> None:
     alphabet = "".join(map(chr, range(0x10000, 0x10000 + size)))
     build_token_cache(
         tmp_path / "t", [(split, alphabet[-2:]) for split in SPLITS], CharacterTokenizer(alphabet), "x", "0"

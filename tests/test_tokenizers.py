@@ -1,4 +1,4 @@
-"""Tokenizers give back what they were given, and say clearly what they cannot take."""
+"""Tokenizers: round trips, saving and loading, and errors for text that cannot be encoded."""
 
 import json
 from pathlib import Path
@@ -64,21 +64,21 @@ def test_text8_puts_the_space_first() -> None:
     assert text8_tokenizer().size == 27 and text8_tokenizer().name == "text8" and text8_tokenizer().unit == "character"
 
 
-@pytest.mark.parametrize("stranger", ["É", "🙂", "{", "\ud800"])
-def test_a_character_outside_the_alphabet_is_named_with_its_place(stranger: str) -> None:
+@pytest.mark.parametrize("character", ["É", "🙂", "{", "\ud800"])
+def test_a_character_outside_the_alphabet_is_named_with_its_position(character: str) -> None:
     with pytest.raises(UserError, match="position 2 .*--tokenizer byte") as caught:
-        text8_tokenizer().encode("ab" + stranger + "É")
-    assert repr(stranger) in str(caught.value)
+        text8_tokenizer().encode("ab" + character + "É")
+    assert repr(character) in str(caught.value)
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE, CharacterTokenizer("a?1 ")])
-def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="position 1 is (half|not in)"):
         tokenizer.encode("a\ud800")
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
-def test_numbers_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
+def test_ids_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
     for number in (-1, tokenizer.size):
         with pytest.raises(ValueError, match="must lie in"):
             tokenizer.decode([number])
@@ -86,7 +86,7 @@ def test_numbers_outside_the_vocabulary_are_refused(tokenizer: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
-def test_every_symbol_can_be_shown(tokenizer: Tokenizer) -> None:
+def test_every_symbol_is_printable(tokenizer: Tokenizer) -> None:
     assert all(tokenizer.symbol(number).isprintable() for number in range(tokenizer.size))
 
 
@@ -98,7 +98,7 @@ def test_symbols_of_line_breaks_and_broken_bytes() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda tokenizer: tokenizer.name)
-def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     save_tokenizer(tokenizer, path)
     loaded = load_tokenizer(path)
@@ -111,18 +111,18 @@ def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer, tmp_path: Path
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
-def test_fingerprints_tell_tokenizers_apart() -> None:
+def test_fingerprints_of_tokenizers_differ() -> None:
     assert len({tokenizer.fingerprint for tokenizer in TOKENIZERS}) == len(TOKENIZERS)
     assert text8_tokenizer().fingerprint != CharacterTokenizer(TEXT8_ALPHABET).fingerprint
     assert text8_tokenizer().fingerprint != CharacterTokenizer(TEXT8_ALPHABET[::-1], "text8").fingerprint
 
 
-def test_training_is_repeatable() -> None:
+def test_training_is_deterministic() -> None:
     assert SubwordTokenizer.train_bpe(WORDS, 300).fingerprint == BPE.fingerprint
     assert 256 < BPE.size <= 300
 
 
-def test_wordpiece_keeps_the_size_it_was_given() -> None:
+def test_wordpiece_respects_the_vocabulary_size() -> None:
     tokenizer = SubwordTokenizer.train_wordpiece(["".join(map(chr, range(0x4E00, 0x4F00)))], 64)
     assert tokenizer.size <= 64
     assert tokenizer.encode("zzz").tolist() == tokenizer.encode("[UNK]").tolist()
@@ -173,17 +173,17 @@ def test_a_published_tokenizer_is_read_without_its_truncation(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [0, 255, 10**7])
-def test_a_vocabulary_of_impossible_size_is_a_user_error(size: int) -> None:
+def test_an_invalid_vocabulary_size_is_a_user_error(size: int) -> None:
     with pytest.raises(UserError, match="bpe:8000"):
         SubwordTokenizer.train_bpe(WORDS, size)
 
 
-def test_descriptions_are_checked() -> None:
+def test_invalid_descriptions_are_refused() -> None:
     with pytest.raises(ValueError, match="not the description"):
         tokenizer_from_description({})
 
 
-def test_an_unwritable_place_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokenizer.json"
     save_tokenizer(text8_tokenizer(), path)
 
@@ -206,6 +206,6 @@ def test_the_filter_leaves_only_letters_and_single_spaces(text: str) -> None:
     assert text8_filter(clean) == clean
 
 
-def test_the_filter_spells_digits_and_drops_accents() -> None:
+def test_the_filter_spells_out_digits_and_drops_accents() -> None:
     assert text8_filter("In 2024, Café-Bar!") == "in two zero two four caf bar "
     assert text8_filter("4K \u212a É") == " four k "

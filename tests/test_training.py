@@ -1,4 +1,4 @@
-"""Training: to the last bit a function of its seed, however it is cut; it learns, and never to below the entropy."""
+"""Training: bit-identical for a seed, independent of accumulation; it learns and never goes below the entropy."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ from logosphere.types import Batch
 
 SQUARED = ("diffusion-lm", "bit-diffusion", "ld4lg", "planner", "cosmos", "tencdm")
 REPRESENTATIVE = ("ar", "mdlm", "udlm", "rdlm", "gaussian-ce", "bfn", "ld4lg")
-"""A system of each family, whose trainings are fast tests."""
+"""One system of each family, trained in the fast tests."""
 
 
 def losses(model: Model, steps: int = 4, **how) -> list[float]:
@@ -29,11 +29,11 @@ def losses(model: Model, steps: int = 4, **how) -> list[float]:
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("name", ls.systems())
-def test_the_same_seed_gives_the_same_bits(name: str, dropout: float) -> None:
+def test_training_is_bit_identical_for_a_seed(name: str, dropout: float) -> None:
     one, again, other = (random_network(name, LANGUAGE, dropout=dropout) for _ in range(3))
     torch.manual_seed(1)
     first = losses(one, seed=3)
-    torch.manual_seed(2)  # nobody else's generator may matter
+    torch.manual_seed(2)  # the global generator must not matter
     assert first == losses(again, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), again.parameters(), strict=True))
     assert name == "ar" and not dropout or first != losses(other, seed=4)
@@ -50,13 +50,13 @@ def test_training_does_not_touch_the_global_generator() -> None:
     "accumulate", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ls.systems())
-def test_a_batch_in_parts_gives_the_same_loss(name: str, accumulate: int) -> None:
+def test_accumulation_gives_the_same_losses(name: str, accumulate: int) -> None:
     whole = losses(random_network(name, LANGUAGE))
     assert losses(random_network(name, LANGUAGE), accumulate=accumulate) == pytest.approx(whole, rel=1e-4)
 
 
-def test_the_first_loss_in_parts_is_the_same_to_rounding() -> None:
-    """Before any step has amplified it."""
+def test_accumulation_gives_the_same_first_loss_up_to_rounding() -> None:
+    """The first loss, before training steps amplify the rounding."""
     one, two = (losses(random_network("mdlm", LANGUAGE), 1, accumulate=n)[0] for n in (1, 2))
     assert two == pytest.approx(one, rel=1e-5)
 
@@ -64,12 +64,12 @@ def test_the_first_loss_in_parts_is_the_same_to_rounding() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in REPRESENTATIVE else pytest.mark.slow) for name in ls.systems()]
 )
-def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
+def test_training_lowers_the_bound_but_not_below_the_entropy(name: str) -> None:
     """150 steps bring the bound well below log V, and not below the entropy.
 
-    Networks that read the time open their gates slowly and have learnt little but frequencies by then. Those that learn
-    states by squared error are far above log V at first, and have only to come down: from where they stand after two
-    steps, since latents that are standardised by what training has shown are not before.
+    Time-conditional networks open their gates slowly and have learned little more than frequencies by then. Networks
+    that predict states by squared error start far above log V and only have to improve. Their starting point is taken
+    after two steps, because latents are only standardised once training has collected statistics.
     """
     optim = OptimizerConfig(lr=1e-2, warmup=10)
     with torch.random.fork_rng():
@@ -87,7 +87,7 @@ def test_a_fit_learns_and_does_not_pass_the_entropy(name: str) -> None:
     assert -3 * error < mean < (0.67 if name in ("ar", "mdlm") else 0.9) * start
 
 
-def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None:
+def test_a_non_finite_loss_stops_training_and_keeps_the_weights() -> None:
     model = random_network("mdlm", LANGUAGE)
     trainer = Trainer(model, optim=OptimizerConfig(lr=1e30, warmup=0), ema=0.9)
     given = batches()
@@ -101,7 +101,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_the_weights() -> None
     assert all(weight.isfinite().all() for weight in model.parameters())
 
 
-def test_an_average_follows_its_formula() -> None:
+def test_ema_follows_its_formula() -> None:
     """θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n))."""
     module = torch.nn.Linear(3, 2)
     averaged = EMA(module, decay=0.5)
@@ -119,7 +119,7 @@ def test_an_average_follows_its_formula() -> None:
     torch.testing.assert_close(averaged.tensors(module)["weight"], by_hand)
 
 
-def test_a_fit_with_an_average_ends_with_the_average() -> None:
+def test_fit_with_ema_returns_the_average() -> None:
     plain, averaged = random_network("mdlm", LANGUAGE), random_network("mdlm", LANGUAGE)
     assert losses(plain) == losses(averaged, ema=0.9)
     trainer = Trainer(random_network("mdlm", LANGUAGE), optim=QUICK, ema=0.9)
@@ -129,7 +129,7 @@ def test_a_fit_with_an_average_ends_with_the_average() -> None:
     assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), trainer.ema.shadow, strict=True))
 
 
-def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
+def test_the_learning_rate_has_linear_warmup_and_cosine_decay() -> None:
     optim = OptimizerConfig(lr=2.0, warmup=9, min_lr_ratio=0.1)
     assert [lr_at(optim, step, 0.0) for step in range(10)] == pytest.approx([0.2 * n for n in range(1, 11)])
     assert lr_at(optim, 50, 0.5) == pytest.approx(2 * (0.1 + 0.9 / 2))
@@ -139,18 +139,18 @@ def test_the_learning_rate_rises_in_a_line_and_falls_in_a_cosine() -> None:
     assert lr_at(OptimizerConfig(lr=1.0, warmup=0, min_lr_ratio=1.0), 0, 0.7) == 1.0
 
 
-def test_progress_says_what_happened() -> None:
+def test_progress_records_every_step() -> None:
     model = random_network("d3pm-absorbing", LANGUAGE, hybrid=0.5)
     rows = list(fit(model, batches(), steps=3, optim=QUICK))
     assert [row.step for row in rows] == [1, 2, 3] and all(row.steps == 3 for row in rows)
     assert [row.tokens for row in rows] == [48, 96, 144]
-    assert all(row.loss > row.nats > 0 and row.gradient > 0 for row in rows)  # the loss holds some cross-entropy
+    assert all(row.loss > row.nats > 0 and row.gradient > 0 for row in rows)  # the loss includes cross-entropy
     assert [row.lr for row in rows] == [lr_at(QUICK, step, step / 3) for step in range(3)]
     assert rows[0].kind == "bound"
 
 
-def test_the_gradient_is_clipped_but_reported_whole() -> None:
-    """With plain weights, Adam's first step does not depend on the clip; its second moment does."""
+def test_the_gradient_norm_is_reported_before_clipping() -> None:
+    """Adam's first step does not depend on the clip value; its second moment does."""
     small, large = (Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, clip=clip)) for clip in (1e-3, 1e3))
     tokens = Batch.of(next(batches()))
     assert small.train_step(tokens, 0.0).gradient == large.train_step(tokens, 0.0).gradient > 1e-3
@@ -169,7 +169,7 @@ def test_known_positions_are_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-gaussian", "rdlm-heat"])
-def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
+def test_bfloat16_losses_are_close_to_float32(name: str) -> None:
     exact, rough = losses(random_network(name, LANGUAGE)), losses(random_network(name, LANGUAGE), precision="bfloat16")
     assert rough != exact and rough == pytest.approx(exact, rel=0.1)
 
@@ -185,20 +185,20 @@ def test_bfloat16_trains_nearly_as_float32(name: str) -> None:
         {"optim": "min_lr_ratio"},
     ],
 )
-def test_impossible_settings_are_refused(wrong: dict) -> None:
+def test_invalid_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(UserError):
         if "optim" in wrong:
             OptimizerConfig(**{wrong["optim"]: -1.0})
         losses(random_network("mdlm", LANGUAGE), **wrong)
 
 
-def test_data_that_ends_too_soon_is_an_error() -> None:
+def test_too_few_batches_are_an_error() -> None:
     with pytest.raises(UserError, match="ended after 2"):
         list(fit(random_network("mdlm", LANGUAGE), [next(batches())] * 2, steps=3))
 
 
-def test_scrambled_networks_are_what_these_tests_use() -> None:
-    """A head of zeros would hide differences between networks."""
+def test_fill_zero_weights_leaves_no_zero_tensor() -> None:
+    """An output layer of zeros would hide differences between networks."""
     model = ls.build("d3pm-absorbing", vocab_size=5, length=6, **SMALL)
     fill_zero_weights(model)
     assert all(bool(weight.any()) for weight in model.parameters())

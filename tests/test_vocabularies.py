@@ -1,4 +1,4 @@
-"""Every system and preset at small, awkward and large vocabularies: finite numbers, or one sentence."""
+"""Every system and preset at small, unusual and large vocabulary sizes: finite numbers, or a UserError."""
 
 import pytest
 import torch
@@ -19,17 +19,17 @@ CASES = [
 ]
 
 
-def watch_networks(model: ls.Model) -> list[bool]:
-    """Whether each output of the networks of a model is finite, from now on."""
+def record_finiteness(model: ls.Model) -> list[bool]:
+    """A list that records from now on whether each output of the networks of a model is finite."""
     finite: list[bool] = []
 
-    def look(module: nn.Module, inputs: object, out: Tensor) -> None:
+    def record(module: nn.Module, inputs: object, out: Tensor) -> None:
         finite.append(bool(torch.isfinite(out).all()))
 
     assert model.denoiser is not None
     for module in model.denoiser.modules():
         if isinstance(module, Denoiser):
-            module.register_forward_hook(look)
+            module.register_forward_hook(record)
     return finite
 
 
@@ -47,10 +47,10 @@ def test_training_bounds_and_samples_are_finite(
     tokens = torch.randint(size, (4, 8), generator=torch.Generator().manual_seed(1))
     (progress,) = ls.fit(model, [tokens], steps=1)
     assert torch.isfinite(torch.tensor([progress.loss, progress.nats, progress.gradient])).all()
-    finite = watch_networks(model.eval())
+    finite = record_finiteness(model.eval())
     bound = model.nelbo(tokens, 2, draws=4)
     # Where few times are informative (fisher-flow at 50,257 tokens), four draws may all cost nothing.
     assert bool(torch.isfinite(bound.total).all()) and float(bound.total.mean()) >= 0
     drawn = ls.sample(model, n=4, steps=4, rng=3)
     assert drawn.shape == (4, 8) and 0 <= int(drawn.min()) and int(drawn.max()) < size
-    assert finite and all(finite)  # a sampler that meets NaN goes on and draws garbage
+    assert finite and all(finite)  # a sampler does not stop at NaN and would draw arbitrary tokens

@@ -1,4 +1,4 @@
-"""Warm starts: a run that begins with the weights of another measures what that one did, and remembers all it cost."""
+"""Warm starts: a run initialised from another starts with its bound and records all earlier trainings."""
 
 import json
 from dataclasses import replace
@@ -37,8 +37,8 @@ def child_of(parent: Run):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "ar", "ld4lg"])
-def test_before_its_first_step_it_measures_what_its_parent_does(system: str, corpus: Corpus, tmp_path: Path) -> None:
-    """Learned clocks and autoencoders included."""
+def test_the_initial_validation_equals_that_of_the_parent(system: str, corpus: Corpus, tmp_path: Path) -> None:
+    """Learned time samplers and autoencoders are included."""
     recipe = replace(RECIPE, system=system)
     run, events = complete_run(recipe, corpus, tmp_path / "parent")
     last = [event.report for event in events if isinstance(event, Validated)][-1]
@@ -49,22 +49,25 @@ def test_before_its_first_step_it_measures_what_its_parent_does(system: str, cor
     assert tensor_bytes(child.path / "best.safetensors") == tensor_bytes(run.path / "ema.safetensors")
 
 
-def test_a_resumed_child_is_the_same_to_the_last_bit(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
-    """Also when its parent trains on meanwhile, and when it was killed before it had saved anything."""
-    straight, _ = complete_run(child_of(parent), corpus, tmp_path / "straight")
-    broken = create_run(child_of(parent), corpus, tmp_path / "broken")
-    list(zip(range(3), run_training(broken, corpus), strict=False))  # a validation and two steps, never saved
+def test_a_resumed_child_is_bit_identical(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+    """This holds also if the parent changes meanwhile and if the child was killed before its first checkpoint."""
+    uninterrupted, _ = complete_run(child_of(parent), corpus, tmp_path / "straight")
+    resumed = create_run(child_of(parent), corpus, tmp_path / "broken")
+    list(zip(range(3), run_training(resumed, corpus), strict=False))  # a validation and two steps, never saved
     (parent.path / "ema.safetensors").unlink()
     for steps in (0, 5, 99):
-        list(run_training(Run(broken.path), corpus, stop_after(steps)))
-    assert metrics_without_times(broken) == metrics_without_times(straight) and len(straight.metrics()) == 1 + 12 + 3
+        list(run_training(Run(resumed.path), corpus, stop_after(steps)))
+    assert (
+        metrics_without_times(resumed) == metrics_without_times(uninterrupted)
+        and len(uninterrupted.metrics()) == 1 + 12 + 3
+    )
     for name in ("model.safetensors", "ema.safetensors", "best.safetensors"):
-        assert tensor_bytes(broken.path / name) == tensor_bytes(straight.path / name)
+        assert tensor_bytes(resumed.path / name) == tensor_bytes(uninterrupted.path / name)
 
 
 @pytest.mark.slow
-def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
-    alone, _ = complete_run(child_of(parent), corpus, tmp_path / "alone")
+def test_warm_start_in_several_processes(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+    single, _ = complete_run(child_of(parent), corpus, tmp_path / "alone")
     for shard in (False, True):
         path = tmp_path / f"team-{shard}"
         create_run(replace(child_of(parent), shard=shard), corpus, path)
@@ -74,11 +77,11 @@ def test_several_processes_begin_together(parent: Run, corpus: Corpus, tmp_path:
 
         assert run_in_processes(2, work, tmp_path / f"meeting-{shard}") == [1 + 12 + 3 + 3] * 2
         for key in ("train/loss", "val/bpc"):
-            curves = [[line[key] for line in run.metrics() if key in line] for run in (Run(path), alone)]
+            curves = [[line[key] for line in run.metrics() if key in line] for run in (Run(path), single)]
             assert curves[0] == pytest.approx(curves[1], rel=1e-4), key
 
 
-def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+def test_costs_are_summed_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     child, _ = complete_run(child_of(parent), corpus, tmp_path / "child")
     other = tmp_path / "other.txt"
     other.write_text("the dog sat on the cat and the mat sat on the log\n" * 40)
@@ -95,26 +98,26 @@ def test_costs_add_up_over_all_trainings(parent: Run, corpus: Corpus, tmp_path: 
     )
 
 
-def test_what_does_not_fit_is_refused_with_what_differs(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+def test_incompatible_parents_are_refused_with_the_difference(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     recipe = child_of(parent)
     other = tmp_path / "other.txt"
     other.write_text("the ket sat on the met and the dog sat on the log\n" * 40)
     foreign = open_corpus(str(other), "characters")
-    for differs, told, text in (
+    for config, message, text in (
         (replace(recipe, system="md4"), r"system \(mdlm there, md4 here\)", corpus),
         (replace(recipe, length=9), r"length \(8 there, 9 here\)", corpus),
         (replace(recipe, network=NetworkConfig(width=32, depth=1, heads=2)), r"width \(16 there, 32 here\)", corpus),
         (replace(recipe, options=("schedule=cosine",)), r"schedule \(nothing there, cosine here\)", corpus),
         (recipe, r"tokenizer .*of equal size", foreign),
     ):
-        with pytest.raises(UserError, match=told):
-            create_run(differs, text, tmp_path / "child")
+        with pytest.raises(UserError, match=message):
+            create_run(config, text, tmp_path / "child")
     assert not (tmp_path / "child").exists()
     dropout = replace(recipe, network=NetworkConfig(width=16, depth=1, heads=2, dropout=0.2))
     initial_model(create_run(dropout, corpus, tmp_path / "child"), corpus)
 
 
-def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
+def test_damaged_parents_are_refused(parent: Run, corpus: Corpus, tmp_path: Path) -> None:
     weights, recipe = parent.path / "ema.safetensors", child_of(parent)
     whole = weights.read_bytes()
     weights.unlink()
@@ -123,19 +126,19 @@ def test_damaged_parents_are_met_with_a_sentence(parent: Run, corpus: Corpus, tm
         create_run(recipe, corpus, tmp_path / "child")
     weights.write_bytes(whole)
     content = json.loads((parent.path / "recipe.json").read_text())
-    for broken, told in (
+    for broken, message in (
         ({"begun": {"trainings": [{"data": 3}]}}, "no valid record of the trainings"),
         ({"model": 3}, "which"),
     ):
         (parent.path / "recipe.json").write_text(json.dumps(content | broken))
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             create_run(recipe, corpus, tmp_path / "child")
     with pytest.raises(UserError, match="no run in"):
         create_run(replace(recipe, begin=str(tmp_path / "nowhere")), corpus, tmp_path / "child")
     assert not (tmp_path / "child").exists()
 
 
-def test_the_command_takes_everything_else_from_the_parent(
+def test_the_command_takes_other_settings_from_the_parent(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Wrappers around denoisers: sharper, forgetful of nothing, counted, and informed by Bayes' rule."""
+"""Wrappers of denoisers: logit filters, caching, counting, and the posterior head."""
 
 import pytest
 import torch
@@ -13,20 +13,20 @@ from logosphere.networks.wrappers import CachedDenoiser, CountedDenoiser, Logits
 LANGUAGE = skewed_chain(5, 6)
 
 
-class Spoken(Denoiser):
-    """Answers with fixed logits at every position, and writes down which sequences it was asked about."""
+class FixedDenoiser(Denoiser):
+    """Predicts fixed logits at every position and records the sequences it was evaluated on."""
 
     def __init__(self, logits: Tensor, reads_time: bool = False):
         super().__init__()
-        self.block, self.reads_time, self.logits, self.asked = 6, reads_time, logits, []
+        self.block, self.reads_time, self.logits, self.inputs = 6, reads_time, logits, []
 
     def forward(self, z, t, context, where=None):
-        self.asked.append(z)
-        out = self.logits.expand(*z.shape, -1) + z[..., None]  # a shift says which z was asked, and changes no law
+        self.inputs.append(z)
+        out = self.logits.expand(*z.shape, -1) + z[..., None]  # a shift identifies z without changing the distribution
         return out if where is None else out[where]
 
 
-def ask(denoiser: Denoiser, z: Tensor, where: Tensor | None = None) -> Tensor:
+def evaluate(denoiser: Denoiser, z: Tensor, where: Tensor | None = None) -> Tensor:
     return denoiser(z, torch.ones(z.shape), z, where)
 
 
@@ -36,7 +36,7 @@ Z = torch.zeros(2, 6).long()
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_temperature_raises_probabilities_to_a_power(temperature: float) -> None:
-    sharp = ask(LogitsFilter(Spoken(P.log()), temperature), Z).softmax(-1)
+    sharp = evaluate(LogitsFilter(FixedDenoiser(P.log()), temperature), Z).softmax(-1)
     power = P ** (1 / temperature)
     torch.testing.assert_close(sharp[0, 0], power / power.sum())
 
@@ -44,29 +44,29 @@ def test_temperature_raises_probabilities_to_a_power(temperature: float) -> None
 @pytest.mark.parametrize(
     "top_p, kept", [(0.01, 1), (0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.94, 4), (0.96, 5), (1.0, 5)]
 )
-def test_the_nucleus_is_the_smallest_set_that_weighs_enough(top_p: float, kept: int) -> None:
-    order = torch.tensor([3, 0, 4, 1, 2])  # the law of nature knows no order of names
+def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, kept: int) -> None:
+    order = torch.tensor([3, 0, 4, 1, 2])  # the order of the tokens must not matter
     shuffled = P[order]
-    nucleus = ask(LogitsFilter(Spoken(shuffled.log()), top_p=top_p), Z).softmax(-1)[0, 0]
+    nucleus = evaluate(LogitsFilter(FixedDenoiser(shuffled.log()), top_p=top_p), Z).softmax(-1)[0, 0]
     expected = torch.where(shuffled >= P[kept - 1], shuffled, 0.0)
     torch.testing.assert_close(nucleus, expected / expected.sum())
 
 
 @pytest.mark.parametrize("top_k, kept", [(1, 1), (3, 3), (5, 5), (9, 5)])
-def test_the_likeliest_tokens_are_kept_by_number(top_k: int, kept: int) -> None:
-    out = ask(LogitsFilter(Spoken(P.flip(0).log()), top_k=top_k), Z).softmax(-1)[0, 0]
+def test_top_k_keeps_the_likeliest_tokens(top_k: int, kept: int) -> None:
+    out = evaluate(LogitsFilter(FixedDenoiser(P.flip(0).log()), top_k=top_k), Z).softmax(-1)[0, 0]
     torch.testing.assert_close(out.flip(0)[:kept], P[:kept] / P[:kept].sum())
     assert out.flip(0)[kept:].eq(0).all()
 
 
 @pytest.mark.parametrize("min_p, kept", [(0.0, 5), (0.2, 4), (0.3, 3), (0.7, 2), (0.8, 1), (1.0, 1)])
-def test_tokens_are_kept_by_their_share_of_the_likeliest(min_p: float, kept: int) -> None:
-    assert ask(LogitsFilter(Spoken(P.log()), min_p=min_p), Z).isfinite().sum(-1).eq(kept).all()
+def test_min_p_keeps_tokens_relative_to_the_likeliest(min_p: float, kept: int) -> None:
+    assert evaluate(LogitsFilter(FixedDenoiser(P.log()), min_p=min_p), Z).isfinite().sum(-1).eq(kept).all()
 
 
-def test_the_temperature_comes_before_the_nucleus() -> None:
-    """At temperature 1/2 the two likeliest tokens weigh 0.87 and not 0.7."""
-    kept = ask(LogitsFilter(Spoken(P.log()), 0.5, 0.8), Z).isfinite().sum(-1)
+def test_temperature_is_applied_before_top_p() -> None:
+    """At temperature 1/2 the two likeliest tokens have probability 0.87 instead of 0.7."""
+    kept = evaluate(LogitsFilter(FixedDenoiser(P.log()), 0.5, 0.8), Z).isfinite().sum(-1)
     assert kept.eq(2).all()
 
 
@@ -82,56 +82,56 @@ def test_the_temperature_comes_before_the_nucleus() -> None:
         {"min_p": 1.1},
     ],
 )
-def test_impossible_sharpness_is_refused(setting: dict) -> None:
+def test_invalid_filters_are_refused(setting: dict) -> None:
     with pytest.raises(UserError):
-        LogitsFilter(Spoken(P.log()), **setting)
+        LogitsFilter(FixedDenoiser(P.log()), **setting)
 
 
-def test_remembering_asks_only_about_what_has_changed() -> None:
-    inner = Spoken(P.log())
-    remembering = CachedDenoiser(inner)
+def test_caching_evaluates_only_changed_sequences() -> None:
+    inner = FixedDenoiser(P.log())
+    cached = CachedDenoiser(inner)
     z = torch.arange(3)[:, None].expand(3, 6)
     moved = z.clone()
     moved[1, 4] = 4
     where = torch.zeros(3, 6).bool()
     where[1, 4] = where[2, 0] = True
     for state in (z, z, moved, moved, z):
-        assert torch.equal(ask(remembering, state, where), ask(Spoken(P.log()), state, where))
-    assert [len(asked) for asked in inner.asked] == [3, 1, 1]
-    assert torch.equal(inner.asked[1], moved[1:2])
+        assert torch.equal(evaluate(cached, state, where), evaluate(FixedDenoiser(P.log()), state, where))
+    assert [len(rows) for rows in inner.inputs] == [3, 1, 1]
+    assert torch.equal(inner.inputs[1], moved[1:2])
 
 
-def test_remembering_refuses_networks_that_read_the_time() -> None:
+def test_caching_refuses_time_conditional_networks() -> None:
     with pytest.raises(UserError, match="time"):
-        CachedDenoiser(Spoken(P.log(), reads_time=True))
+        CachedDenoiser(FixedDenoiser(P.log(), reads_time=True))
 
 
-def test_counting_counts_sequences() -> None:
-    tally = NFECounter()
-    counting = CountedDenoiser(Spoken(P.log()), tally)
+def test_counting_is_per_sequence() -> None:
+    counter = NFECounter()
+    counted = CountedDenoiser(FixedDenoiser(P.log()), counter)
     for n in (3, 1, 5):
-        ask(counting, torch.zeros(n, 6).long())
-    assert tally.sequences == 9
+        evaluate(counted, torch.zeros(n, 6).long())
+    assert counter.sequences == 9
 
 
 @pytest.mark.parametrize("wrap", [LogitsFilter, CachedDenoiser, lambda inner: CountedDenoiser(inner, NFECounter())])
-def test_a_wrapper_that_does_nothing_changes_nothing(wrap) -> None:
+def test_wrappers_with_neutral_settings_keep_predictions(wrap) -> None:
     inner = random_network("mdlm", LANGUAGE).denoiser.requires_grad_(False)
     z = torch.randint(6, (4, 6), generator=generator(1))
     where = torch.rand(4, 6, generator=generator(2)) < 0.5
-    torch.testing.assert_close(ask(wrap(inner), z, where), ask(inner, z, where))
+    torch.testing.assert_close(evaluate(wrap(inner), z, where), evaluate(inner, z, where))
     assert wrap(inner).block == inner.block and wrap(inner).reads_time == inner.reads_time
 
 
 @pytest.mark.parametrize("name", ["mdlm", "d3pm-uniform"])
-def test_informed_networks_are_told_what_the_state_says(name: str) -> None:
+def test_the_posterior_head_adds_the_log_likelihood(name: str) -> None:
     model = random_network(name, LANGUAGE).requires_grad_(False)
-    informed = model.denoiser
-    assert isinstance(informed, PosteriorHead)
+    head = model.denoiser
+    assert isinstance(head, PosteriorHead)
     z = LANGUAGE.sample(4, generator(3))
     t = torch.full(z.shape, 0.3)
-    plain = informed.inner(z, t, z)
-    torch.testing.assert_close(informed(z, t, z), plain + model.process.log_likelihood(z, t))
+    plain = head.inner(z, t, z)
+    torch.testing.assert_close(head(z, t, z), plain + model.process.log_likelihood(z, t))
     where = torch.rand(z.shape, generator=generator(4)) < 0.5
-    torch.testing.assert_close(informed(z, t, z, where), informed(z, t, z)[where])
-    assert torch.equal(informed(z, torch.zeros_like(t), z).argmax(-1), z)
+    torch.testing.assert_close(head(z, t, z, where), head(z, t, z)[where])
+    assert torch.equal(head(z, torch.zeros_like(t), z).argmax(-1), z)

@@ -8,6 +8,6 @@ from pretend_client import Device, library
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    made = Device(library(), tmp_path_factory.mktemp("accelerator"))
-    yield made
-    made.stop()
+    device = Device(library(), tmp_path_factory.mktemp("accelerator"))
+    yield device
+    device.stop()

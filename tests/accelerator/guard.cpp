@@ -1,5 +1,5 @@
-// What a CPU build of torch lacks for tensors that call themselves "cuda": a device guard, which `.to("cuda")` and the
-// autograd engine ask for devices, streams and events, and CUDA hooks, which make generators. Nothing here computes.
+// The parts that a CPU build of torch lacks for tensors with the device "cuda": a device guard, from which `.to("cuda")`
+// and the autograd engine get devices, streams and events, and CUDA hooks, which make generators. Nothing here computes.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -23,14 +23,14 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
   void synchronizeDevice(const c10::DeviceIndex) const override {}
 };
 
-// The CPU's Mersenne twister under the name of the device; kernels of the CPU refuse it, as they do CUDA's.
+// The Mersenne twister of the CPU with the device set to CUDA; CPU kernels refuse it, as they refuse CUDA generators.
 struct Twister final : at::CPUGeneratorImpl {
   explicit Twister(uint64_t seed) : at::CPUGeneratorImpl(seed) { device_ = kDevice; }
 };
 
 }  // namespace
 
-namespace at {  // the registry demands it
+namespace at {  // required by the registry
 
 struct PretendHooks final : CUDAHooksInterface {
   explicit PretendHooks(CUDAHooksArgs) {}

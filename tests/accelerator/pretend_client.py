@@ -1,4 +1,4 @@
-"""The pretend device from outside: compiles what it needs, starts its process, and sends it one case after another."""
+"""Client of the pretend device: compiles guard.cpp, starts the server process, and sends it jobs."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ import torch
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SOURCE = HERE / "guard.cpp"
-PATIENCE = 500.0
-"""Seconds to wait for an answer."""
+TIMEOUT = 500.0
+"""Seconds to wait for the report of a job."""
 
 
 def library() -> Path:
-    """The compiled guard.cpp; skips the test where it cannot be had."""
+    """The compiled guard.cpp; skips the test where it cannot be compiled."""
     if torch.version.cuda is not None or torch.version.hip is not None:
         pytest.skip("this build of torch has a CUDA of its own, which the pretend device would clash with")
     if not sys.platform.startswith("linux"):
@@ -32,18 +32,18 @@ def library() -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler (g++) to make the pretend device with")
     torch_home = Path(torch.__file__).parent
-    about = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {torch_home} {compiler}".encode())
-    made = ROOT / ".cache" / "accelerator" / f"guard-{about.hexdigest()[:16]}.so"
+    key = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {torch_home} {compiler}".encode())
+    made = ROOT / ".cache" / "accelerator" / f"guard-{key.hexdigest()[:16]}.so"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:  # two test processes may do this at once
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:  # several test processes may compile at once
             draft = Path(folder) / made.name
             links = [f"-L{torch_home / 'lib'}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
             links += [f"-Wl,-rpath,{torch_home / 'lib'}"]
             abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-            words = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", abi, f"-I{torch_home / 'include'}"]
+            argv = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", abi, f"-I{torch_home / 'include'}"]
             done = subprocess.run(
-                [*words, str(SOURCE), "-o", str(draft), *links], capture_output=True, text=True, timeout=300
+                [*argv, str(SOURCE), "-o", str(draft), *links], capture_output=True, text=True, timeout=300
             )
             if done.returncode != 0:
                 raise RuntimeError(f"{compiler} cannot compile {SOURCE.name}:\n{done.stderr[-4000:]}")
@@ -52,33 +52,33 @@ def library() -> Path:
 
 
 class Device:
-    """The process of the pretend device; it is started when first asked, and again if it has died."""
+    """The process of the pretend device; it is started at the first job, and again if it has died."""
 
     def __init__(self, library: Path, folder: Path):
         self.library, self.folder = library, folder
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, job: str, **arguments: Any) -> dict[str, Any]:
-        """What a job reports; fails the test if it raised, or if the process has died of it."""
-        process = self._started()
+        """The report of a job; fails the test if the job raised or the process died."""
+        process = self._start()
         assert process.stdin is not None and process.stdout is not None
         with selectors.DefaultSelector() as ready, suppress(BrokenPipeError):
             line = ""
             process.stdin.write(json.dumps({"job": job, "arguments": arguments}) + "\n")
             process.stdin.flush()
             ready.register(process.stdout, selectors.EVENT_READ)
-            line = process.stdout.readline() if ready.select(PATIENCE) else ""
+            line = process.stdout.readline() if ready.select(TIMEOUT) else ""
         if not line:
             self.stop()
-            said = (self.folder / "stderr.txt").read_text(errors="replace")[-4000:]
-            pytest.fail(f"the process of the pretend device ended or fell silent:\n{said}", pytrace=False)
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            pytest.fail(f"on the pretend device:\n{answer['error']}", pytrace=False)
-        report: dict[str, Any] = answer["report"] or {}
+            stderr = (self.folder / "stderr.txt").read_text(errors="replace")[-4000:]
+            pytest.fail(f"the process of the pretend device ended or did not reply:\n{stderr}", pytrace=False)
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            pytest.fail(f"on the pretend device:\n{reply['error']}", pytrace=False)
+        report: dict[str, Any] = reply["report"] or {}
         return report
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def _start(self) -> "subprocess.Popen[str]":
         if self.process is None:
             environment = os.environ | {
                 "OMP_NUM_THREADS": "1", "LOGOSPHERE_CACHE": str(self.folder / "cache"), "LOGOSPHERE_DATA": "",

@@ -1,8 +1,8 @@
-"""A pretend accelerator: tensors that say "cuda:0", compute on the CPU, and refuse to mix with tensors of the CPU.
+"""A pretend accelerator: tensors with the device "cuda:0" that compute on the CPU and refuse to mix with CPU tensors.
 
 Code that forgets the device runs on a CPU and fails on a GPU. On this device it fails without one: every operation is
 run on the CPU tensors inside, after the checks that CUDA would make. The library of guard.cpp must be loaded before
-torch is imported, because torch looks up what it registers once (pretend_server.py).
+torch is imported, because torch reads the registrations once (pretend_server.py).
 
 Inside `no_float64` the device refuses every operation whose result has 64-bit floating point, as Apple's GPUs do.
 """
@@ -23,7 +23,7 @@ SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
 CROSSING = {"copy_", "_to_copy"}
 """Operations that may see two devices, as on CUDA."""
 SCALARS = {"fill_", "index_fill", "index_fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"}
-"""Operations that take CPU tensors of dimension 0 beside device tensors, apart from all pointwise ones."""
+"""Operations that accept CPU tensors of dimension 0 with device tensors, apart from all pointwise ones."""
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 UNORDERED = {"cumsum", "cumsum_", "histc", "kthvalue", "median", "bincount", "put_", "upsample_nearest2d_backward"}
 """Operations that CUDA refuses for floating-point numbers where only deterministic algorithms are allowed."""
@@ -38,7 +38,7 @@ synchronisations: Counter[str] = Counter()
 
 
 class Limits:
-    """What the device does at present about results of 64-bit floating point."""
+    """The current handling of results of 64-bit floating point."""
 
     notice: Callable[[], None] | None = None
 
@@ -62,7 +62,7 @@ def no_float64() -> AbstractContextManager[None]:
 
 
 def float64_counted(places: Counter[str], package: str) -> AbstractContextManager[None]:
-    """Inside this block results of 64-bit floating point are counted, by the line of a package that asked for them."""
+    """Inside this block results of 64-bit floating point are counted, by the line of a package that requested them."""
 
     def count() -> None:
         frame = sys._getframe()
@@ -96,7 +96,7 @@ class DeviceTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
-    # What torch does without its dispatcher, and refuses for subclasses.
+    # Methods that bypass the dispatcher and that torch refuses for subclasses.
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
@@ -121,18 +121,18 @@ class DeviceTensor(Tensor):
 
 
 class DeviceMode(TorchDispatchMode):
-    """Catches what no device tensor takes part in: factory functions and moves to the device."""
+    """Intercepts operations without device tensors: factory functions and moves to the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Carry out an operation on the CPU; its results are on the device if it says so, or else if an argument is."""
+    """Run an operation on the CPU; results are on the requested device, or else on the device if an argument is."""
     tensors = _tensors((*args, *kwargs.values()) if kwargs else args)
     on_device = any(type(tensor) is DeviceTensor for tensor in tensors)
-    wanted = kwargs.get("device")
-    target = on_device if wanted is None else torch.device(wanted).type == "cuda"
+    requested = kwargs.get("device")
+    target = on_device if requested is None else torch.device(requested).type == "cuda"
     if not (on_device or target):
         return func(*args, **kwargs)
     operation = _operation(func)
@@ -143,7 +143,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if operation.name == "_fused_sdp_choice":
             return MATH
     inside = {name: _unwrapped(value) for name, value in kwargs.items()}
-    if wanted is not None and target:
+    if requested is not None and target:
         inside["device"] = CPU
     if inside.get("pin_memory"):
         inside["pin_memory"] = False
@@ -159,7 +159,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Operation:
-    """What the device has to know of an operation, looked up once."""
+    """Cached properties of an operation."""
 
     def __init__(self, func: Any):
         self.func, self.name = func, func.overloadpacket.__name__
@@ -186,7 +186,7 @@ class _Operation:
             )
 
     def check_order(self, tensors: list[Tensor]) -> None:
-        """Raise where CUDA would because it adds up in an order that chance decides."""
+        """Raise where CUDA would because the order of summation is not deterministic."""
         if self.name in UNORDERED and torch.are_deterministic_algorithms_enabled() and tensors[0].is_floating_point():
             raise RuntimeError(f"{self.name} on CUDA does not have a deterministic implementation")
 
@@ -263,7 +263,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def activate() -> None:
-    """Make torch of this process have the device "cuda:0"; it stays until the process ends."""
+    """Give torch in this process the device "cuda:0", until the process ends."""
     cuda: Any = torch.cuda
     generator = Generator("cuda")
     cuda.default_generators = (generator,)
@@ -277,7 +277,7 @@ def activate() -> None:
     cuda._exchange_device = cuda._maybe_exchange_device = lambda index: 0
     cuda.reset_peak_memory_stats, cuda.max_memory_allocated = lambda device=None: None, lambda device=None: 0
     cuda.get_device_name = lambda device=None: "pretend accelerator"
-    # These two move to a device behind the mode's back; a device tensor cannot be put into the `.data` of another.
+    # These two move tensors without the dispatch mode; a device tensor cannot be assigned to the `.data` of another.
     torch.tensor, torch.as_tensor = _moving(torch.tensor), _moving(torch.as_tensor)
     nn.Module._apply = _swapping(nn.Module._apply)  # type: ignore[method-assign]
     DeviceMode().__enter__()

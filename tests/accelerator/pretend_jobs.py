@@ -1,7 +1,7 @@
-"""What every system has to do on the pretend device. These functions run in its process (pretend_server.py).
+"""Jobs that every system has to do on the pretend device. They run in its process (pretend_server.py).
 
-A job raises where the package fails, and returns what it has to report. Wherever the package draws keyed noise, numbers
-must be those of the CPU, up to rounding: that finds parts left behind that no operation happens to mix.
+A job raises where the package fails and returns a report. Wherever the package uses counter-based noise, numbers must
+equal those of the CPU up to rounding: this detects tensors left on the CPU that no operation happens to mix.
 """
 
 import json
@@ -32,16 +32,16 @@ from logosphere.types import Batch, Condition
 V, L, B, LABELS, STEPS = 11, 8, 4, 3, 4
 SMALL: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2}
 CLOSE = 1e-3
-"""Largest relative distance of losses on both devices: attention is summed in another order there."""
+"""Largest relative difference of losses between the devices: attention is summed in another order."""
 
 SAME = 0.75
-"""Share of sampled tokens that must be those of the CPU; a draw at the edge of two tokens may turn out otherwise."""
+"""Fraction of sampled tokens that must equal those of the CPU; a draw at the boundary of two tokens may differ."""
 
 Report = dict[str, Any]
 
 
-def built(system: str, preset: str, device: str = "cuda", **options: Any) -> Model:
-    """A small model, always the same."""
+def build_model(system: str, preset: str, device: str = "cuda", **options: Any) -> Model:
+    """A small model with fixed initial weights."""
     torch.manual_seed(0)
     size: dict[str, Any] = {"vocab_size": V, "length": L} | SMALL
     if (ls.presets(system)[preset].options | options).get("encoder") is not None:
@@ -51,7 +51,7 @@ def built(system: str, preset: str, device: str = "cuda", **options: Any) -> Mod
 
 @cache
 def small_encoder() -> Path:
-    """A model of the form of minilm, only smaller and untrained: the real one is a package of its own."""
+    """A small untrained encoder with the architecture of minilm, which is a separate package."""
     place = Path(tempfile.mkdtemp())
     config = {
         "hidden_size": 8, "layer_norm_eps": 1e-12, "num_hidden_layers": 6, "vocab_size": 120, "intermediate_size": 16,
@@ -60,7 +60,8 @@ def small_encoder() -> Path:
     (place / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]):
         tensors = {
-            pretrained._published(name): tensor.clone() for name, tensor in pretrained.Bert(config).state_dict().items()
+            pretrained._published_name(name): tensor.clone()
+            for name, tensor in pretrained.Bert(config).state_dict().items()
         }
     save_file(tensors, place / "model.safetensors")
     return place
@@ -83,8 +84,8 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator("cuda").manual_seed(seed)
 
 
-def fitted(model: Model, steps: int = 2, **settings: Any) -> list[float]:
-    """The losses of a short training."""
+def fit_losses(model: Model, steps: int = 2, **settings: Any) -> list[float]:
+    """Train for a few steps and return the losses."""
     return [progress.loss for progress in ls.fit(model, batches(steps, model.length), steps=steps, **settings)]
 
 
@@ -101,13 +102,13 @@ def check_samples(drawn: Tensor, model: Model) -> None:
 
 
 def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
-    """Training, measuring, saving, loading and resuming, with the numbers of the CPU."""
+    """Training, evaluation, saving, loading and resuming, with the numbers of the CPU."""
     options = options or {}
-    model, other = built(system, preset, **options), built(system, preset, "cpu", **options)
+    model, other = build_model(system, preset, **options), build_model(system, preset, "cpu", **options)
     pretend_device.synchronisations.clear()
-    losses = fitted(model)
+    losses = fit_losses(model)
     waits = {name: count / 2 for name, count in pretend_device.synchronisations.items() if count}
-    check_close(losses, fitted(other), "the loss")
+    check_close(losses, fit_losses(other), "the loss")
     data = [tokens(7, model.length)]
     bits, expected = (ls.evaluate(one, data, draws=2, rng=0).bits for one in (model, other))
     check_close(bits, expected, "the bound", 10 * CLOSE)
@@ -123,9 +124,9 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
 
 
 def resume(system: str, preset: str, options: dict[str, Any]) -> None:
-    """A training that is saved and resumed takes the same third step as one that goes on."""
+    """A saved and resumed training takes the same next steps as one that continues."""
     with tempfile.TemporaryDirectory() as folder:
-        trainings = [Trainer(built(system, preset, **options), ema=0.9) for _ in range(2)]
+        trainings = [Trainer(build_model(system, preset, **options), ema=0.9) for _ in range(2)]
         first, *rest = batches(3, trainings[0].model.length)
         trainings[0].train_step(first, 0.0)
         path = save_checkpoint(Path(folder), trainings[0], {})
@@ -137,21 +138,21 @@ def resume(system: str, preset: str, options: dict[str, Any]) -> None:
 def settings(system: str, preset: str) -> Report:
     """Half precision, averaged weights, accumulated gradients and recomputed activations."""
     for change in ({"precision": "bfloat16"}, {"precision": "auto", "ema": 0.9, "accumulate": 2}):
-        model = built(system, preset)
-        fitted(model, **change)
+        model = build_model(system, preset)
+        fit_losses(model, **change)
         assert model.nelbo(tokens(7).cuda(), rng()).total.isfinite().all()
-    plain, recomputing = built(system, preset, dropout=0.1), built(system, preset, dropout=0.1)
+    plain, recomputing = build_model(system, preset, dropout=0.1), build_model(system, preset, dropout=0.1)
     for blocks in stacks_of_blocks(recomputing):
         blocks.recompute = True
-    check_close(fitted(recomputing), fitted(plain), "the loss with recomputed activations", 1e-5)
+    check_close(fit_losses(recomputing), fit_losses(plain), "the loss with recomputed activations", 1e-5)
     return {}
 
 
 def deterministic(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
-    """Training, measuring and sampling where only deterministic algorithms are allowed."""
+    """Training, evaluation and sampling where only deterministic algorithms are allowed."""
     with use_deterministic(True):
-        model = built(system, preset, **(options or {}))
-        fitted(model)
+        model = build_model(system, preset, **(options or {}))
+        fit_losses(model)
         ls.evaluate(model, [tokens(7)], rng=0)
         for change in ({}, {"top_p": 0.5}, {"sampler": "entropy-bounded"}):
             try:
@@ -162,8 +163,8 @@ def deterministic(system: str, preset: str, options: dict[str, Any] | None = Non
 
 
 def sample(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
-    """Every sampler that fits."""
-    model = built(system, preset, **(options or {}))
+    """Every sampler that supports the system."""
+    model = build_model(system, preset, **(options or {}))
     used, failed = [], []
     for name in SAMPLERS:
         try:
@@ -182,8 +183,8 @@ def sample(system: str, preset: str, options: dict[str, Any] | None = None) -> R
 
 
 def infill(system: str, preset: str) -> Report:
-    """Known positions, given on the CPU and on the device; all samplers again, for some look at what is known."""
-    model, text = built(system, preset), tokens(3)
+    """Known positions, given on the CPU and on the device, with all samplers, since some use the known tokens."""
+    model, text = build_model(system, preset), tokens(3)
     gaps = torch.tensor([True, False, True, True, False, False, True, False])
     start = torch.arange(L) < 3
     known = next((where for where in (gaps, start) if model.process.codec.local and model.can_see(where)), None)
@@ -209,7 +210,7 @@ def infill(system: str, preset: str) -> Report:
 def guide(system: str, preset: str) -> Report:
     """Labels, with and without guidance by the condition; a classifier of noisy states; filters."""
     done = []
-    model = built(system, preset, labels=LABELS)
+    model = build_model(system, preset, labels=LABELS)
     given = batches(2, labelled=True)
     list(ls.fit(model, given, steps=2, cond_dropout=0.5))
     condition = Condition.of(labels=torch.arange(B) % LABELS)
@@ -233,7 +234,7 @@ def guide(system: str, preset: str) -> Report:
         check_samples(ls.sample(model, B, STEPS, rng(), guide=checkpoint.guide(model, "b", B, 2.0, exact=True)), model)
         done.append("exact edits")
     except UserError:
-        pass  # the classifier does not fit this process, which it has said
+        pass  # the classifier does not support this process
     return {"guided by": done}
 
 
@@ -253,14 +254,14 @@ def command_line(system: str, preset: str) -> Report:
         ]
         if ls.system(system).family != "latent":
             commands.append(["sample", run, "-n", "2", "--steps", "4", "--prompt", "the "])
-        for words in commands:
-            assert main([*words, "--debug"]) == 0, " ".join(words)
+        for argv in commands:
+            assert main([*argv, "--debug"]) == 0, " ".join(argv)
     return {}
 
 
 def conditions(system: str, preset: str) -> Report:
-    """Source texts and signals along the sequence."""
-    model = built(system, preset, source=V, source_length=4, signal=2)
+    """Source texts and signals along the sequence as conditions."""
+    model = build_model(system, preset, source=V, source_length=4, signal=2)
     source = torch.tensor([[1, 2, -1]] * B)
     condition = Condition.of(source=source, signal=torch.ones(B, L, 2))
     given = [Batch.of(tokens(step), first=B * step, condition=condition) for step in range(2)]
@@ -271,10 +272,10 @@ def conditions(system: str, preset: str) -> Report:
 
 
 def lengths(system: str, preset: str) -> Report:
-    """Texts of a wanted length, texts longer than a model, and frames on the way."""
-    model, frames = built(system, preset), []
-    wanted = ls.with_length(model, 0, 5)
-    drawn = ls.sample(model, B, STEPS, rng(), wanted.denoiser, wanted.known, wanted.tokens)
+    """Texts of a given length, texts longer than the model, and frames of the sampling run."""
+    model, frames = build_model(system, preset), []
+    request = ls.with_length(model, 0, 5)
+    drawn = ls.sample(model, B, STEPS, rng(), request.denoiser, request.known, request.tokens)
     assert bool((drawn[:, :5] != 0).all()) and bool((drawn[:, 5:] == 0).all())
     long = ls.generate_long(
         lambda known, tokens: ls.generate(model, B, STEPS, 0, known=known, tokens=tokens, watch=frames.append),
@@ -288,16 +289,16 @@ def remasker(system: str, preset: str) -> Report:
     """The second network of g-star."""
     from logosphere.training.auxiliary import train_remasker
 
-    model = built(system, preset)
+    model = build_model(system, preset)
     list(train_remasker(model, batches(2), steps=2))
     check_samples(ls.sample(model, B, STEPS, rng(), sampler="g-star"), model)
-    ls.with_remasker(built("mdlm", "default"))
+    ls.with_remasker(build_model("mdlm", "default"))
     return {}
 
 
 def ode(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
     """Likelihoods of flows by the ODE."""
-    model = built(system, preset, **(options or {}))
+    model = build_model(system, preset, **(options or {}))
     for exact in (False, True):
         bound = ls.ode_nelbo(model, tokens(7).cuda(), rng(), steps=2, exact=exact)
         assert bound.total.is_cuda and bool(bound.total.isfinite().all())
@@ -305,29 +306,29 @@ def ode(system: str, preset: str, options: dict[str, Any] | None = None) -> Repo
 
 
 def without_float64(system: str, preset: str) -> Report:
-    """How far a system comes on a device without 64-bit floating point, and where it uses it: a report, no failure."""
-    came: Report = {}
+    """Which steps work without 64-bit floating point, and where it is used: a report, not a failure."""
+    report: Report = {}
     places: Counter[str] = Counter()
     with pretend_device.float64_counted(places, "logosphere"):
-        model = built(system, preset)
-        fitted(model)
+        model = build_model(system, preset)
+        fit_losses(model)
         ls.evaluate(model, [tokens(7)], rng=0)
         ls.sample(model, B, STEPS, rng())
-    came["places"] = sorted(places)
-    came["buffers"] = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float64]
+    report["places"] = sorted(places)
+    report["buffers"] = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float64]
     with pretend_device.no_float64():
         for name, job in (
-            ("build", lambda: built(system, preset)),
-            ("train", lambda: fitted(built(system, preset))),
-            ("measure", lambda: ls.evaluate(built(system, preset), [tokens(7)], rng=0)),
-            ("sample", lambda: ls.sample(built(system, preset), B, STEPS, rng())),
+            ("build", lambda: build_model(system, preset)),
+            ("train", lambda: fit_losses(build_model(system, preset))),
+            ("measure", lambda: ls.evaluate(build_model(system, preset), [tokens(7)], rng=0)),
+            ("sample", lambda: ls.sample(build_model(system, preset), B, STEPS, rng())),
         ):
             try:
                 job()
-                came[name] = "works"
+                report[name] = "works"
             except Exception:
-                came[name] = shortened()
-    return came
+                report[name] = shortened()
+    return report
 
 
 def shortened() -> str:

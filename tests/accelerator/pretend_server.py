@@ -1,4 +1,4 @@
-"""The process of the pretend device: reads cases from its input, one a line as JSON, and answers each with a line.
+"""The process of the pretend device: reads jobs from stdin, one JSON object per line, and replies with one line each.
 
 python pretend_server.py LIBRARY
 """
@@ -12,29 +12,29 @@ import traceback
 from typing import Any, TextIO
 
 
-def serve(library: str, answers: TextIO) -> None:
+def serve(library: str, replies: TextIO) -> None:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # before torch
     import pretend_device
     import torch
 
     torch.set_num_threads(1)
     pretend_device.activate()
+    import pretend_checks
     import pretend_jobs
-    import pretend_laws
 
-    jobs: dict[str, Any] = {**pretend_laws.LAWS, **pretend_jobs.JOBS, "die": lambda: os._exit(3)}
+    jobs: dict[str, Any] = {**pretend_checks.CHECKS, **pretend_jobs.JOBS, "die": lambda: os._exit(3)}
     for line in sys.stdin:
         case = json.loads(line)
         started = time.process_time()
         try:
-            answer = {"report": jobs[case["job"]](**case["arguments"])}
+            reply = {"report": jobs[case["job"]](**case["arguments"])}
         except Exception:
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer | {"seconds": time.process_time() - started}), file=answers, flush=True)
+            reply = {"error": traceback.format_exc()}
+        print(json.dumps(reply | {"seconds": time.process_time() - started}), file=replies, flush=True)
 
 
 if __name__ == "__main__":
-    # Commands print: what they say must not get between the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+    # Commands print to stdout, which must not mix with the replies.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as replies:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        serve(sys.argv[1], answers)
+        serve(sys.argv[1], replies)

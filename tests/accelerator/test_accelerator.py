@@ -1,4 +1,4 @@
-"""Every system, in every preset, does on an accelerator what it does on a CPU; the accelerator is a pretended one.
+"""Every system and preset gives on an accelerator the results of the CPU; the accelerator is the pretend device.
 
 The jobs are in pretend_jobs.py. Those of the default presets are fast; published presets and other options are slow.
 """
@@ -73,17 +73,17 @@ def few() -> list[Any]:
 
 
 @pytest.mark.parametrize("system, preset", CASES)
-def test_it_trains_is_measured_saved_loaded_and_resumed(system: str, preset: str, device: Device) -> None:
+def test_training_evaluation_saving_and_resuming(system: str, preset: str, device: Device) -> None:
     print(json.dumps({system: device.run("train", system=system, preset=preset)}))
 
 
 @pytest.mark.parametrize("system, preset", few())
-def test_it_writes_with_every_sampler_that_fits(system: str, preset: str, device: Device) -> None:
+def test_every_supported_sampler(system: str, preset: str, device: Device) -> None:
     assert device.run("sample", system=system, preset=preset)["samplers"]
 
 
 @pytest.mark.parametrize("system, preset", few())
-def test_it_writes_around_known_tokens(system: str, preset: str, device: Device) -> None:
+def test_infilling(system: str, preset: str, device: Device) -> None:
     report = device.run("infill", system=system, preset=preset)
     if "skipped" in report:
         pytest.skip(report["skipped"])
@@ -91,21 +91,21 @@ def test_it_writes_around_known_tokens(system: str, preset: str, device: Device)
 
 
 @pytest.mark.parametrize("system, preset", few())
-def test_it_is_guided(system: str, preset: str, device: Device) -> None:
+def test_guidance(system: str, preset: str, device: Device) -> None:
     assert "condition" in device.run("guide", system=system, preset=preset)["guided by"]
 
 
 @pytest.mark.parametrize("system, preset", few())
-def test_half_precision_averages_parts_of_batches_and_recomputing(system: str, preset: str, device: Device) -> None:
+def test_bfloat16_ema_accumulation_and_checkpointing(system: str, preset: str, device: Device) -> None:
     device.run("settings", system=system, preset=preset)
 
 
 @pytest.mark.parametrize("system, preset", few())
-def test_deterministic_algorithms_are_enough(system: str, preset: str, device: Device) -> None:
+def test_deterministic_algorithms_suffice(system: str, preset: str, device: Device) -> None:
     device.run("deterministic", system=system, preset=preset)
 
 
-def test_shares_of_sticks_are_summed_in_order(device: Device) -> None:
+def test_stick_breaking_is_deterministic(device: Device) -> None:
     device.run("deterministic", system="ddsm", preset="default", options={"construction": "sticks"})
 
 
@@ -139,7 +139,7 @@ def test_sources_and_signals(system: str, device: Device) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("system", ["mdlm", "udlm", "cdcd", "rdlm"])
-def test_texts_shorter_and_longer_than_a_model(system: str, device: Device) -> None:
+def test_shorter_and_longer_texts_than_the_model(system: str, device: Device) -> None:
     device.run("lengths", system=system, preset="default")
 
 
@@ -149,17 +149,17 @@ def test_a_remasker(device: Device) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", [("dirichlet-flow", {"churn": 0.0}), ("fisher-flow", {"prior": "simplex"})], ids=str)
-def test_likelihoods_by_the_ode(case: tuple[str, dict[str, Any]], device: Device) -> None:
+def test_ode_likelihoods(case: tuple[str, dict[str, Any]], device: Device) -> None:
     device.run("ode", system=case[0], preset="default", options=case[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system, preset", CASES)
-def test_what_works_without_float64_is_reported(system: str, preset: str, device: Device) -> None:
-    """The package needs 64-bit floating point so far; the report says where. Nothing else may go wrong without it."""
+def test_support_without_float64_is_reported(system: str, preset: str, device: Device) -> None:
+    """The package needs 64-bit floating point; the report lists where. Without it no other error may occur."""
     report = device.run("without_float64", system=system, preset=preset)
     print(json.dumps({system: report}))
     steps = {name: report[name] for name in ("build", "train", "measure", "sample")}
-    assert all(said == "works" or "64-bit floating point" in said for said in steps.values()), steps
+    assert all(outcome == "works" or "64-bit floating point" in outcome for outcome in steps.values()), steps
     assert (steps["build"] == "works") == (not report["buffers"])
     assert bool(report["places"]) == (set(steps.values()) != {"works"})

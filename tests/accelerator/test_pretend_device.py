@@ -1,4 +1,4 @@
-"""The pretend device is as strict as a GPU: each of its laws (pretend_laws.py) is checked in its process."""
+"""The pretend device is as strict as a GPU: each check of pretend_checks.py runs in its process."""
 
 import ast
 import shutil
@@ -8,16 +8,16 @@ import pytest
 from pretend_client import HERE, Device, library
 
 
-def laws() -> list[str]:
-    """Names of the laws, read from the source: the module itself can only be imported on the device."""
-    found = ast.parse((HERE / "pretend_laws.py").read_text()).body
+def checks() -> list[str]:
+    """Names of the checks, parsed from the source, since the module can only be imported in the device process."""
+    found = ast.parse((HERE / "pretend_checks.py").read_text()).body
     plain = [node for node in found if isinstance(node, ast.FunctionDef) and not (node.args.args or node.args.vararg)]
     return [node.name for node in plain]
 
 
-@pytest.mark.parametrize("law", laws())
-def test_the_device_is_strict(law: str, device: Device) -> None:
-    device.run(law)
+@pytest.mark.parametrize("check", checks())
+def test_the_device_is_strict(check: str, device: Device) -> None:
+    device.run(check)
 
 
 def test_without_a_compiler_tests_are_skipped_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +29,8 @@ def test_without_a_compiler_tests_are_skipped_with_a_reason(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_reported_and_started_again(device: Device) -> None:
-    with pytest.raises(pytest.fail.Exception, match="ended or fell silent"):
+def test_a_dead_process_is_reported_and_restarted(device: Device) -> None:
+    with pytest.raises(pytest.fail.Exception, match="ended or did not reply"):
         device.run("die")
     device.run("views_share_their_memory")
 

@@ -1,4 +1,4 @@
-"""The studio in a real browser: writing, holding, editing, scrubbing, side by side, and bad input."""
+"""The studio in a real browser: generating, pinning, editing, scrubbing, comparing, and invalid input."""
 
 import base64
 import os
@@ -27,24 +27,24 @@ SMALL = ["--length", "24", "--batch", "4", "--network.width", "16", "--network.d
 SMALL += ["--validation-sequences", "8", "--validations", "1", "--steps", "4"]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "logosphere", *words]
+def command(*argv: str) -> list[str]:
+    return [sys.executable, "-m", "logosphere", *argv]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("browser")
 
 
 @pytest.fixture(scope="module")
-def address(place: Path) -> Iterator[str]:
+def address(folder: Path) -> Iterator[str]:
     for system in ("rdlm", "mdlm"):
         training = command("train", "--system", system, "--out", f"runs/{system}", *SMALL)
-        subprocess.run(training, cwd=place, check=True, capture_output=True)
+        subprocess.run(training, cwd=folder, check=True, capture_output=True)
     compared = ["--report", "out.html", "--samples", "2", "--sampling-steps", "2", "--sequences", "8", "--draws", "1"]
-    subprocess.run(command("compare", "runs/rdlm", "runs/mdlm", *compared), cwd=place, check=True, capture_output=True)
+    subprocess.run(command("compare", "runs/rdlm", "runs/mdlm", *compared), cwd=folder, check=True, capture_output=True)
     opened = command("studio", "runs/rdlm", "runs/mdlm")
-    with subprocess.Popen(opened, cwd=place, stdout=subprocess.PIPE, text=True) as studio:
+    with subprocess.Popen(opened, cwd=folder, stdout=subprocess.PIPE, text=True) as studio:
         assert studio.stdout is not None
         found = re.search(r"http://\S+", studio.stdout.readline())
         try:
@@ -62,7 +62,7 @@ def browser(address: str) -> Iterator["webdriver.Chrome"]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     with webdriver.Chrome(options=options, service=Service(DRIVER)) as chrome:
-        for _ in range(100):  # the server listens before it has started to answer
+        for _ in range(100):  # the server listens before it can respond
             chrome.get(address)
             if "Logosphere studio" in chrome.title:
                 break
@@ -75,11 +75,11 @@ def browser(address: str) -> Iterator["webdriver.Chrome"]:
 def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, "the page did not get there in time"
+        assert time.monotonic() < end, "the page did not reach the expected state in time"
         time.sleep(0.05)
 
 
-def write(chrome: "webdriver.Chrome", steps: int = 8) -> None:
+def generate(chrome: "webdriver.Chrome", steps: int = 8) -> None:
     field = chrome.find_element(By.ID, "steps")
     field.clear()
     field.send_keys(str(steps))
@@ -94,17 +94,17 @@ def tokens(chrome: "webdriver.Chrome", pane: int = 0) -> list[str]:
     return [token.get_property("textContent") for token in found]
 
 
-def test_a_text_is_written_held_edited_and_written_again(browser: "webdriver.Chrome") -> None:
-    write(browser)
+def test_a_text_is_generated_pinned_edited_and_generated_again(browser: "webdriver.Chrome") -> None:
+    generate(browser)
     before = tokens(browser)
     assert len(before) == 24 and "·" not in before
     places = browser.find_elements(By.CSS_SELECTOR, ".text .token")
     places[3].click()
     places[9].send_keys("x")
-    browser.switch_to.active_element.send_keys("y")  # typing goes on at the next position
+    browser.switch_to.active_element.send_keys("y")  # typing continues at the next position
     assert "3 positions are pinned" in browser.find_element(By.ID, "word").text
     browser.find_element(By.ID, "seed").send_keys("7")
-    write(browser)
+    generate(browser)
     after = tokens(browser)
     assert after[3] == before[3] and after[9:11] == ["x", "y"] and after != before
     assert [i for i, p in enumerate(places) if "locked" in p.get_attribute("class")] == [3, 9, 10]
@@ -113,9 +113,9 @@ def test_a_text_is_written_held_edited_and_written_again(browser: "webdriver.Chr
     assert not browser.find_elements(By.CSS_SELECTOR, ".text .token.locked")
 
 
-def test_time_can_be_scrubbed_and_two_models_stand_side_by_side(browser: "webdriver.Chrome") -> None:
+def test_time_can_be_scrubbed_with_two_models_side_by_side(browser: "webdriver.Chrome") -> None:
     browser.find_element(By.ID, "pair").click()
-    write(browser)
+    generate(browser)
     ends = tokens(browser, 0), tokens(browser, 1)
     move = "const t = document.getElementById('time'); t.value = arguments[0]; t.dispatchEvent(new Event('input'))"
     browser.execute_script(move, 0)
@@ -135,10 +135,10 @@ def test_time_can_be_scrubbed_and_two_models_stand_side_by_side(browser: "webdri
 COPY = "navigator.clipboard.writeText = text => { window.copied = text; return Promise.resolve(); }"
 
 
-def test_what_was_done_is_copied_and_watched_from_a_second_page(browser: "webdriver.Chrome") -> None:
+def test_a_generation_is_copied_and_viewed_on_a_second_page(browser: "webdriver.Chrome") -> None:
     browser.execute_script(COPY)
-    write(browser)
-    written, copied = tokens(browser), {}
+    generate(browser)
+    generated, copied = tokens(browser), {}
     for name in ("command", "python", "link"):
         browser.find_element(By.CSS_SELECTOR, f".copies .{name}").click()
         copied[name] = browser.execute_script("return window.copied")
@@ -146,7 +146,7 @@ def test_what_was_done_is_copied_and_watched_from_a_second_page(browser: "webdri
     browser.get("about:blank")
     browser.get(copied["link"])
     until(lambda: browser.find_element(By.ID, "when").text == "step 8 of 8")
-    assert tokens(browser) == written
+    assert tokens(browser) == generated
 
 
 def test_the_bound_over_time_and_a_report_are_shown(browser: "webdriver.Chrome") -> None:
@@ -158,36 +158,36 @@ def test_the_bound_over_time_and_a_report_are_shown(browser: "webdriver.Chrome")
     browser.switch_to.frame("sheet")
     until(lambda: bool(browser.find_elements(By.CSS_SELECTOR, "h2")))
     assert "ranks first with" in browser.find_element(By.CSS_SELECTOR, ".lead").text
-    assert browser.execute_script("return window.origin") == "null"  # it can ask nothing of the studio
+    assert browser.execute_script("return window.origin") == "null"  # it has no access to the studio
     browser.switch_to.default_content()
 
 
-def test_curves_grow_while_a_run_trains(browser: "webdriver.Chrome", address: str, place: Path) -> None:
+def test_curves_grow_while_a_run_trains(browser: "webdriver.Chrome", address: str, folder: Path) -> None:
     browser.find_element(By.CSS_SELECTOR, ".training summary").click()
     until(lambda: "4 steps" in browser.find_element(By.CSS_SELECTOR, ".curves").text)
-    with (place / "runs" / "rdlm" / "metrics.jsonl").open("a") as file:
+    with (folder / "runs" / "rdlm" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "train/bpc": 4.0}\n')
     until(lambda: "5 steps" in browser.find_element(By.CSS_SELECTOR, ".curves").text)
 
 
-def test_bad_input_is_answered_with_a_sentence(browser: "webdriver.Chrome") -> None:
+def test_invalid_input_shows_an_error(browser: "webdriver.Chrome") -> None:
     browser.find_element(By.ID, "prompt").send_keys("a" * 30)
     browser.find_element(By.ID, "write").click()
     until(lambda: "shorten" in browser.find_element(By.ID, "word").text)
     assert "bad" in browser.find_element(By.ID, "word").get_attribute("class")
 
 
-# ---- how it looks --------------------------------------------------------------------------------------------
+# ---- layout --------------------------------------------------------------------------------------------------
 #
-# Pictures are compared with no stored ones: fonts and their smoothing differ from machine to machine, so a stored one
-# either fails elsewhere or must be so tolerant that it holds nothing. What makes a page ugly or unreadable is measured
-# instead, on the page as it is drawn. The pictures themselves are kept in $LOGOSPHERE_SCREENSHOTS for whoever looks.
+# Screenshots are not compared with stored ones: fonts and antialiasing differ between machines, so a comparison would
+# either fail elsewhere or be too tolerant. Layout problems are measured on the rendered page instead.
+# Screenshots are saved in $LOGOSPHERE_SCREENSHOTS for manual inspection.
 
-LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
+LAYOUT_CHECKS = Path(__file__).with_name("layout_checks.js").read_text(encoding="utf-8")
 
 
-def looks(chrome: "webdriver.Chrome", what: str) -> object:
-    return chrome.execute_script(f"{LOOKS}\nreturn {what}();")
+def check_layout(chrome: "webdriver.Chrome", what: str) -> object:
+    return chrome.execute_script(f"{LAYOUT_CHECKS}\nreturn {what}();")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -200,7 +200,7 @@ def test_the_page_is_readable(browser: "webdriver.Chrome", theme: str, width: in
     browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
     if width > 1000:
         browser.find_element(By.ID, "pair").click()
-    write(browser, 24)
+    generate(browser, 24)
     browser.find_elements(By.CSS_SELECTOR, ".text .token")[3].click()
     browser.find_element(By.CSS_SELECTOR, ".training summary").click()
     until(lambda: bool(browser.find_elements(By.CSS_SELECTOR, ".curves polyline")))
@@ -210,6 +210,6 @@ def test_the_page_is_readable(browser: "webdriver.Chrome", theme: str, width: in
         taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / f"studio-{width}-{theme}.png").write_bytes(base64.b64decode(taken["data"]))
-    for fault in ("beyond", "cut", "faint", "tiny"):
-        assert looks(browser, fault) == [], fault
-    assert 0.002 < looks(browser, "inked") < 0.5
+    for problem in ("beyond", "cut", "faint", "tiny"):
+        assert check_layout(browser, problem) == [], problem
+    assert 0.002 < check_layout(browser, "inked") < 0.5

@@ -1,4 +1,4 @@
-"""Flows without noise: orders of their steps, likelihoods by the ODE, and optimal transport within a batch."""
+"""Deterministic flows: order of the solvers, ODE likelihoods, and optimal transport within a batch."""
 
 import functools
 import itertools
@@ -24,31 +24,31 @@ from logosphere.sampling.loop import TimeGrid, sample_loop
 from logosphere.sampling.registry import sampler
 from logosphere.types import Batch
 
-CARRIED = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior": "simplex"})]
+DETERMINISTIC = [System("dirichlet-flow", {"churn": 0}), System("fisher-flow", {"prior": "simplex"})]
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
+# ---- solvers ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def end_of_path(which: int, name: str, steps: int) -> Tensor:
-    """Where a sampler arrives before tokens are read, always from the same starts, in equal steps."""
+def final_states(which: int, name: str, steps: int) -> Tensor:
+    """The states of a sampler before decoding, from fixed starts and in equal steps."""
     language = sticky_chain(3, 2)
-    model = calibrated_system(CARRIED[which], language)
+    model = calibrated_system(DETERMINISTIC[which], language)
 
     def grid(count: int) -> Tensor:
         return torch.cat([model.process.time(torch.linspace(0, 1, count)), torch.zeros(1)])
 
-    given, plan = Batch.of(torch.zeros(200, 2, dtype=torch.long)), TimeGrid.diffuse(2, steps + 1, grid)
+    batch, times = Batch.of(torch.zeros(200, 2, dtype=torch.long)), TimeGrid.diffuse(2, steps + 1, grid)
     stepper, noise = sampler(name, model).stepper, GeneratorNoise(generator(1), 200)
-    return list(sample_loop(model.process, Oracle(model, language), plan, given, noise, stepper))[-2].z.double()
+    return list(sample_loop(model.process, Oracle(model, language), times, batch, noise, stepper))[-2].z.double()
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=map(str, CARRIED))
-def test_eulers_steps_are_of_first_order_and_heuns_of_second(which: int) -> None:
-    truth = end_of_path(which, "heun", 192)
+@pytest.mark.parametrize("which", [0, 1], ids=map(str, DETERMINISTIC))
+def test_euler_is_of_first_and_heun_of_second_order(which: int) -> None:
+    truth = final_states(which, "heun", 192)
     errors = {
-        name: [float((end_of_path(which, name, steps) - truth).square().mean().sqrt()) for steps in (12, 24)]
+        name: [float((final_states(which, name, steps) - truth).square().mean().sqrt()) for steps in (12, 24)]
         for name in ("ancestral", "heun")
     }
     assert 0.8 < math.log2(errors["ancestral"][0] / errors["ancestral"][1]) < 1.5
@@ -56,7 +56,7 @@ def test_eulers_steps_are_of_first_order_and_heuns_of_second(which: int) -> None
     assert errors["heun"][0] < errors["ancestral"][0] / 4
 
 
-def test_a_flow_with_noise_has_no_heun_steps() -> None:
+def test_heun_refuses_stochastic_flows() -> None:
     with pytest.raises(UserError, match="churn=0"):
         sampler("heun", ls.build("dirichlet-flow", vocab_size=3, length=4, denoiser=None))
 
@@ -64,9 +64,9 @@ def test_a_flow_with_noise_has_no_heun_steps() -> None:
 # ---- likelihoods -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("system", CARRIED, ids=str)
-def test_the_ode_gives_every_sequence_its_probability(system: System) -> None:
-    """Not only on average: log q(z | x) - log p(z) - log p(x | z) is -log p(x) at every z, for whoever's posterior."""
+@pytest.mark.parametrize("system", DETERMINISTIC, ids=str)
+def test_ode_likelihood_is_exact_for_every_sequence(system: System) -> None:
+    """log q(z | x) - log p(z) - log p(x | z) is -log p(x) at every z and not only on average, for any posterior."""
     language = sticky_chain(3, 2)
     model = calibrated_system(system, language)
     tokens = language.sample(200, generator(3))
@@ -76,11 +76,11 @@ def test_the_ode_gives_every_sequence_its_probability(system: System) -> None:
         mean, error = mean_and_error(off)
         assert error < 0.01 * language.entropy() and abs(mean) < 3 * error + 0.002 * language.entropy()
         assert float(off.abs().median()) < 0.03
-        assert found.kind == "surrogate"  # a solver's error is of either sign
+        assert found.kind == "surrogate"  # the error of a solver can have either sign
 
 
-@pytest.mark.parametrize("system", CARRIED, ids=str)
-def test_random_signs_tell_the_divergence_without_bias(system: System) -> None:
+@pytest.mark.parametrize("system", DETERMINISTIC, ids=str)
+def test_the_random_divergence_estimate_is_unbiased(system: System) -> None:
     language = sticky_chain(3, 2)
     model = calibrated_system(system, language)
     tokens = language.sample(1000, generator(3))
@@ -89,8 +89,8 @@ def test_random_signs_tell_the_divergence_without_bias(system: System) -> None:
     assert abs(mean) < 3 * error + 0.01 * language.entropy() and error < 0.05 * language.entropy()
 
 
-@pytest.mark.parametrize("system", CARRIED, ids=str)
-def test_the_ode_of_a_random_network_is_not_below_the_entropy(system: System) -> None:
+@pytest.mark.parametrize("system", DETERMINISTIC, ids=str)
+def test_ode_likelihood_of_a_random_network_is_above_the_entropy(system: System) -> None:
     language = sticky_chain(3, 2)
     model = random_network(system.name, language, seed=5, **system.options)
     tokens = language.sample(150, generator(3))
@@ -98,9 +98,9 @@ def test_the_ode_of_a_random_network_is_not_below_the_entropy(system: System) ->
     assert math.isfinite(mean) and mean > language.entropy() + 3 * error
 
 
-def test_the_ode_of_free_positions_is_that_of_their_law_given_the_known_ones() -> None:
+def test_ode_likelihood_with_known_positions_is_conditional() -> None:
     language, known = random_joint(2, 3), torch.tensor([False, True, False])
-    model = calibrated_system(CARRIED[0], language)
+    model = calibrated_system(DETERMINISTIC[0], language)
     tokens = language.sample(200, generator(3))
     found = ode_nelbo(
         model, tokens, generator(4), Oracle(model, language), steps=48, exact=True, known=known.expand(200, 3)
@@ -114,7 +114,7 @@ def test_the_ode_of_free_positions_is_that_of_their_law_given_the_known_ones() -
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "says"),
+    ("name", "options", "message"),
     [
         ("mdlm", {}, "are for flows"),
         ("ddsm", {}, "are for flows"),
@@ -124,16 +124,16 @@ def test_the_ode_of_free_positions_is_that_of_their_law_given_the_known_ones() -
         ("dirichlet-flow", {"churn": 0}, "no denoiser"),
     ],
 )
-def test_where_there_is_no_such_likelihood_one_sentence_says_so(name: str, options: dict[str, Any], says: str) -> None:
+def test_ode_likelihood_is_refused_where_undefined(name: str, options: dict[str, Any], message: str) -> None:
     model = ls.build(name, vocab_size=3, length=4, denoiser=None, **options)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         ode_nelbo(model, torch.zeros(2, 4, dtype=torch.long), generator(1))
 
 
 # ---- optimal transport -----------------------------------------------------------------------------------------------
 
 
-def test_an_assignment_is_the_cheapest_of_all() -> None:
+def test_linear_assignment_has_minimal_cost() -> None:
     for n in range(1, 7):
         cost = torch.randn(n, n, generator=generator(n))
         best = min(sum(float(cost[i, j]) for i, j in enumerate(order)) for order in itertools.permutations(range(n)))
@@ -152,22 +152,22 @@ def test_an_assignment_is_the_cheapest_of_all() -> None:
         linear_assignment(torch.zeros(2, 3))
 
 
-def test_optimal_coupling_exchanges_starts_and_shortens_the_way() -> None:
-    """In training only; tokens and starts are the same as before, and together they lie nearer to each other."""
+def test_optimal_coupling_permutes_starts_and_shortens_paths() -> None:
+    """In training only: starts are permuted among the sequences so that the total distance is smaller."""
     tokens = torch.randint(0, 5, (32, 3), generator=generator(1))
     u, s = torch.nn.functional.one_hot(tokens, 5).float(), torch.zeros(32, 3)
     plain, optimal = GeodesicPath(5), GeodesicPath(5, ot_coupling=True)
-    apart, together = (path.q_sample(u, s, GeneratorNoise(generator(2), 32)) for path in (plain, optimal))
-    order = torch.cdist(together.flatten(1), apart.flatten(1)).argmin(1)
+    independent, coupled = (path.q_sample(u, s, GeneratorNoise(generator(2), 32)) for path in (plain, optimal))
+    order = torch.cdist(coupled.flatten(1), independent.flatten(1)).argmin(1)
     assert sorted(order.tolist()) == list(range(32)) and order.tolist() != list(range(32))
-    torch.testing.assert_close(together, apart[order])
-    lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (apart, together)]
+    torch.testing.assert_close(coupled, independent[order])
+    lengths = [float((z * u).sum(-1).clamp(0, 1).acos().square().sum()) for z in (independent, coupled)]
     assert lengths[1] < 0.95 * lengths[0]
-    torch.testing.assert_close(optimal.eval().q_sample(u, s, GeneratorNoise(generator(2), 32)), apart)
+    torch.testing.assert_close(optimal.eval().q_sample(u, s, GeneratorNoise(generator(2), 32)), independent)
 
 
 @pytest.mark.parametrize("geometry", ["sphere", "flat"])
-def test_it_learns_with_optimal_coupling(geometry: str) -> None:
+def test_training_with_optimal_coupling_learns(geometry: str) -> None:
     language = sticky_chain(3, 4, stay=0.95)
     torch.manual_seed(0)
     how = {"geometry": geometry, "coupling": "optimal", "posterior_head": False, "input": "state"}
@@ -180,7 +180,7 @@ def test_it_learns_with_optimal_coupling(geometry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"coupling": "optimal"}, "posterior_head=False"),
         ({"coupling": "optmal"}, "Did you mean 'optimal'"),
@@ -188,6 +188,6 @@ def test_it_learns_with_optimal_coupling(geometry: str) -> None:
         ({"geometry": "flat", "prior": "sphere"}, "prior=simplex"),
     ],
 )
-def test_a_mistake_is_met_with_one_sentence(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ls.build("fisher-flow", vocab_size=3, length=4, denoiser=None, **options)

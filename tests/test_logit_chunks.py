@@ -1,4 +1,4 @@
-"""Large vocabularies: logits in parts give the same numbers, and are never in memory as a whole."""
+"""Logit chunks: logits of large vocabularies in chunks give the same numbers and are never in memory at once."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ NAMES = ["mdlm", "md4", "genmd4", "bd3lm", "sedd-absorb", "sedd-uniform", "udlm"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bound, loss and every gradient, with 3 rows at a time and with all at once."""
+def test_chunks_give_the_same_bound_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound, loss and every gradient, with 3 rows per chunk and with all rows in one."""
     language = skewed_chain(5, 8)
     model = random_network(name, language).train()
     batch = Batch.of(language.sample(6, generator(1)))
@@ -26,15 +26,15 @@ def test_parts_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -
         bound = model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total))
         bound.loss.sum().backward()
         results.append([bound.total.detach(), bound.loss.detach(), *[weight.grad for weight in model.parameters()]])
-    for parts, whole in zip(*results, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=2e-4, atol=2e-5)
+    for chunked, whole in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=2e-4, atol=2e-5)
 
 
-def live_peak(model: ls.Model, batch: Batch) -> int:
-    """The largest tensor that one step of training makes, in numbers."""
+def largest_tensor(model: ls.Model, batch: Batch) -> int:
+    """The number of elements of the largest tensor that one training step creates."""
     largest = 0
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class SizeRecorder(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
@@ -43,7 +43,7 @@ def live_peak(model: ls.Model, batch: Batch) -> int:
                     largest = max(largest, tensor.numel())
             return out
 
-    with Watch():
+    with SizeRecorder():
         model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total)).loss.sum().backward()
     return largest
 
@@ -53,6 +53,6 @@ def test_no_tensor_holds_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(base, "CHUNK", 1 << 16)
     model = ls.build(name, vocab_size=4000, length=64, width=8, depth=1, heads=1).train()
     batch = Batch.of(torch.randint(4000, (8, 64), generator=generator(1)))
-    assert live_peak(model, batch) <= 1 << 16
+    assert largest_tensor(model, batch) <= 1 << 16
     monkeypatch.setattr(base, "CHUNK", 1 << 30)
-    assert live_peak(model, batch) > 10 << 16
+    assert largest_tensor(model, batch) > 10 << 16

@@ -1,4 +1,4 @@
-"""Laws of the path: its ends, its marginals, its backward steps, and closed forms against plain matrix products."""
+"""Discrete processes: end points, marginals, reverse steps, and closed forms against matrix products."""
 
 import math
 
@@ -13,19 +13,24 @@ from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.masked import SingleStep
 from logosphere.processes.discrete.mixing import Hybrid, Masking, Uniform
 from logosphere.rng import GeneratorNoise
-from logosphere.schedules.signal import SCHEDULES, Cosine, Cut, Polynomial
+from logosphere.schedules.signal import SCHEDULES, Cosine, Polynomial, Truncated
 
 V = 4
 N = 20_000
 P_U = 0.3
 CURVES = [SCHEDULES[name] for name in ("linear", "quadratic", "cosine")]
-LAWS = [mixing(V, schedule) for schedule in CURVES for mixing in (Masking, Uniform)]
-LAWS += [Hybrid(V, P_U), Hybrid(V, P_U, Cosine()), Masking(V, Cut(Cosine(), 0.1)), Uniform(V, Cut(Cosine(), 0.1))]
-DIFFUSIONS = [DiscreteDiffusion(mixing, timesteps=timesteps) for mixing in LAWS for timesteps in (None, 1000)]
+MIXINGS = [mixing(V, schedule) for schedule in CURVES for mixing in (Masking, Uniform)]
+MIXINGS += [
+    Hybrid(V, P_U),
+    Hybrid(V, P_U, Cosine()),
+    Masking(V, Truncated(Cosine(), 0.1)),
+    Uniform(V, Truncated(Cosine(), 0.1)),
+]
+DIFFUSIONS = [DiscreteDiffusion(mixing, timesteps=timesteps) for mixing in MIXINGS for timesteps in (None, 1000)]
 PROCESSES = [*DIFFUSIONS, SingleStep(V)]
 
 
-def named(process) -> str:
+def process_id(process) -> str:
     if isinstance(process, SingleStep):
         return "oneshot"
     mixing = process.mixing
@@ -47,7 +52,7 @@ def counts(z: Tensor, process) -> Tensor:
 
 
 def marginal(process: DiscreteDiffusion, x: Tensor, t: float) -> Tensor:
-    """q(z_t | x) as a vector over all states, for x a distribution over tokens, in float64, as the papers have it."""
+    """q(z_t | x) as a vector over all states, for x a distribution over tokens, in float64, as in the papers."""
     at, noise = torch.tensor(t, dtype=torch.float64), torch.zeros(states(process), dtype=torch.float64)
     signal = F.pad(x.double(), (0, states(process) - V))
     if isinstance(process.mixing, Hybrid):
@@ -63,19 +68,19 @@ def marginal(process: DiscreteDiffusion, x: Tensor, t: float) -> Tensor:
 
 
 def truth(x: Tensor) -> Tensor:
-    """Logits that leave no doubt about the clean token, but finite ones."""
+    """Finite logits that put all probability on the clean token."""
     return 200.0 * F.one_hot(x, V)
 
 
-@pytest.mark.parametrize("process", PROCESSES, ids=named)
-def test_nothing_happens_at_time_zero(process) -> None:
+@pytest.mark.parametrize("process", PROCESSES, ids=process_id)
+def test_corruption_at_time_zero_is_the_identity(process) -> None:
     x = torch.randint(V, (50, 6), generator=generator(1))
     assert torch.equal(process.corrupt(x, torch.zeros(50, 6), GeneratorNoise(generator(2), 50)), x)
 
 
-@pytest.mark.parametrize("process", PROCESSES, ids=named)
-def test_nothing_is_left_at_time_one(process) -> None:
-    """Whatever the token was, z_1 has the distribution of the prior; or else the difference is the prior term."""
+@pytest.mark.parametrize("process", PROCESSES, ids=process_id)
+def test_the_marginal_at_time_one_is_the_prior(process) -> None:
+    """z_1 has the distribution of the prior for every token; any difference is the prior term of the bound."""
     noise = GeneratorNoise(generator(3), N)
     prior = counts(process.prior(N, 1, noise), process)
     last = counts(process.corrupt(torch.ones(N, 1).long(), field(1.0), noise), process)
@@ -90,15 +95,15 @@ def test_nothing_is_left_at_time_one(process) -> None:
 
 
 @pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
-def test_the_marginal_keeps_the_signal_and_spreads_the_rest(process, t: float) -> None:
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=process_id)
+def test_the_marginal_is_the_closed_form(process, t: float) -> None:
     z = process.corrupt(torch.full((N, 1), 2), field(t), GeneratorNoise(generator(4), N))
     assert chi_square_p_value(counts(z, process), marginal(process, F.one_hot(torch.tensor(2), V), t)) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("process", PROCESSES, ids=named)
-def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
+@pytest.mark.parametrize("process", PROCESSES, ids=process_id)
+def test_a_step_of_zero_length_is_the_identity(process, t: float) -> None:
     noise = GeneratorNoise(generator(5), N)
     z = process.corrupt(torch.full((N, 1), 2), field(t), noise)
     out = torch.randn(N, 1, V, generator=generator(6))
@@ -108,7 +113,7 @@ def test_a_step_of_no_time_is_the_identity(process, t: float) -> None:
 
 
 @pytest.mark.parametrize("t", [0.01, 0.5, 1.0])
-@pytest.mark.parametrize("process", PROCESSES, ids=named)
+@pytest.mark.parametrize("process", PROCESSES, ids=process_id)
 def test_a_step_to_time_zero_is_clean(process, t: float) -> None:
     noise = GeneratorNoise(generator(7), N)
     x = torch.randint(V, (N, 1), generator=generator(8))
@@ -119,8 +124,8 @@ def test_a_step_to_time_zero_is_clean(process, t: float) -> None:
 
 
 @pytest.mark.parametrize("t, s", [(1.0, 0.6), (0.6, 0.2), (1.0, 0.02), (0.3, 0.0)])
-@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
-def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: float, s: float) -> None:
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=process_id)
+def test_a_step_with_the_true_token_maps_marginals_to_marginals(process, t: float, s: float) -> None:
     noise, x = GeneratorNoise(generator(10), N), torch.full((N, 1), 1)
     z = process.corrupt(x, field(t), noise)
     stepped = process.step(truth(x), z, field(t), field(s), noise)
@@ -129,8 +134,8 @@ def test_a_step_that_knows_the_token_carries_marginal_to_marginal(process, t: fl
     )
 
 
-@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
-def test_two_steps_are_one(process) -> None:
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=process_id)
+def test_two_steps_compose_to_one(process) -> None:
     """From one state, 0.8 -> 0.5 -> 0.2 has the distribution of 0.8 -> 0.2: both against the exact posterior."""
     x, start = torch.full((N, 1), 1), states(process) - 1
     z, noise = torch.full((N, 1), start), GeneratorNoise(generator(11), N)
@@ -143,7 +148,7 @@ def test_two_steps_are_one(process) -> None:
 
 
 def transition(process: DiscreteDiffusion, s: float, t: float) -> Tensor:
-    """The K × K matrix q(z_t | z_s), as a product of 7 smaller ones: stay · I + what each state got meanwhile."""
+    """The K × K matrix q(z_t | z_s), as a product of 7 matrices stay · I + noise added in between."""
     product = torch.eye(states(process), dtype=torch.float64)
     times = torch.linspace(s, t, 8).double()
     for low, high in zip(times[:-1], times[1:], strict=True):
@@ -161,8 +166,8 @@ def posterior(process: DiscreteDiffusion, x: Tensor, z: int, t: float, s: float)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
-@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=named)
-def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float, s: float) -> None:
+@pytest.mark.parametrize("process", DIFFUSIONS[::2], ids=process_id)
+def test_the_closed_form_of_a_step_is_the_matrix_product(process, t: float, s: float) -> None:
     one_hot = torch.eye(V, dtype=torch.float64)
     mixed = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     for x in (*one_hot, mixed):
@@ -177,7 +182,7 @@ def test_the_closed_form_of_a_step_is_the_product_of_matrices(process, t: float,
 
 @pytest.mark.parametrize("t, s", [(1.0, 0.7), (0.7, 0.3), (0.2, 0.01)])
 @pytest.mark.parametrize("schedule", CURVES, ids=str)
-def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float) -> None:
+def test_unmasking_frequencies_are_those_of_the_matrix_posterior(schedule, t: float, s: float) -> None:
     process = DiscreteDiffusion(Masking(V, schedule))
     z, noise = torch.full((N, 1), V), GeneratorNoise(generator(12), N)
     out = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(N, 1, V)
@@ -186,8 +191,8 @@ def test_a_mask_is_lifted_as_often_as_matrices_say(schedule, t: float, s: float)
 
 
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.95])
-def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
-    """`inform` against frequencies: draw x from a prior, corrupt it, and look which x produced z = 3."""
+def test_add_evidence_is_bayes_rule(t: float) -> None:
+    """`add_evidence` against frequencies: draw x from a prior, corrupt it, and count which x produced z = 3."""
     process = DiscreteDiffusion(Uniform(V, Cosine()))
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     x = torch.multinomial(p, 4 * N, replacement=True, generator=generator(13))[:, None]
@@ -199,17 +204,17 @@ def test_what_a_random_token_says_is_bayes_rule(t: float) -> None:
     torch.testing.assert_close(evidence - evidence[0], (likelihood - likelihood[0]).float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("process", PROCESSES, ids=named)
-def test_evidence_is_certain_at_time_zero_and_silent_at_time_one(process) -> None:
+@pytest.mark.parametrize("process", PROCESSES, ids=process_id)
+def test_likelihood_is_certain_at_time_zero_and_flat_at_time_one(process) -> None:
     x = torch.arange(V)[None]
     assert torch.equal(process.log_likelihood(x, torch.zeros(1, V)).softmax(-1)[0], torch.eye(V))
     hidden = process.prior(1, V, GeneratorNoise(generator(1), 1))
-    silent = isinstance(process, SingleStep) or process.mixing.prior_kl() == 0
-    assert not silent or process.log_likelihood(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
+    is_flat = isinstance(process, SingleStep) or process.mixing.prior_kl() == 0
+    assert not is_flat or process.log_likelihood(hidden, torch.ones(1, V)).softmax(-1).sub(1 / V).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("t", [0.2, 0.7])
-def test_evidence_taken_out_leaves_the_context(t: float) -> None:
+def test_context_probs_removes_the_evidence(t: float) -> None:
     process = DiscreteDiffusion(Uniform(V, Polynomial(1.0)))
     context, z = torch.randn(9, V, generator=generator(15)), torch.randint(V, (9,), generator=generator(16))
     times = torch.full((9,), t)
@@ -218,8 +223,8 @@ def test_evidence_taken_out_leaves_the_context(t: float) -> None:
     )
 
 
-def test_no_state_is_impossible_and_none_is_hidden_by_chance() -> None:
-    """Masks by chance come in the right number: the mean share over times, by their weights, is one half."""
+def test_sampled_masks_have_the_expected_number() -> None:
+    """The weighted mean fraction of masks over times is one half."""
     process = DiscreteDiffusion(Masking(V, Polynomial(1.0)))
     noise, x = GeneratorNoise(generator(17), 2000), torch.zeros(2000, 8).long()
     z, t, weight = process.sample_zt(x, noise.low_discrepancy_times(1, 1)[:, 0], torch.ones(2000, 8).bool(), noise)

@@ -1,4 +1,4 @@
-"""The verbs in Python: what each command does is one function, without a terminal."""
+"""The Python API of runs: every command is one function, without a terminal."""
 
 import json
 from dataclasses import replace
@@ -39,12 +39,12 @@ def test_training_leaves_a_complete_run(config: ls.TrainConfig, tmp_path: Path) 
 
 
 def test_a_stopped_training_is_resumed_to_the_same_weights(config: ls.TrainConfig, tmp_path: Path) -> None:
-    straight = ls.train(config, tmp_path / "straight")
-    asked = iter(range(100))
-    stopped = ls.train(config, tmp_path / "stopped", should_stop=lambda: next(asked) >= 3)
+    uninterrupted = ls.train(config, tmp_path / "straight")
+    calls = iter(range(100))
+    stopped = ls.train(config, tmp_path / "stopped", should_stop=lambda: next(calls) >= 3)
     assert not (stopped.path / "eval" / "valid.json").exists()
     resumed = ls.resume(stopped.path)
-    ours, theirs = (found.model().state_dict() for found in (resumed, straight))
+    ours, theirs = (found.model().state_dict() for found in (resumed, uninterrupted))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 

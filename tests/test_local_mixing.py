@@ -1,4 +1,4 @@
-"""A look next door: what is read there and what is not, and networks from before that have no such look."""
+"""Local mixing: which neighbouring positions are mixed, which networks have it, and files from before it existed."""
 
 import json
 from pathlib import Path
@@ -15,36 +15,36 @@ from logosphere.networks.backbone import LocalMixing, shift
 
 @pytest.mark.parametrize("by", [-7, -5, -2, -1, 1, 2, 5, 7])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_shifts_are_those_of_an_array_with_zeros_around_it(axis: int, by: int) -> None:
+def test_shift_pads_with_zeros(axis: int, by: int) -> None:
     h = torch.randn(2, 5, 4, 3, generator=generator(1))
-    wanted = torch.zeros_like(h)
+    expected = torch.zeros_like(h)
     for i in range(h.shape[axis]):
         if 0 <= i + by < h.shape[axis]:
-            wanted.select(axis, i).copy_(h.select(axis, i + by))
-    assert torch.equal(shift(h, axis, by), wanted)
+            expected.select(axis, i).copy_(h.select(axis, i + by))
+    assert torch.equal(shift(h, axis, by), expected)
 
 
 @pytest.mark.parametrize("reach", [1, 2])
-def test_it_reads_the_places_on_both_sides_and_no_others(reach: int) -> None:
-    look = LocalMixing(4, reach)
+def test_only_positions_within_reach_are_mixed(reach: int) -> None:
+    mixing = LocalMixing(4, reach)
     h = torch.randn(1, 9, 4, generator=generator(2))
     other = h.clone()
     other[0, 4] += 1
-    changed = (look(h) != look(other)).any(-1)[0].nonzero().flatten().tolist()
+    changed = (mixing(h) != mixing(other)).any(-1)[0].nonzero().flatten().tolist()
     assert changed == [i for i in range(4 - reach, 5 + reach) if i != 4]
 
 
-def test_in_an_image_the_places_next_door_are_those_of_all_axes() -> None:
-    look = LocalMixing(4, 1, (3, 5))
+def test_in_an_image_neighbours_lie_along_all_axes() -> None:
+    mixing = LocalMixing(4, 1, (3, 5))
     h = torch.randn(1, 15, 4, generator=generator(3))
     other = h.clone()
     other[0, 7] += 1  # row 1, column 2
-    changed = (look(h) != look(other)).any(-1)[0].nonzero().flatten().tolist()
+    changed = (mixing(h) != mixing(other)).any(-1)[0].nonzero().flatten().tolist()
     assert changed == [2, 6, 8, 12]
 
 
 @pytest.mark.parametrize("system", ["mdlm", "rdlm-heat", "gidd", "gaussian-ce", "g-star"])
-def test_systems_that_read_whole_sequences_learn_by_it(system: str) -> None:
+def test_bidirectional_systems_have_nonzero_mixing_weights(system: str) -> None:
     torch.manual_seed(0)
     model = ls.build(system, vocab_size=5, length=8, **SMALL)
     weights = {name: weight for name, weight in model.named_parameters() if "trunk.neighbours" in name}
@@ -54,14 +54,14 @@ def test_systems_that_read_whole_sequences_learn_by_it(system: str) -> None:
 
 
 @pytest.mark.parametrize(("system", "options"), [("ar", {}), ("mdlm", {"block": 4}), ("bd3lm", {})])
-def test_what_writes_block_by_block_looks_through_attention_alone(system: str, options: dict[str, int]) -> None:
+def test_blockwise_systems_have_no_local_mixing(system: str, options: dict[str, int]) -> None:
     model = ls.build(system, vocab_size=5, length=8, **options, **SMALL)
     assert not any("neighbours" in name for name in model.state_dict())
 
 
 @pytest.mark.slow
-def test_hidden_positions_hear_of_their_neighbours_sooner() -> None:
-    """Every token says which one follows: a law of pairs, and nothing else to learn."""
+def test_local_mixing_learns_pair_statistics_faster() -> None:
+    """Every token determines the next one, so pair statistics are all there is to learn."""
     follows = torch.randperm(100, generator=generator(1))
 
     def texts(n: int, seed: int) -> torch.Tensor:
@@ -82,12 +82,12 @@ def test_hidden_positions_hear_of_their_neighbours_sooner() -> None:
 
 
 @pytest.mark.parametrize("reach", [-1, 9])
-def test_impossible_reaches_are_refused(reach: int) -> None:
+def test_invalid_reach_is_refused(reach: int) -> None:
     with pytest.raises(UserError, match="neighbours must be from 0 to 8"):
         ls.build("mdlm", vocab_size=5, length=8, neighbours=reach, **SMALL)
 
 
-def test_a_recipe_of_the_first_version_has_a_network_without(tmp_path: Path) -> None:
+def test_version_1_files_load_without_local_mixing(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build("mdlm", vocab_size=5, length=8, neighbours=0, **SMALL)
     model.save(tmp_path)

@@ -1,21 +1,21 @@
-// What makes a page hard to read, measured on the page as it is drawn.
+// Layout problems that make a page hard to read, measured on the rendered page.
 
 const seen = selector => [...document.querySelectorAll(selector)].filter(element => element.checkVisibility());
 const named = element => String(element.id || element.getAttribute("class") || element.tagName);
 
-// What reaches beyond the window.
+// Elements that extend beyond the window.
 const beyond = () => seen("body *").filter(e => !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1).map(named);
 
-// Words of a picture that reach beyond it, where they are cut off.
+// Text of a figure that is cut off at its border.
 const cut = () => seen("svg text").filter(e => {
   const word = e.getBoundingClientRect(), picture = e.ownerSVGElement.getBoundingClientRect();
   return word.left < picture.left || word.right > picture.right || word.top < picture.top || word.bottom > picture.bottom;
 }).map(e => e.textContent);
 
-// What a finger cannot hit.
+// Controls too small for touch.
 const tiny = () => seen("button, select, input:not([type=range])").filter(e => e.getBoundingClientRect().height < 32).map(named);
 
-// The share of the picture of the sphere that is not blank.
+// The fraction of the sphere figure that is not blank.
 function inked() {
   const canvas = document.querySelector("canvas.disc");
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -24,7 +24,7 @@ function inked() {
   return drawn / (data.length / 4);
 }
 
-// Words whose contrast with what is behind them is below the 4.5 that WCAG AA asks for.
+// Text whose contrast with its background is below 4.5, the minimum of WCAG AA.
 function faint() {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;

@@ -1,4 +1,4 @@
-"""What must hold of the pretend device itself. These functions run in its process and raise where it does not."""
+"""Checks of the pretend device itself. These functions run in its process and raise where it is wrong."""
 
 import copy
 from collections import Counter
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-def refused(act: Callable[[], object], *, by: type[Exception] = RuntimeError, because: str = "") -> None:
-    """Raise unless `act` does, with these words."""
+def assert_refused(act: Callable[[], object], *, by: type[Exception] = RuntimeError, because: str = "") -> None:
+    """Raise unless `act` raises an error with this text."""
     try:
         act()
     except by as problem:
@@ -29,11 +29,11 @@ def mixing_raises() -> None:
     two = "at least two devices"
     for act in (
         lambda: ones(3) + torch.ones(3),
-        lambda: torch.ones(3) * ones(),  # a device scalar beside a CPU vector
+        lambda: torch.ones(3) * ones(),  # a device scalar with a CPU vector
         lambda: ones(3).add_(torch.ones(3)),
         lambda: torch.ones(()).add_(ones()),  # the result would have to move
         lambda: torch.cat([ones(3), torch.ones(3)]),
-        lambda: torch.stack([ones(), torch.ones(())]),  # scalars are welcome in pointwise operations only
+        lambda: torch.stack([ones(), torch.ones(())]),  # scalars are allowed in pointwise operations only
         lambda: ones(2, 3) @ torch.ones(3, 2),
         lambda: torch.where(torch.ones(3).bool(), ones(3), 0.0),
         lambda: F.embedding(torch.tensor([1]), ones(3, 2)),
@@ -42,10 +42,10 @@ def mixing_raises() -> None:
         lambda: nn.Linear(3, 2).to("cuda")(torch.ones(1, 3)),
         lambda: torch.equal(ones(3), torch.ones(3)),
     ):
-        refused(act, because=two)
+        assert_refused(act, because=two)
 
 
-def scalars_of_the_cpu_are_welcome() -> None:
+def cpu_scalars_are_allowed() -> None:
     for result in (ones(3) + torch.tensor(2.0), torch.tensor(2.0) + ones(3), ones(3).add_(torch.tensor(2.0))):
         assert result.is_cuda and result.tolist() == [3.0] * 3
     kept = torch.where(ones(3) > 0, torch.tensor(2.0), ones(3))
@@ -66,27 +66,27 @@ def factories_make_device_tensors() -> None:
     assert torch.zeros(2).device.type == "cpu" and torch.zeros_like(ones(2), device="cpu").device.type == "cpu"
 
 
-def tensors_go_there_and_back() -> None:
+def tensors_move_both_ways() -> None:
     x = torch.randn(2, 3)
     for there in (x.to("cuda"), x.cuda(), x.to(torch.device("cuda", 0)), torch.empty_like(x, device="cuda").copy_(x)):
         assert there.is_cuda and not x.is_cuda
         for back in (there.cpu(), there.to("cpu"), torch.empty_like(x).copy_(there)):
             assert not back.is_cuda and torch.equal(back, x)
     assert x.cuda().to("cuda").is_cuda and x.cuda().double().is_cuda
-    refused(x.cuda().numpy, by=TypeError, because="Use Tensor.cpu()")
+    assert_refused(x.cuda().numpy, by=TypeError, because="Use Tensor.cpu()")
 
 
-def indices_may_come_from_the_cpu_but_not_go_there() -> None:
+def cpu_indices_are_allowed_on_the_device_only() -> None:
     x, where = torch.arange(4.0), torch.tensor([0, 2])
     mask = torch.tensor([True, False, True, False])
     for index in (where, mask, where.cuda(), mask.cuda()):
         assert x.cuda()[index].tolist() == [0.0, 2.0] and x.cuda()[index].is_cuda
-    refused(lambda: x[where.cuda()], because="indices should be")
-    refused(lambda: x[mask.cuda()], because="indices should be")
+    assert_refused(lambda: x[where.cuda()], because="indices should be")
+    assert_refused(lambda: x[mask.cuda()], because="indices should be")
     y = x.cuda()
     y[where], y[3:] = 5.0, torch.tensor([7.0])  # slices are copied across devices
     assert y.tolist() == [5.0, 1.0, 5.0, 7.0]
-    refused(lambda: y.__setitem__(where, torch.zeros(2)), because="at least two devices")
+    assert_refused(lambda: y.__setitem__(where, torch.zeros(2)), because="at least two devices")
 
 
 def views_share_their_memory() -> None:
@@ -132,8 +132,8 @@ def modules_move_and_keep_their_parameters() -> None:
     assert not any(tensor.is_cuda for tensor in module.state_dict().values())
 
 
-def forgotten_constants_are_found() -> None:
-    class Forgetful(nn.Module):
+def constants_left_on_the_cpu_are_detected() -> None:
+    class WithConstant(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.constant = torch.ones(3)
@@ -141,8 +141,8 @@ def forgotten_constants_are_found() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.constant
 
-    assert Forgetful()(torch.ones(3)).tolist() == [1.0] * 3
-    refused(lambda: Forgetful().to("cuda")(ones(3)), because="at least two devices")
+    assert WithConstant()(torch.ones(3)).tolist() == [1.0] * 3
+    assert_refused(lambda: WithConstant().to("cuda")(ones(3)), because="at least two devices")
 
 
 def generators_belong_to_a_device() -> None:
@@ -150,12 +150,12 @@ def generators_belong_to_a_device() -> None:
     assert own.device == torch.device("cuda:0")
     first, second = (torch.rand(4, generator=own, device="cuda") for _ in range(2))
     assert torch.equal(first.cpu(), torch.rand(4, generator=other)) and not torch.equal(first, second)
-    refused(lambda: torch.rand(4, generator=other, device="cuda"), because="Expected a 'cuda' device type")
-    refused(lambda: torch.rand(4, generator=own), because="Expected a 'cpu' device type")
-    refused(lambda: ones(4).bernoulli_(0.5, generator=other), because="Expected a 'cuda' device type")
+    assert_refused(lambda: torch.rand(4, generator=other, device="cuda"), because="Expected a 'cuda' device type")
+    assert_refused(lambda: torch.rand(4, generator=own), because="Expected a 'cpu' device type")
+    assert_refused(lambda: ones(4).bernoulli_(0.5, generator=other), because="Expected a 'cuda' device type")
 
 
-def global_noise_is_the_devices_own() -> None:
+def the_device_has_its_own_global_generator() -> None:
     def drawn() -> Tensor:
         return F.dropout(ones(64))
 
@@ -164,7 +164,9 @@ def global_noise_is_the_devices_own() -> None:
         inside = drawn()
     expected = torch.rand(2)
     torch.manual_seed(1)
-    assert torch.equal(drawn(), inside) and torch.equal(torch.rand(2), expected)  # the CPU's was left alone
+    assert torch.equal(drawn(), inside) and torch.equal(
+        torch.rand(2), expected
+    )  # the generator of the CPU did not advance
     assert not torch.equal(drawn(), inside)
 
 
@@ -190,7 +192,7 @@ def checkpointing_works() -> None:
     assert torch.equal(*grads)
 
 
-def attention_is_that_of_the_cpu() -> None:
+def attention_equals_that_of_the_cpu() -> None:
     parts = [torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     there = F.scaled_dot_product_attention(*[part.cuda() for part in parts], is_causal=True)
     torch.testing.assert_close(there.cpu(), F.scaled_dot_product_attention(*parts, is_causal=True))
@@ -204,10 +206,10 @@ def synchronisations_are_counted() -> None:
     assert dict(pretend_device.synchronisations) == expected, pretend_device.synchronisations
 
 
-def sums_without_an_order_are_refused_where_asked() -> None:
+def unordered_sums_are_refused_in_deterministic_mode() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        refused(lambda: ones(3).cumsum(0), because="deterministic implementation")
+        assert_refused(lambda: ones(3).cumsum(0), because="deterministic implementation")
         assert torch.ones(3).cumsum(0).tolist() == torch.arange(1, 4, device="cuda").tolist()
         assert ones(3).long().cumsum(0).is_cuda
     finally:
@@ -215,13 +217,13 @@ def sums_without_an_order_are_refused_where_asked() -> None:
     assert ones(3).cumsum(0).tolist() == [1.0, 2.0, 3.0]
 
 
-def float64_is_refused_where_asked() -> None:
+def float64_is_refused_in_no_float64() -> None:
     assert ones(2).double().dtype == torch.float64
     weight = torch.randn(2, 2, device="cuda", requires_grad=True)
     with pretend_device.no_float64():
         (ones(2, 2) @ weight).sum().backward()
         assert weight.grad is not None and torch.arange(3, device="cuda").dtype == torch.int64
-        assert torch.ones(2).double().sum() == 2.0  # the CPU has it still
+        assert torch.ones(2).double().sum() == 2.0  # the CPU still allows it
         for act in (
             lambda: ones(2).double(),
             lambda: torch.zeros(2, dtype=torch.float64, device="cuda"),
@@ -229,37 +231,37 @@ def float64_is_refused_where_asked() -> None:
             lambda: torch.tensor([1.0], dtype=torch.float64, device="cuda"),
             lambda: nn.Linear(2, 2).double().to("cuda"),
         ):
-            refused(act, by=TypeError, because="64-bit floating point")
+            assert_refused(act, by=TypeError, because="64-bit floating point")
     assert ones(2).double().dtype == torch.float64
 
 
-def float64_is_counted_where_asked() -> None:
+def float64_is_counted_in_float64_counted() -> None:
     places: Counter[str] = Counter()
     with pretend_device.float64_counted(places, "accelerator"):
         ones(2).double() + 1.0, ones(2) + 1.0, torch.ones(2).double()
-    assert list(places.values()) == [2] and next(iter(places)).startswith("pretend_laws.py:"), places
+    assert list(places.values()) == [2] and next(iter(places)).startswith("pretend_checks.py:"), places
 
 
-LAWS: dict[str, Callable[[], None]] = {
-    law.__name__: law
-    for law in (
+CHECKS: dict[str, Callable[[], None]] = {
+    check.__name__: check
+    for check in (
         mixing_raises,
-        scalars_of_the_cpu_are_welcome,
+        cpu_scalars_are_allowed,
         factories_make_device_tensors,
-        tensors_go_there_and_back,
-        indices_may_come_from_the_cpu_but_not_go_there,
+        tensors_move_both_ways,
+        cpu_indices_are_allowed_on_the_device_only,
         views_share_their_memory,
         gradients_flow,
         modules_move_and_keep_their_parameters,
-        forgotten_constants_are_found,
+        constants_left_on_the_cpu_are_detected,
         generators_belong_to_a_device,
-        global_noise_is_the_devices_own,
+        the_device_has_its_own_global_generator,
         autocast_works,
         checkpointing_works,
-        attention_is_that_of_the_cpu,
+        attention_equals_that_of_the_cpu,
         synchronisations_are_counted,
-        sums_without_an_order_are_refused_where_asked,
-        float64_is_refused_where_asked,
-        float64_is_counted_where_asked,
+        unordered_sums_are_refused_in_deterministic_mode,
+        float64_is_refused_in_no_float64,
+        float64_is_counted_in_float64_counted,
     )  # fmt: skip
 }

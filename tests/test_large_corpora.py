@@ -1,4 +1,4 @@
-"""Data at scale: a shuffled order without a list, and corpora that are larger than memory."""
+"""Large corpora: pseudo-random permutations without a list, sharded tokens, and corpora larger than memory."""
 
 import json
 import subprocess
@@ -25,34 +25,34 @@ from logosphere.runs.run import Run
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])
-def test_a_permutation_leaves_nothing_out(size: int) -> None:
-    places = torch.arange(size)
-    shuffled = Permutation(size, key=7)(places)
-    assert torch.equal(shuffled.sort().values, places)
-    assert torch.equal(Permutation(size, key=7)(places[size // 2 :]), shuffled[size // 2 :])
+def test_a_permutation_is_a_bijection(size: int) -> None:
+    indices = torch.arange(size)
+    shuffled = Permutation(size, key=7)(indices)
+    assert torch.equal(shuffled.sort().values, indices)
+    assert torch.equal(Permutation(size, key=7)(indices[size // 2 :]), shuffled[size // 2 :])
     if size > 5:
-        assert not torch.equal(shuffled, Permutation(size, key=8)(places))
+        assert not torch.equal(shuffled, Permutation(size, key=8)(indices))
 
 
 @pytest.mark.slow
-def test_all_orders_are_as_likely() -> None:
-    """The 24 orders of four things over 6,000 keys: chi-square."""
+def test_all_orders_are_equally_likely() -> None:
+    """Chi-square over the 24 orders of four items for 6,000 keys."""
     orders = [tuple(Permutation(4, key)(torch.arange(4)).tolist()) for key in range(6000)]
     counts = np.unique(np.array(orders), axis=0, return_counts=True)[1]
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_numbers_beyond_any_list() -> None:
-    places = torch.randint(1 << 50, (4000,), generator=torch.Generator().manual_seed(0))
-    things = Permutation(1 << 50, key=1)(places)
-    assert len(things.unique()) == len(places.unique()) and int(things.max()) < 1 << 50
-    assert abs(float(things.double().mean()) / 2**49 - 1) < 0.05
+def test_permutations_of_very_large_sizes() -> None:
+    indices = torch.randint(1 << 50, (4000,), generator=torch.Generator().manual_seed(0))
+    permuted = Permutation(1 << 50, key=1)(indices)
+    assert len(permuted.unique()) == len(indices.unique()) and int(permuted.max()) < 1 << 50
+    assert abs(float(permuted.double().mean()) / 2**49 - 1) < 0.05
     for size in (0, -1, 1 << 61):
         with pytest.raises(UserError, match="shuffle"):
             Permutation(size, key=0)
 
 
-def test_every_window_once_an_epoch() -> None:
+def test_every_window_occurs_once_per_epoch() -> None:
     tokens = np.arange(10 * 7 + 3)
     epochs = Epochs(tokens, length=7, batch=4, seed=3)
     first = torch.cat([epochs.at(step).tokens for step in range(5)])[:, 0] // 7
@@ -64,13 +64,13 @@ def test_every_window_once_an_epoch() -> None:
         train_batches(tokens, 7, 4, 0, "random")
 
 
-def test_a_run_in_epochs_resumes_in_the_middle_of_one(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_resumes_within_an_epoch(corpus: Corpus, tmp_path: Path) -> None:
     recipe = replace(RECIPE, order="epochs", steps=6, validations=1)
-    straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
-    list(run_training(straight, corpus))
+    uninterrupted, resumed = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
+    list(run_training(uninterrupted, corpus))
     for steps in (3, 99):
-        list(run_training(Run(broken.path), corpus, stop_after(steps)))
-    assert metrics_without_times(straight) == metrics_without_times(broken)
+        list(run_training(Run(resumed.path), corpus, stop_after(steps)))
+    assert metrics_without_times(uninterrupted) == metrics_without_times(resumed)
 
 
 LARGE = """
@@ -82,7 +82,7 @@ from logosphere.data.batches import Crops, Epochs, windows
 from logosphere.data.token_cache import build_token_cache, open_tokens
 place = Path(sys.argv[1])
 corpora.build_token_cache = lambda *given: build_token_cache(*given, shard=1 << 22)
-small = corpora.open_corpus(str(place / "text.txt"), "byte")  # whatever has to be loaded is loaded now
+small = corpora.open_corpus(str(place / "text.txt"), "byte")  # loads every module before the limit is set
 used = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize"))) << 10
 resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20),) * 2)
 for attempt in (lambda: bytearray(64 << 20), lambda: np.memmap(place / "huge-file", mode="r")):
@@ -100,9 +100,9 @@ print(json.dumps([len(large.train), len(row), tokens, seen]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited in the way of Linux")
-def test_corpora_may_be_larger_than_memory(corpus: Corpus, tmp_path: Path) -> None:
-    """Tokenised, opened, drawn from and gone through with fewer addresses than they have bytes."""
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory limit needs Linux")
+def test_corpora_larger_than_memory(corpus: Corpus, tmp_path: Path) -> None:
+    """Corpora are tokenised, opened, sampled and read with less address space than they have bytes."""
     (tmp_path / "large.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * (64 * 20_972))
     huge = tmp_path / "huge"
     huge.mkdir()
@@ -111,16 +111,16 @@ def test_corpora_may_be_larger_than_memory(corpus: Corpus, tmp_path: Path) -> No
         meta["splits"][split]["tokens"] = 1 << 32
         meta["splits"][split]["shards"] = [{"tokens": 1 << 23, "sha256": ""}] * (1 << 9)
         for number in range(1 << 9):
-            _hole(huge / f"{split}-{number:05d}.tokens", 1 << 23)
-    _hole(tmp_path / "huge-file", 1 << 27)
+            _create_sparse_file(huge / f"{split}-{number:05d}.tokens", 1 << 23)
+    _create_sparse_file(tmp_path / "huge-file", 1 << 27)
     (huge / "meta.json").write_text(json.dumps(with_checksum(meta)))
     done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [pytest.approx(0.9 * 64 * 20_972 * 50, rel=0.01), 1 << 32, 0, 64]
 
 
-def _hole(path: Path, size: int) -> None:
-    """A file that has this many bytes, and takes none."""
+def _create_sparse_file(path: Path, size: int) -> None:
+    """Create a sparse file of this many bytes."""
     with path.open("wb") as file:
         file.truncate(size)
 
@@ -128,8 +128,8 @@ def _hole(path: Path, size: int) -> None:
 # ---- shards -----------------------------------------------------------------------------------------------------
 
 
-def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
-    """Any places, slices of slices, and batches of every kind."""
+def test_sharded_tokens_equal_unsharded_tokens(tmp_path: Path) -> None:
+    """Indices, slices of slices, and batches of every kind."""
     text = "".join(chr(97 + i * i % 26) for i in range(1000))
     pieces = [("train", text[:333]), ("train", text[333:]), ("valid", "abc"), ("test", "xyz" * 7)]
     build_token_cache(tmp_path / "many", pieces, ByteTokenizer(), "x", "0", shard=7)
@@ -142,34 +142,34 @@ def test_a_corpus_in_shards_is_the_corpus(tmp_path: Path) -> None:
     part, same = many[100:900][5:], one[100:900][5:]
     assert np.array_equal(np.asarray(part), same) and len(many[5:3]) == 0
     for kind in (Crops, Epochs):
-        for row, wanted in ((many, one), (part, same)):
-            assert torch.equal(kind(row, 11, 4, 3).at(2).tokens, kind(wanted, 11, 4, 3).at(2).tokens)
+        for row, expected in ((many, one), (part, same)):
+            assert torch.equal(kind(row, 11, 4, 3).at(2).tokens, kind(expected, 11, 4, 3).at(2).tokens)
     batches = zip(windows(many, 30, 8), windows(one, 30, 8), strict=True)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in batches)
     assert len(many._files.mapped) <= MAX_MAPPED
-    for places in (np.array([1000]), np.array([-1])):
+    for indices in (np.array([1000]), np.array([-1])):
         with pytest.raises(IndexError):
-            many[places]
+            many[indices]
     with pytest.raises(IndexError):
         many[::2]
 
 
-def test_damaged_shards_and_indexes_are_noticed(tmp_path: Path) -> None:
+def test_damaged_shards_and_metadata_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "many"
     build_token_cache(
         folder, [("train", "abcdefgh" * 5), ("valid", "abc"), ("test", "xyz")], ByteTokenizer(), "x", "0", shard=16
     )
     verify_hashes(folder)
     shard, meta = folder / "train-00001.tokens", folder / "meta.json"
-    sound, index = shard.read_bytes(), meta.read_text()
-    shard.write_bytes(b"x" + sound[1:])
+    intact, index = shard.read_bytes(), meta.read_text()
+    shard.write_bytes(b"x" + intact[1:])
     open_tokens(folder)
     with pytest.raises(DamagedCache, match="train-00001.tokens has changed"):
         verify_hashes(folder)
-    shard.write_bytes(sound[:-1])
+    shard.write_bytes(intact[:-1])
     with pytest.raises(DamagedCache, match="16 bytes"):
         open_tokens(folder)
-    shard.write_bytes(sound)
+    shard.write_bytes(intact)
     meta.write_text(index.replace('"name": "x"', '"name": "y"'))
     with pytest.raises(DamagedCache, match="meta.json has changed"):
         open_tokens(folder)

@@ -1,4 +1,4 @@
-"""Large vocabularies: W X drawn in the width of the network has the law it would have by way of X."""
+"""Projected states: W X sampled in the width of the network has the distribution of W times a sampled X."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from logosphere.rng import CounterNoise, GeneratorNoise
 
 @pytest.fixture(autouse=True)
 def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of bridges are made once for all tests."""
+    """Bridge tables are computed once for all tests."""
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
-def wide(**options: object) -> tuple[ls.Model, ProjectedSphericalDiffusion]:
+def build_projected(**options: object) -> tuple[ls.Model, ProjectedSphericalDiffusion]:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=40, length=1, projected=True, **SMALL, **options)
     process = model.process
@@ -34,23 +34,23 @@ def moments(h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("time", [0.8, 0.4, 0.1])
-def test_what_the_network_reads_has_the_law_of_the_dense_state(time: float) -> None:
-    model, process = wide()
+def test_projections_have_the_distribution_of_projected_dense_states(time: float) -> None:
+    model, process = build_projected()
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), time)
     W = process.codec.weight.detach()
     process.eval()
     dense = process.corrupt(process.codec.encode(tokens), t, GeneratorNoise(generator(1), n))[:, 0, :40] @ W.T
     process.train()
-    read = process.codec.project(process.corrupt(tokens, t, GeneratorNoise(generator(2), n)))[:, 0].detach()
-    ours, theirs = moments(read.double()), moments(dense.double())
+    projected = process.codec.project(process.corrupt(tokens, t, GeneratorNoise(generator(2), n)))[:, 0].detach()
+    ours, theirs = moments(projected.double()), moments(dense.double())
     error = (ours.var(0) / n + theirs.var(0) / n).sqrt()
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
 
 
-def test_coordinates_belong_to_what_was_read() -> None:
-    """W applied to the coordinates gives back W X, and the coordinates have the law of X."""
-    model, process = wide()
+def test_sampled_coordinates_match_the_projection() -> None:
+    """W applied to the coordinates gives W X, and the coordinates have the distribution of X."""
+    model, process = build_projected()
     n = 20_000
     tokens, t = torch.full((n, 1), 7), torch.full((n, 1), 0.4)
     process.train()
@@ -66,8 +66,8 @@ def test_coordinates_belong_to_what_was_read() -> None:
     assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 4.5
 
 
-def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
-    model, process = wide()
+def test_noise_does_not_depend_on_the_batching() -> None:
+    model, process = build_projected()
     ids, tokens, t = torch.arange(6), torch.arange(6)[:, None], torch.full((6, 1), 0.5)
     whole = process.train().sample_projected(tokens, t, CounterNoise(0, 1, ids, ids, 6))
     part = process.sample_projected(tokens[2:4], t[2:4], CounterNoise(0, 1, ids[2:4], ids[2:4], 6))
@@ -75,8 +75,8 @@ def test_noise_does_not_depend_on_how_a_batch_is_cut() -> None:
     assert torch.equal(whole.keys[2:4], part.keys)
 
 
-def test_packed_states_hold_what_was_drawn() -> None:
-    """Tokens and keys too, to the last bit, and half of the positions are scored."""
+def test_packed_states_unpack_bit_identically() -> None:
+    """Tokens and keys are exact too; half of the positions are scored."""
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=40, length=6, projected=True, **SMALL)
     process, ids = model.process.train(), torch.arange(3)
@@ -90,7 +90,7 @@ def test_packed_states_hold_what_was_drawn() -> None:
     assert torch.equal(scored.sum(1), torch.full((3,), 3))
 
 
-def test_models_of_earlier_versions_had_the_projection_in_the_network(tmp_path: Path) -> None:
+def test_files_with_the_projection_in_the_network_are_migrated(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=40, length=6, projected=True, **SMALL)
     model.save(tmp_path)
@@ -100,10 +100,10 @@ def test_models_of_earlier_versions_had_the_projection_in_the_network(tmp_path: 
     assert torch.equal(ls.load(tmp_path).process.codec.weight, model.process.codec.weight)
 
 
-def test_it_trains_on_a_surrogate_and_is_measured_by_a_bound() -> None:
+def test_training_uses_a_surrogate_and_evaluation_a_bound() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=40, length=8, projected=True, any_order_fraction=0.0, **SMALL)
-    tokens = torch.randint(0, 40, (1, 8), generator=generator(1))  # one sentence to learn by heart
+    tokens = torch.randint(0, 40, (1, 8), generator=generator(1))  # one sequence to memorise
     before = float(model.eval().nelbo(tokens.expand(64, -1), generator(2), draws=8).total.mean())
     for progress in ls.fit(
         model, (tokens.expand(32, -1) for _ in range(120)), steps=120, optim=ls.OptimizerConfig(lr=1e-2, warmup=10)
@@ -114,7 +114,7 @@ def test_it_trains_on_a_surrogate_and_is_measured_by_a_bound() -> None:
     assert ls.sample(model.train(), n=2, steps=8).shape == (2, 8)
 
 
-def test_impossible_settings_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="start=mask"):
         ls.build("rdlm", vocab_size=40, length=1, projected=True, start="uniform", **SMALL)
     with pytest.raises(UserError, match="larger than the width"):

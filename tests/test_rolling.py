@@ -1,4 +1,4 @@
-"""Positions that set out one after another: the bound holds and is tight, and the sampler walks the same times."""
+"""Rolling offsets (option `stagger`): the bound holds and is tight, and the sampler uses the same times."""
 
 from pathlib import Path
 
@@ -16,20 +16,20 @@ from logosphere.processes.time_sampler import inverse_cdf, sample_step
 from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.types import Batch
 
-WAYS = [(0.5, "random"), (0.8, "random"), (0.5, "left-to-right")]
+OFFSETS = [(0.5, "random"), (0.8, "random"), (0.5, "left-to-right")]
 
 
 @pytest.fixture(autouse=True)
 def shared_tables(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of bridges are made once for all tests."""
+    """Bridge tables are computed once for all tests."""
     monkeypatch.setenv("LOGOSPHERE_CACHE", str(Path(tmp_path_factory.getbasetemp()) / "tables"))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("spread", "order"), WAYS)
+@pytest.mark.parametrize(("spread", "order"), OFFSETS)
 @pytest.mark.parametrize("start", ["mask", "uniform"])
-def test_the_bound_of_an_oracle_is_the_entropy_in_any_order(spread: float, order: str, start: str) -> None:
-    """Longer sequences than elsewhere: of four positions hardly one would be moving."""
+def test_oracle_bound_is_the_entropy_with_offsets(spread: float, order: str, start: str) -> None:
+    """The sequences are longer than elsewhere: of four positions hardly one would be between noise and data."""
     language = skewed_chain(5, 12)
     model = joint_sphere_model("rdlm-heat", language, stagger=spread, order=order, start=start)
     assert model.process.kind == "bound"
@@ -38,7 +38,7 @@ def test_the_bound_of_an_oracle_is_the_entropy_in_any_order(spread: float, order
     assert abs(mean) < 3 * error + 0.003 * language.entropy()
 
 
-def test_the_bound_is_that_of_the_free_positions() -> None:
+def test_the_bound_covers_the_free_positions() -> None:
     language, known = sticky_chain(3, 6), torch.tensor([False, True, False, False, True, False])
     model = joint_sphere_model("rdlm-heat", language, stagger=0.6)
     mean, error = mean_and_error(bound_excess(model, language, n=3000, draws=64, known=known))
@@ -47,20 +47,20 @@ def test_the_bound_is_that_of_the_free_positions() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
-def test_no_network_comes_below_the_entropy_in_any_order(name: str) -> None:
+def test_no_denoiser_is_below_the_entropy_with_offsets(name: str) -> None:
     language = sticky_chain(3, 8)
-    for spread, order in WAYS:
+    for spread, order in OFFSETS:
         model = joint_sphere_model(name, language, stagger=spread, order=order)
         uniform = Oracle(model, ls.languages.independent(torch.full((3,), 1 / 3), 8))
         mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=16, denoiser=uniform))
-        assert mean > 3 * error  # and it pays for being wrong
+        assert mean > 3 * error  # a wrong denoiser exceeds the entropy
         mean, error = mean_and_error(bound_excess(model, language, n=1000, draws=16))
         assert mean > -3 * error
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("spread", "order"), [*WAYS, (0.98, "random")])
-def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order: str) -> None:
+@pytest.mark.parametrize(("spread", "order"), [*OFFSETS, (0.98, "random")])
+def test_oracle_samples_have_the_distribution_of_the_language(spread: float, order: str) -> None:
     language = random_joint()
     model = joint_sphere_model("rdlm-heat", language, stagger=spread, order=order)
     drawn = ls.sample(model, n=3000, steps=160, rng=generator(5), denoiser=Oracle(model, language))
@@ -69,7 +69,7 @@ def test_samples_of_an_oracle_are_the_language_in_any_order(spread: float, order
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("order", ["random", "left-to-right"])
-def test_infilling_reproduces_what_is_likely_given_the_known(order: str) -> None:
+def test_infilling_has_the_conditional_distribution(order: str) -> None:
     language = random_joint()
     model = joint_sphere_model("rdlm-heat", language, stagger=0.5, order=order)
     known, tokens = torch.tensor([True, False, False, True]), torch.tensor([1, 0, 0, 0])
@@ -84,8 +84,8 @@ def test_infilling_reproduces_what_is_likely_given_the_known(order: str) -> None
     )
 
 
-def test_the_last_to_set_out_arrives_last() -> None:
-    """Offsets are ranks among the free positions; every order is as likely as any other."""
+def test_offsets_are_ranks_of_free_positions() -> None:
+    """Offsets are normalised ranks among the free positions; all orders are equally likely."""
     free = torch.tensor([[True, True, False, True, True]])
     stagger = RollingOffsets(0.5, "left-to-right")
     offsets = stagger.offsets(free, GeneratorNoise(generator(1), 1))
@@ -98,13 +98,13 @@ def test_the_last_to_set_out_arrives_last() -> None:
         chi_square_p_value(torch.bincount(ranks[:, 0] * 3 + ranks[:, 1], minlength=9), 1 - torch.eye(3).flatten())
         > MIN_P_VALUE
     )
-    together = RollingOffsets(0.5, states_per_token=2).offsets(
+    digit_offsets = RollingOffsets(0.5, states_per_token=2).offsets(
         torch.ones(4, 6, dtype=torch.bool), GeneratorNoise(generator(3), 4)
     )
-    assert torch.equal(together[:, ::2], together[:, 1::2])
+    assert torch.equal(digit_offsets[:, ::2], digit_offsets[:, 1::2])
 
 
-def test_the_walk_takes_every_position_from_noise_to_data() -> None:
+def test_position_times_fall_from_one_to_zero() -> None:
     process = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, stagger=0.7).process
     free = torch.ones(5, 8, dtype=torch.bool)
     free[:, 2] = False
@@ -112,19 +112,19 @@ def test_the_walk_takes_every_position_from_noise_to_data() -> None:
     t = process.position_times(rows, free, GeneratorNoise(generator(4), 5))
     assert (t[0][free] == 1).all() and (t[-1][free] == 0).all() and (t.diff(dim=0) <= 0).all()
     moving = ((t > 0) & (t < 1)).sum(-1)[:, 0]
-    assert 0 < int(moving.max()) < 7  # some wait, some move, some are done
-    together = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="joint").process
-    assert torch.equal(together.position_times(rows, free, GeneratorNoise(generator(4), 5)), rows[:, None])
+    assert 0 < int(moving.max()) < 7  # some positions are noise, some in between, some done
+    joint = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, path="joint").process
+    assert torch.equal(joint.position_times(rows, free, GeneratorNoise(generator(4), 5)), rows[:, None])
 
 
-def test_places_and_steps_agree() -> None:
+def test_inverse_cdf_agrees_with_sample_step() -> None:
     p = torch.tensor([0.1, 0.4, 0.0, 0.5]).double()
     w = torch.linspace(0.001, 0.999, 97).double()
     step, _ = sample_step(p, w)
     assert torch.equal(inverse_cdf(p, w).floor().long(), step)
 
 
-def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
+def test_states_do_not_depend_on_the_batching() -> None:
     model = ls.build("rdlm-heat", vocab_size=3, length=8, denoiser=None, stagger=0.7)
     batch = Batch.of(torch.randint(0, 3, (6, 8), generator=generator(7)))
     w, u = torch.linspace(0.2, 0.8, 6).double()[:, None], model.process.codec.encode(batch.tokens)
@@ -150,7 +150,7 @@ def test_the_times_of_a_sequence_do_not_depend_on_the_batch() -> None:
     ],
     ids=str,
 )
-def test_every_staggered_way_learns(options: dict[str, object]) -> None:
+def test_every_option_learns_with_offsets(options: dict[str, object]) -> None:
     language = sticky_chain(3, 6, stay=0.95)
     torch.manual_seed(0)
     model = ls.build("rdlm-heat", vocab_size=3, length=6, stagger=0.6, **SMALL, **options)
@@ -168,7 +168,7 @@ def test_every_staggered_way_learns(options: dict[str, object]) -> None:
     assert ls.sample(model, n=3, steps=8).shape == (3, 6)
 
 
-def test_impossible_staggers_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     for options, hint in (
         ({"stagger": 1.0}, "below 1"),
         ({"stagger": -0.1}, "below 1"),
@@ -180,7 +180,7 @@ def test_impossible_staggers_are_refused() -> None:
             ls.build("rdlm", vocab_size=4, length=4, denoiser=None, **options)
 
 
-def test_large_vocabularies_may_be_staggered() -> None:
+def test_offsets_work_with_projected_states() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=40, length=6, projected=True, stagger=0.6, **SMALL)
     tokens = torch.randint(0, 40, (8, 6), generator=generator(1))

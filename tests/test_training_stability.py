@@ -1,4 +1,4 @@
-"""Numbers that go wrong are noticed, kept for a look, or passed over."""
+"""Training stability: non-finite losses stop a run and dump the batch, gradient spikes are skipped, determinism."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,56 +23,56 @@ from logosphere.training.trainer import Diverged, Progress, Trainer
 from logosphere.types import Batch
 
 
-def test_the_batch_that_broke_a_training_is_kept(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_batch_of_a_divergence_is_saved(corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, optim=OptimizerConfig(lr=1e30, warmup=0)), corpus, tmp_path / "run")
     with pytest.raises(Diverged, match="with the batch"):
         list(run_training(run, corpus))
-    (kept,) = run.path.glob("broke-*.safetensors")
-    step = int(kept.name.split("-")[2]) - 1
-    shown = Crops(corpus.train, RECIPE.length, RECIPE.batch, RECIPE.seed).at(step)
-    tensors = read_tensors(kept)
-    assert torch.equal(tensors["tokens"], shown.tokens) and torch.equal(tensors["ids"], shown.ids)
+    (saved,) = run.path.glob("broke-*.safetensors")
+    step = int(saved.name.split("-")[2]) - 1
+    batch = Crops(corpus.train, RECIPE.length, RECIPE.batch, RECIPE.seed).at(step)
+    tensors = read_tensors(saved)
+    assert torch.equal(tensors["tokens"], batch.tokens) and torch.equal(tensors["ids"], batch.ids)
 
 
-def test_a_spike_is_passed_over() -> None:
-    """A batch whose weights were blown up: its step is left out, and nothing of it stays in weights or averages."""
+def test_a_gradient_spike_is_skipped() -> None:
+    """A step with an exploding gradient is skipped and changes neither weights nor averages."""
     trainer = Trainer(random_network("mdlm", LANGUAGE), optim=replace(QUICK, grad_spike_factor=5.0), ema=0.9)
     given = batches()
-    calm = [trainer.train_step(Batch.of(next(given)), 0.0) for _ in range(6)]
-    assert not any(progress.skipped for progress in calm)
+    normal_steps = [trainer.train_step(Batch.of(next(given)), 0.0) for _ in range(6)]
+    assert not any(progress.skipped for progress in normal_steps)
     before = [weight.detach().clone() for weight in [*trainer.parameters, *trainer.ema.shadow]]
-    usual = trainer.grad_norm_ema
-    trainer.grad_norm_ema /= 100  # the same as a gradient a hundred times larger
+    norm_before = trainer.grad_norm_ema
+    trainer.grad_norm_ema /= 100  # equivalent to a gradient a hundred times larger
     assert trainer.train_step(Batch.of(next(given)), 0.0).skipped and trainer.step == 7
     after = [*trainer.parameters, *trainer.ema.shadow]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    trainer.grad_norm_ema = usual
+    trainer.grad_norm_ema = norm_before
     assert not trainer.train_step(Batch.of(next(given)), 0.0).skipped
     with pytest.raises(UserError, match="above 1"):
         OptimizerConfig(grad_spike_factor=0.5)
 
 
-def test_a_step_that_is_passed_over_leaves_nothing_to_be_settled_later() -> None:
-    """What was observed in it is in no checkpoint, so a resumed run would go another way."""
+def test_a_skipped_step_leaves_empty_accumulators() -> None:
+    """Statistics of a skipped step are in no checkpoint, so a resumed run would differ otherwise."""
     trainer = Trainer(random_network("rdlm", LANGUAGE), optim=replace(QUICK, grad_spike_factor=5.0, warmup=2))
     given = batches()
     for _ in range(4):
         trainer.train_step(Batch.of(next(given)), 0.0)
     trainer.grad_norm_ema /= 100
     assert trainer.train_step(Batch.of(next(given)), 0.0).skipped
-    pending = trainer.model.process.accumulators()
-    assert pending and not any(bool(buffer.any()) for buffer in pending)
+    accumulators = trainer.model.process.accumulators()
+    assert accumulators and not any(bool(buffer.any()) for buffer in accumulators)
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
+def test_non_finite_weights_never_replace_a_checkpoint(shard: bool, corpus: Corpus, tmp_path: Path) -> None:
     run = create_run(replace(RECIPE, shard=shard, steps=20, validations=2), corpus, tmp_path / "run")
     list(run_training(run, corpus, stop_after(4)))
     train_step = Trainer.train_step
-    for step in (5, 10):  # noticed by the loss of the next step, or when a checkpoint is due
+    for step in (5, 10):  # detected by the loss of the next step, or before a checkpoint is written
         broken: list[Trainer] = []
 
-        def spoil(
+        def break_weights(
             trainer: Trainer, batch: Batch, done: float, step: int = step, seen: list[Trainer] = broken
         ) -> Progress:
             progress = train_step(trainer, batch, done)
@@ -82,24 +82,26 @@ def test_weights_that_are_no_numbers_never_replace_a_checkpoint(shard: bool, cor
             return progress
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Diverged, match="checkpoint, step-00000004, is in"):
-            patch.setattr(Trainer, "train_step", spoil)
+            patch.setattr(Trainer, "train_step", break_weights)
             list(run_training(Run(run.path), corpus))
         assert broken and latest(run.state) == run.state / "step-00000004"
     assert not [event for event in run_training(Run(run.path), corpus) if isinstance(event, Diverged)]
     assert latest(run.state) == run.state / "step-00000020"
 
 
-def test_what_is_usual_survives_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_average_gradient_norm_survives_resuming(corpus: Corpus, tmp_path: Path) -> None:
     recipe = replace(RECIPE, optim=replace(RECIPE.optim, grad_spike_factor=1.01))
-    straight, broken = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
-    list(run_training(straight, corpus))
+    uninterrupted, resumed = (create_run(recipe, corpus, tmp_path / name) for name in ("straight", "broken"))
+    list(run_training(uninterrupted, corpus))
     for steps in (5, 99):
-        list(run_training(Run(broken.path), corpus, stop_after(steps)))
-    assert metrics_without_times(straight) == metrics_without_times(broken)
-    assert any(line.get("skipped") for line in straight.metrics()), "the limit is so low that some steps are skipped"
+        list(run_training(Run(resumed.path), corpus, stop_after(steps)))
+    assert metrics_without_times(uninterrupted) == metrics_without_times(resumed)
+    assert any(line.get("skipped") for line in uninterrupted.metrics()), (
+        "the limit is so low that some steps are skipped"
+    )
 
 
-def test_determinism_is_asked_for_and_given_back(corpus: Corpus, tmp_path: Path) -> None:
+def test_deterministic_mode_is_enabled_during_training_only(corpus: Corpus, tmp_path: Path) -> None:
     plain, strict = create_run(RECIPE, corpus, tmp_path / "plain"), replace(RECIPE, deterministic=True)
     list(run_training(plain, corpus))
     run = create_run(strict, corpus, tmp_path / "strict")
