@@ -24,8 +24,10 @@ _LAZY = {
     "sampler": "logosphere.sampling.registry:sampler",
     "sample": "logosphere.sampling.generate:sample",
     "generate": "logosphere.sampling.generate:generate",
-    "Steered": "logosphere.networks.guidance:GradientGuided",
-    "SteeredState": "logosphere.networks.guidance:GradientGuidedState",
+    "GradientGuided": "logosphere.networks.guidance:GradientGuided",
+    "Steered": "logosphere.networks.guidance:GradientGuided",  # its former name
+    "GradientGuidedState": "logosphere.networks.guidance:GradientGuidedState",
+    "SteeredState": "logosphere.networks.guidance:GradientGuidedState",  # its former name
     "generate_long": "logosphere.sampling.constraints:generate_long",
     "slide": "logosphere.sampling.constraints:generate_long",  # its former name
     "with_length": "logosphere.sampling.constraints:with_length",

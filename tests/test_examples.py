@@ -270,7 +270,7 @@ def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
     other = open_corpus(f"lines:{tmp_path / 'b.txt'}", tokenizer)
     assert isinstance(other.tokenizer, WithEOS) and other.test.eos == tokenizer.eos
     for source in ("promoters:", "lines:"):
-        with pytest.raises(UserError, match="which file"):
+        with pytest.raises(UserError, match="is missing"):
             open_corpus(source)
 
 

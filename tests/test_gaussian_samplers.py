@@ -186,7 +186,7 @@ def test_state_gradient_guidance_differentiates_through_the_network() -> None:
         return float((ls.sample(model, n=60, steps=12, rng=generator(10), denoiser=way) == 2).float().mean())
 
     assert fraction(1.0) > fraction(0.0) + 0.1
-    with pytest.raises(UserError, match="Steered"):
+    with pytest.raises(UserError, match="use GradientGuided"):
         GradientGuidedState(model.denoiser, random_network("plaid", language).process, score)
     with pytest.raises(UserError, match="differentiable"):
         ls.sample(model, denoiser=GradientGuidedState(model.denoiser, model.process, lambda x: x.detach().sum((1, 2))))
