@@ -143,9 +143,9 @@ def test_the_command_takes_other_settings_from_the_parent(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pretrained, "__file__", str(workplace / "shelf" / "__init__.py"))
+    monkeypatch.setattr(pretrained, "__file__", str(workplace / "bundle" / "__init__.py"))
     assert trained("--system", "ar", "--device", "cpu", "--recompute", out="parent") == 0
-    assert main(["export", "parent", "--out", "shelf/small", *EXPORT_OPTIONS]) == 0
+    assert main(["export", "parent", "--out", "bundle/small", *EXPORT_OPTIONS]) == 0
     assert main(["train", "--begin", "box:small", "--steps", "2", "--out", "child", "--optim.lr", "1e-4"]) == 0
     ours, theirs = Run("child"), Run("parent")
     expected = replace(
@@ -153,8 +153,8 @@ def test_the_command_takes_other_settings_from_the_parent(
     )
     assert ours.config == expected and ours.config.optim.lr == 1e-4
     assert json.loads(Path("child/recipe.json").read_text())["begun"]["with"] == "box:small"
-    assert main(["export", "child", "--out", "shelf/larger", *EXPORT_OPTIONS]) == 0
-    card = Path("shelf/larger/card.md").read_text()
+    assert main(["export", "child", "--out", "bundle/larger", *EXPORT_OPTIONS]) == 0
+    card = Path("bundle/larger/card.md").read_text()
     assert "tokens seen | 384, in 6 steps, over 2 trainings" in card and "CPU hours, over 2 trainings" in card
     assert "began with | box:small" in card and "which had seen 256 tokens" in card
     assert Run("box:larger").trainings == ours.trainings and len(ours.trainings) == 2
