@@ -35,7 +35,7 @@ class NoisyClassifier(nn.Module):
         self.network = network
         self.stem = nn.Linear(width, self.network.width, bias=False)
         nn.init.normal_(self.stem.weight, std=0.2)
-        reads_time = isinstance(process.codec, TokenCodec) and process.time_conditional
+        reads_time = process.codec.is_discrete and process.time_conditional
         self.trunk = Backbone(self.network, positions, reads_time=reads_time)
         self.head = LinearHead(positions * self.network.width, classes)
 

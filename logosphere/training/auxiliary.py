@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.model import Model, bind_condition
 from logosphere.networks.backbone import Backbone
@@ -195,7 +194,7 @@ def _classify(classifier: NoisyClassifier, model: Model, batch: Batch, noise: No
 def _noisy_states(model: Model, batch: Batch, noise: Noise) -> tuple[State, Times]:
     """States as in sampling: uniform times, block after block; for continuous paths, as in training of the network."""
     process = model.process
-    if not isinstance(process.codec, TokenCodec):
+    if not process.codec.is_discrete:
         free = process.codec.expand_to_states(torch.ones_like(batch.free))
         z, t, _ = process.sample_zt(
             process.codec.encode(batch.tokens), noise.low_discrepancy_times(1, 1)[:, 0], free, noise
