@@ -174,6 +174,16 @@ def test_old_names_of_settings_are_accepted() -> None:
         config_from_dict(former, "recipe.json")
 
 
+def test_help_of_train_shows_the_options_of_a_named_system(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "Options of" not in capsys.readouterr().out
+    for words in (["--system", "gidd"], ["--system=gidd"]):
+        assert main(["train", *words, "--help"]) == 0
+        printed = capsys.readouterr().out
+        assert "Options of gidd" in printed and all(option in printed for option in ("p_u", "schedule", "t_min"))
+
+
+
 def test_help_does_not_import_torch() -> None:
     """`--help` is instant because it never loads torch."""
     for argv in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems", "--help"], ["data", "list"]):

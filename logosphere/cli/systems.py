@@ -28,16 +28,14 @@ def systems(arguments: Systems, argv: list[str]) -> int:
 
 def _show_system(name: str, as_json: bool) -> int:
     info, published = system(name), [preset for key, preset in presets(name).items() if key != DEFAULT]
-    defaults, docs = options(name), option_docs(name)
     if as_json:
+        defaults, docs = options(name), option_docs(name)
         described = [{"name": option, "default": defaults[option], "help": text} for option, text in docs.items()]
         print_json(asdict(info) | {"options": described, "presets": [_as_dict(preset) for preset in published]})
         return 0
     print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
     output = Console(highlight=False)
-    if docs:
-        print("\nOptions (--options NAME=VALUE), in addition to those of the network:")
-        output.print(_option_table(docs, defaults))
+    print_options(name)
     if not published:
         print("\nIts only preset is default: it follows no paper exactly.")
     for preset in published:
@@ -48,6 +46,13 @@ def _show_system(name: str, as_json: bool) -> int:
         output.print(f"Checked by {preset.checked}", markup=False)
         print(f"Train it: logosphere train --system {name} --preset {preset.name}")
     return 0
+
+
+def print_options(name: str) -> None:
+    """Print the options of a system with their defaults and documentation."""
+    if docs := option_docs(name):
+        print(f"\nOptions of {name} (--options NAME=VALUE), in addition to those of the network:")
+        Console(highlight=False).print(_option_table(docs, options(name)))
 
 
 def _as_dict(preset: Preset) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The arguments of `logosphere train`: a recipe, and options that change it."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,14 @@ def parse_train(argv: list[str]) -> Train:
     """The arguments of `train [RECIPE]`, each setting as the recipe, the parent, the preset and the options say."""
     name, rest = split_recipe(argv)
     default = recipe(name or "demo")
-    arguments = parse_train_options(rest, default)
+    try:
+        arguments = parse_train_options(rest, default)
+    except SystemExit:  # --help was printed
+        if chosen := named_system(rest):
+            from logosphere.cli.systems import print_options  # needs torch
+
+            print_options(chosen)
+        raise
     if not name and arguments.config.begin is not None and not arguments.resume:
         from logosphere.runs.create import config_from_parent  # needs torch
 
@@ -71,6 +79,12 @@ def parse_train_options(argv: list[str], default: TrainConfig) -> Train:
     words = [word.partition("=") for word in argv]
     argv = [former.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words]
     return parse(Train, argv, "train [RECIPE]", default=Train(config=default), about=TRAIN)
+
+
+def named_system(argv: list[str]) -> str:
+    """The system after --system, empty where it is not given."""
+    words = [part for word in argv for part in word.split("=", 1)]
+    return next((after for word, after in pairwise(words) if word == "--system"), "")
 
 
 def split_recipe(argv: list[str]) -> tuple[str, list[str]]:
