@@ -85,23 +85,25 @@ class SimplexStem(CoordinateStem):
         return super().forward(self.in_features**0.5 * (SHARPNESS * z).softmax(-1))
 
 
+AlphaSigma = Callable[[Times], tuple[Tensor, Tensor]]
+"""`GaussianDiffusion.alpha_sigma`: times -> α and σ."""
+
+
 class Standardised(Wrapper):
     """Scales states to variance 1, z/√(α²|e|²/d + σ²), and appended estimates likewise, √d x̂/|e| (Plaid)."""
 
-    def __init__(self, inner: Denoiser, process: GaussianTokenDiffusion):
+    def __init__(self, inner: Denoiser, alpha_sigma: AlphaSigma, width: int, norm: float):
         super().__init__(inner)
-        self._process = [process]  # in a list, so that its parameters are not registered twice
+        self.alpha_sigma, self.width, self.norm = alpha_sigma, width, norm
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        codec = self._process[0].codec
-        assert isinstance(codec, Embeddings) and codec.norm is not None
-        clean = codec.norm**2 / codec.width
-        alpha, sigma = self._process[0].alpha_sigma(t)
-        seen = z[..., : codec.width] / (clean * alpha.square() + sigma.square()).sqrt()
-        return self.inner(torch.cat([seen, z[..., codec.width :] / clean**0.5], -1), t, context, where)
+        clean = self.norm**2 / self.width
+        alpha, sigma = self.alpha_sigma(t)
+        state = z[..., : self.width] / (clean * alpha.square() + sigma.square()).sqrt()
+        return self.inner(torch.cat([state, z[..., self.width :] / clean**0.5], -1), t, context, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return Standardised(inner, self._process[0])
+        return Standardised(inner, self.alpha_sigma, self.width, self.norm)
 
 
 def gaussian_network(
@@ -126,7 +128,10 @@ def gaussian_network(
     if settings.predicts != "tokens":
         inner.head = LinearHead(network.width, codec.width)
     add_evidence = settings.predicts == "tokens" and settings.posterior_head
-    denoiser: Denoiser = Standardised(inner, process) if settings.input == "scaled" else inner
+    denoiser: Denoiser = inner
+    if settings.input == "scaled":
+        assert codec.norm is not None
+        denoiser = Standardised(inner, process.alpha_sigma, codec.width, codec.norm)
     if settings.self_conditioning:
         estimate = (
             _belief_estimate(process, add_evidence)
