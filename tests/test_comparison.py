@@ -64,7 +64,7 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
             entry["costs"]["steps"] == 3 and entry["costs"]["tokens"] == 3 * 64 and entry["costs"]["peak_bytes"] > 1e6
         )
         assert [point["step"] for point in entry["curve"]] == [2, 3]
-        assert {"judge:ar", "entropy", "spelling", "frontier"} <= entry["samplings"][0]["figures"].keys()
+        assert {"judge:ar", "entropy", "spelling", "frontier"} <= entry["samplings"][0]["metrics"].keys()
         assert entry["film"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
     by_name = {entry["name"]: entry for entry in board["entries"]}
     assert by_name["ar"]["shares"] == [] and len(by_name["mdlm"]["shares"]) == 12

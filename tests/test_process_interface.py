@@ -75,6 +75,8 @@ def test_steps_that_know_the_token_have_the_marginals_of_the_forward_process(
     system: System, t: float, s: float
 ) -> None:
     process, x = process_of(system), torch.ones(N, 4).long()
+    if t == 1 and process.predicts_ratios and process.guides_transitions:
+        pytest.skip("where no signal is left all ratios of tokens are 1, whatever the token is")
     z = process.corrupt(x, times(t), noise(7))
     stepped = process.step(prediction(process, x, z, times(t)), z, times(t), times(s), noise(8))
     assert same_distribution_p_value(stepped, process.corrupt(x, times(s), noise(9)), V + 1) > MIN_P_VALUE
