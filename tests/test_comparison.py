@@ -65,9 +65,9 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
         )
         assert [point["step"] for point in entry["curve"]] == [2, 3]
         assert {"judge:ar", "entropy", "spelling", "frontier"} <= entry["samplings"][0]["metrics"].keys()
-        assert entry["film"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
+        assert entry["animation"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
     by_name = {entry["name"]: entry for entry in board["entries"]}
-    assert by_name["ar"]["shares"] == [] and len(by_name["mdlm"]["shares"]) == 12
+    assert by_name["ar"]["time_bins"] == [] and len(by_name["mdlm"]["time_bins"]) == 12
     assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its number of steps is fixed
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
