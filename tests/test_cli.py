@@ -183,7 +183,6 @@ def test_help_of_train_shows_the_options_of_a_named_system(capsys: pytest.Captur
         assert "Options of gidd" in printed and all(option in printed for option in ("p_u", "schedule", "t_min"))
 
 
-
 def test_help_does_not_import_torch() -> None:
     """`--help` is instant because it never loads torch."""
     for argv in (["--help"], ["train", "--help"], ["sample", "--help"], ["systems", "--help"], ["data", "list"]):
