@@ -167,3 +167,21 @@ def test_test_module_names_are_unique() -> None:
     """Test folders are not packages, so two modules of one name would shadow each other."""
     names = [path.name for folder in (TESTS, TESTS.parent / "tools") for path in folder.rglob("*.py")]
     assert sorted(name for name in {*names} if names.count(name) > 1) == ["conftest.py"]
+
+
+CORE = {"torch", "numpy", "tyro", "rich", "yaml", "safetensors", "huggingface_hub", "tokenizers", "logosphere"}
+NEED_EXTRAS = {"cli/studio.py", "runs/lm_eval_adapter.py"}
+"""Modules that are imported only by users of an extra."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_import_core_dependencies_only(path: Path) -> None:
+    """An import at the top of a module must not need an extra, because every command imports its whole module."""
+    name = str(path.relative_to(PACKAGE))
+    if name in NEED_EXTRAS or name.startswith("studio/"):
+        return
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+        for root in {one.split(".")[0] for one in names}:
+            assert root in CORE or root in sys.stdlib_module_names, f"{name} imports {root}"

@@ -36,7 +36,7 @@ COMMANDS = {
     "train": Command("train a model on your text", "Train", "train"),
     "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
     "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),
-    "studio": Command("watch, steer and compare models in the browser", "Studio", "sample"),
+    "studio": Command("watch, steer and compare models in the browser", "Studio", "studio"),
     "plot": Command("draw the training curves of a run in the terminal", "Plot", "evaluate"),
     "train-remasker": Command("train the remasker of a g-star model", "TrainRemasker", "train"),
     "train-classifier": Command("train a classifier of noisy texts for guidance", "TrainClassifier", "train"),

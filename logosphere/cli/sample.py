@@ -1,15 +1,8 @@
-"""logosphere sample, studio"""
+"""logosphere sample"""
 
-import secrets
-import socket
-import threading
-import webbrowser
-from contextlib import suppress
 from pathlib import Path
 
-import uvicorn
-
-from logosphere.cli.arguments import Sample, Studio
+from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
 from logosphere.data.tokenizers import Prompt
@@ -20,8 +13,6 @@ from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import TrajectoryFrame
-from logosphere.studio.app import create_app
-from logosphere.studio.models import find_reports, list_models
 
 
 def sample(arguments: Sample, argv: list[str]) -> int:
@@ -76,31 +67,3 @@ def _save_image(path: Path, samples: Samples) -> None:
     rows = samples.tokens.cpu().numpy().astype("int64")
     write_atomic(path, encode_png(make_image_grid(rows, axes, samples.run.tokenizer.size)))
     log(f"Saved as {path}")
-
-
-LOOPBACK = "127.0.0.1"
-
-
-def studio(arguments: Studio, argv: list[str]) -> int:
-    """logosphere studio"""
-    books, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
-
-    def open_first() -> None:
-        with suppress(UserError):  # the request that needs it reports the error
-            books[0].load()
-
-    threading.Thread(target=open_first, daemon=True).start()
-    with socket.create_server((LOOPBACK, arguments.port)) as listener:
-        port = listener.getsockname()[1]
-        address = f"http://{LOOPBACK}:{port}/{token}/"
-        print(f"The studio is open at {address}\nOnly this machine can reach it. Ctrl-C closes it.", flush=True)
-        if arguments.open:
-            webbrowser.open(address)
-        settings = uvicorn.Config(
-            create_app(books, token, port, reports=reports),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-        uvicorn.Server(settings).run([listener])
-    return 0
