@@ -85,7 +85,7 @@ def release_if_scarce() -> bool:
 
 
 def trim() -> None:
-    """Return what is free now to the kernel if it is kept, so that a peak of memory measured next is not an earlier one."""
+    """Return what is free now to the kernel where it is kept, so that the peak measured next is not an earlier one."""
     library = _glibc()
     if library is not None and _limit is not None:
         library.malloc_trim(0)
