@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import threading
+from types import FrameType
 from typing import NoReturn
 
 from logosphere.allocator import keep_freed_memory
@@ -35,11 +36,11 @@ def _owns_process() -> bool:
     """Whether nothing is to run after the command: no profiler, debugger, coverage or interactive interpreter."""
     if sys.gettrace() is not None or sys.getprofile() is not None or sys.flags.inspect or sys.flags.interactive:
         return False
-    frame = sys._getframe(2)  # the caller of `run`
+    frame: FrameType | None = sys._getframe(2)  # the caller of `run`
     names = []
     while frame is not None:
         names.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return set(names) <= _START_FRAMES
 
 
