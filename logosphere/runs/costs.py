@@ -68,17 +68,23 @@ def _backward_formula(_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: ob
     return 2 * _attention_flops(q, k, v)  # the kernel computes q kᵀ again, which is no part of the model
 
 
+def _linear_formula(x: Tensor, weight: Tensor, *_: object, **__: object) -> int:
+    return 2 * x.numel() * weight.shape[0]
+
+
 def _formulas() -> dict[object, Callable[..., int]]:
     """FLOPs of each operation: torch's formulas, and for attention those of plain matrix products.
 
     torch has none for the kernel on CPUs, and counts five products in the backward pass of the others, where plain
-    matrix products have four.
+    matrix products have four. It has none for linear layers fused with their activation either.
     """
     formulas: dict[object, Callable[..., int]] = dict(flop_registry)
     for name in FUSED_ATTENTION:
         for suffix, formula in (("", _forward_formula), ("_backward", _backward_formula)):
             if (operation := getattr(torch.ops.aten, f"_scaled_dot_product_{name}{suffix}", None)) is not None:
                 formulas[operation] = formula
+    if (linear := getattr(torch.ops.mkldnn, "_linear_pointwise", None)) is not None:
+        formulas[linear] = _linear_formula
     return formulas
 
 
