@@ -77,7 +77,7 @@ class _PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Float[Tensor, "B M D"], table: Tensor, heads: int, bias: Tensor | None
+        ctx: Any, qkv: Float[Tensor, "B M E"], table: Tensor, heads: int, bias: Tensor | None
     ) -> Float[Tensor, "B M D"]:
         rows = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, M, h]
         rotated, v = rotate_pairs(rows[:2].float(), table).to(qkv.dtype), rows[2].contiguous()
@@ -106,7 +106,7 @@ class _PlainAttention(torch.autograd.Function):
 
 
 def attend_plainly(
-    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
+    qkv: Float[Tensor, "B M E"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
 ) -> Float[Tensor, "B M D"]:
     """Return rotary attention among positions in bfloat16, given the projection to queries, keys and values."""
     bias = None
