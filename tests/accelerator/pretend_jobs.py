@@ -123,6 +123,20 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
     return {"synchronisations per step": waits}
 
 
+def synchronise(system: str, preset: str, options: dict[str, Any] | None = None, **settings: Any) -> Report:
+    """How often one training step waits for the device, after two others, and where."""
+    model = build_model(system, preset, **(options or {}))
+    trainer = Trainer(model, ema=0.9, **settings)
+    *first, last = batches(3, model.length)
+    for batch in first:
+        trainer.train_step(batch, 0.5)
+    counters = (pretend_device.synchronisations, pretend_device.uploads, pretend_device.places)
+    for counter in counters:
+        counter.clear()
+    trainer.train_step(last, 0.5)
+    return dict(zip(("waits", "uploads", "places"), map(dict, counters), strict=True))
+
+
 def resume(system: str, preset: str, options: dict[str, Any]) -> None:
     """A saved and resumed training takes the same next steps as one that continues."""
     with tempfile.TemporaryDirectory() as folder:
@@ -339,6 +353,6 @@ def shortened() -> str:
     return f"{text.strip().splitlines()[-1]} [{' < '.join(reversed(where))}]"
 
 
-ALL: list[Callable[..., Report]] = [train, settings, deterministic, sample, infill, guide, conditions, lengths]
+ALL: list[Callable[..., Report]] = [train, synchronise, settings, deterministic, sample, infill, guide, conditions, lengths]
 ALL += [command_line, remasker, ode, without_float64]
 JOBS = {job.__name__: job for job in ALL}
