@@ -26,7 +26,7 @@ from logosphere.networks.wrappers import LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.processes.capabilities import DiscreteTransitions
 from logosphere.sampling.steppers.base import TRANSITIONS, Evaluate, Stepper, require
-from logosphere.types import Bool, Float, Int64, Logits, Positions, Predict, State, Times
+from logosphere.types import Bool, Float, Int64, Logits, Positions, Predict, State, Times, Where
 
 MIN_LOG_P = -100.0
 """Smaller log-probabilities count as this where they are subtracted."""
@@ -236,7 +236,7 @@ class EditGuided(Wrapper):
         super().__init__(inner)
         self.guidance = guidance
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where)
         every = torch.ones_like(z, dtype=torch.bool) if where is None else where
         weights = self.guidance.log_weights(out.shape[-1] + 1, z, t, torch.zeros_like(t), every)[:, :-1].to(out.dtype)

@@ -106,6 +106,12 @@ def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
     optimizer.step()
 
 
+def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """The values of several scalars, in one copy to the host: each copy waits for all work queued on the device."""
+    numbers: list[float] = torch.stack([scalar.to(scalars[0].device, torch.float64) for scalar in scalars]).tolist()
+    return numbers
+
+
 class EMA:
     """A running average of the weights: θ̄ <- d θ̄ + (1 - d) θ with d = min(decay, (1 + n)/(10 + n)) in update n.
 
@@ -264,13 +270,13 @@ class Trainer:
         model, group = self.model, self.group
         model.train()
         model.check_vocabulary(batch.tokens)
+        count = int(group.all_reduce(int(batch.free.sum()))[0])  # on the host, where batches come from
         batch = self._drop_conditions(batch).to(model.device)
-        count = int(group.all_reduce(int(batch.free.sum()))[0])
         lr = lr_at(self.optim, self.step, done)
         if isinstance(model.process, TrainingPhases):
             model.process.on_step_start(done)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = nats = 0.0
+        losses, sums = [], []
         cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
         parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
         for rows in parts:
@@ -281,10 +287,14 @@ class Trainer:
                     bound = self.objective.bound(part, noise)
                 mean = bound.loss.sum() / count
                 (mean * group.size).backward()  # processes average their gradients, but the sum is needed
-            loss, nats = loss + mean.item(), nats + bound.total.sum().item() / count
-        loss, nats = group.all_reduce(loss, nats)
+            losses.append(mean.detach())
+            sums.append(bound.total.detach().sum())
         norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
-        gradient = self.objective.full_tensor(norm).item()
+        *values, gradient = read_numbers([*losses, *sums, self.objective.full_tensor(norm)])
+        loss, nats = 0.0, 0.0
+        for part_loss, part_sum in zip(values[: len(parts)], values[len(parts) :], strict=True):
+            loss, nats = loss + part_loss, nats + part_sum / count
+        loss, nats = group.all_reduce(loss, nats)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise Diverged(
                 f"The loss became {loss:g} and its gradient {gradient:g} in step {self.step + 1}; "

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount"}
+SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount", "masked_scatter_backward"}
 SYNCHRONISING |= {"_unique2", "unique_dim", "unique_consecutive"}
 """Operations whose result the processor has to wait for; indexing with booleans is another."""
 CROSSING = {"copy_", "_to_copy"}
@@ -216,9 +216,7 @@ class _Operation:
         elif self.name in INDEXING and any(index is not None and index.dtype in BOOLEAN for index in args[1]):
             _count("boolean index")
 
-    def count_uploads(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], target: bool
-    ) -> None:
+    def count_uploads(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], target: bool) -> None:
         """Note if this operation copies from the CPU to the device, as CUDA also does for indices and in `where`."""
         foreign = sum(type(tensor) is not DeviceTensor for tensor in tensors)
         if not target or not foreign:

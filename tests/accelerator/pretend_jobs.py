@@ -353,6 +353,16 @@ def shortened() -> str:
     return f"{text.strip().splitlines()[-1]} [{' < '.join(reversed(where))}]"
 
 
-ALL: list[Callable[..., Report]] = [train, synchronise, settings, deterministic, sample, infill, guide, conditions, lengths]
+ALL: list[Callable[..., Report]] = [
+    train,
+    synchronise,
+    settings,
+    deterministic,
+    sample,
+    infill,
+    guide,
+    conditions,
+    lengths,
+]
 ALL += [command_line, remasker, ode, without_float64]
 JOBS = {job.__name__: job for job in ALL}
