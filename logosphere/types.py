@@ -35,6 +35,7 @@ __all__ = [
     "ChunkedPredict",
     "Condition",
     "Float",
+    "Indices",
     "Int64",
     "Kind",
     "LogitChunks",
@@ -52,7 +53,9 @@ __all__ = [
 Tokens = Int64[Tensor, "B L"]
 Times = Float[Tensor, "B L"]
 Positions = Bool[Tensor, "B L"]
-Where = Positions | tuple[Int64[Tensor, " N"], Int64[Tensor, " N"]] | None
+Indices = tuple[Int64[Tensor, " N"], Int64[Tensor, " N"]]
+"""Rows and columns of N positions."""
+Where = Positions | Indices | None
 """Selected positions: a Boolean field, the pair of their indices (`nonzero(as_tuple=True)`), or None for all.
 
 Each indexes a field, `field[where]`. The indices do so without a synchronisation of the device, which has to count the

@@ -25,6 +25,7 @@ from logosphere.types import (
     Bound,
     ChunkedPredict,
     Float,
+    Indices,
     Kind,
     Logits,
     Positions,
@@ -247,7 +248,7 @@ def mark_shared_time(t: Times) -> Times:
     return t if t.device.type == "cpu" else t[:, :1].expand_as(t)
 
 
-def _select_positions(process: Process, predict: Predict, draws: Sequence[_Draw]) -> list[Where]:
+def _select_positions(process: Process, predict: Predict, draws: Sequence[_Draw]) -> Sequence[Indices | None]:
     """The positions at which each draw is evaluated: None for all, or their indices.
 
     A device has to be read for the number of indices. One reading serves all draws: with the numbers known, a stable
@@ -261,7 +262,7 @@ def _select_positions(process: Process, predict: Predict, draws: Sequence[_Draw]
     if everywhere and isinstance(predict, ChunkedPredict):
         return [None] * len(draws)
     if len(draws) == 1 or needs[0].device.type == "cpu":
-        return [field.nonzero(as_tuple=True) for field in needs]
+        return [(index[0], index[1]) for index in (field.nonzero(as_tuple=True) for field in needs)]
     counts = torch.stack([field.sum() for field in needs]).tolist()
     order = [(~field).flatten().byte().argsort(stable=True)[:count] for field, count in zip(needs, counts, strict=True)]
     return [(index // field.shape[1], index % field.shape[1]) for index, field in zip(order, needs, strict=True)]
@@ -272,7 +273,9 @@ def _observes(process: Process) -> bool:
     return process.training and isinstance(process, OnlineStatistics) and len(process.accumulators()) > 0
 
 
-def _bound_of(process: Process, predict: Predict, batch: Batch, draw: _Draw, where: Where, noise: Noise) -> Bound:
+def _bound_of(
+    process: Process, predict: Predict, batch: Batch, draw: _Draw, where: Indices | None, noise: Noise
+) -> Bound:
     """The bound of a draw of states, evaluated at these positions."""
     (u, recon, recon_loss), (z, t, weight), free = draw.encoded, draw.sample, draw.free
     rate, loss = _evaluate(process, predict, draw, where)
@@ -300,7 +303,7 @@ def _bound_of(process: Process, predict: Predict, batch: Batch, draw: _Draw, whe
 
 
 def _evaluate(
-    process: Process, predict: Predict, draw: _Draw, where: Where
+    process: Process, predict: Predict, draw: _Draw, where: Indices | None
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The rate of the bound and the loss at the selected positions; 0 at those that need no prediction.
 
@@ -312,7 +315,7 @@ def _evaluate(
     counted = draw.needs.flatten() if where is None and not draw.everywhere else None
     if counted is not None:  # values that no formula turns into an infinite number
         times = torch.where(counted, times, 1.0)
-    asked = where if isinstance(predict, ChunkedPredict) else draw.needs
+    asked: Where = where if isinstance(predict, ChunkedPredict) else draw.needs
 
     def evaluate(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences

@@ -249,10 +249,12 @@ class Trainer:
         group: ProcessGroup = SINGLE,
         sharded: bool = False,
         steps: int = 0,
+        static_shapes: bool = False,
     ):
         check_training(ema, cond_dropout, accumulate, precision)
         self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
         self.cond_dropout, self.group, self.precision = cond_dropout, group, _dtype(precision, model.device)
+        model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
         self.optim = optim or OptimizerConfig()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -276,7 +278,8 @@ class Trainer:
         if isinstance(model.process, TrainingPhases):
             model.process.on_step_start(done)
         self.optimizer.zero_grad(set_to_none=True)
-        losses, sums = [], []
+        losses: list[Tensor] = []
+        totals: list[Tensor] = []
         cuts = [len(batch) * number // self.accumulate for number in range(self.accumulate + 1)]
         parts = [slice(start, end) for start, end in pairwise(cuts) if start < end]
         for rows in parts:
@@ -288,12 +291,12 @@ class Trainer:
                 mean = bound.loss.sum() / count
                 (mean * group.size).backward()  # processes average their gradients, but the sum is needed
             losses.append(mean.detach())
-            sums.append(bound.total.detach().sum())
+            totals.append(bound.total.detach().sum())
         norm = nn.utils.clip_grad_norm_(self.parameters, self.optim.clip or math.inf, foreach=True)
-        *values, gradient = read_numbers([*losses, *sums, self.objective.full_tensor(norm)])
+        *values, gradient = read_numbers([*losses, *totals, self.objective.full_tensor(norm)])
         loss, nats = 0.0, 0.0
-        for part_loss, part_sum in zip(values[: len(parts)], values[len(parts) :], strict=True):
-            loss, nats = loss + part_loss, nats + part_sum / count
+        for part_loss, part_total in zip(values[: len(parts)], values[len(parts) :], strict=True):
+            loss, nats = loss + part_loss, nats + part_total / count
         loss, nats = group.all_reduce(loss, nats)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             raise Diverged(

@@ -123,17 +123,19 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
     return {"synchronisations per step": waits}
 
 
-def synchronise(system: str, preset: str, options: dict[str, Any] | None = None, **settings: Any) -> Report:
+def synchronise(
+    system: str, preset: str, done: float = 0.6, static_shapes: bool = False, accumulate: int = 1
+) -> Report:
     """How often one training step waits for the device, after two others, and where."""
-    model = build_model(system, preset, **(options or {}))
-    trainer = Trainer(model, ema=0.9, **settings)
+    model = build_model(system, preset)
+    trainer = Trainer(model, ema=0.9, accumulate=accumulate, static_shapes=static_shapes)
     *first, last = batches(3, model.length)
     for batch in first:
-        trainer.train_step(batch, 0.5)
+        trainer.train_step(batch, done)
     counters = (pretend_device.synchronisations, pretend_device.uploads, pretend_device.places)
     for counter in counters:
         counter.clear()
-    trainer.train_step(last, 0.5)
+    trainer.train_step(last, done)
     return dict(zip(("waits", "uploads", "places"), map(dict, counters), strict=True))
 
 
