@@ -135,6 +135,12 @@ class SphericalDiffusion(
         return self.path_name == "joint"
 
     @property
+    def shares_times(self) -> bool:  # type: ignore[override]
+        """Not where positions have offsets of their own, nor in any order."""
+        in_any_order = self.any_order_fraction > 0 if self.training else self.path_name == "any-order"
+        return self.rolling is None and not in_any_order
+
+    @property
     def path_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """A chain and a start that changes with time have the joint path only."""
         return ("joint", "any-order") if self.constant_start and not self.chain else ("joint",)
@@ -358,7 +364,7 @@ class SphericalDiffusion(
         cross_entropy, node = self.cross_entropy(out, u), self._node(t)
         if self.training:
             moving = (weight > 0) & (t < 1)
-            self.time_sampler.observe(node[moving], rate[moving], cross_entropy[moving])
+            self.time_sampler.observe(node, rate, cross_entropy, moving)
         if self.loss_type == "drift":
             return rate * weight
         late = self.switch is not None and self.progress >= self.switch
