@@ -8,6 +8,7 @@ device, before and after a resume.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from copy import copy
 
 import torch
@@ -16,6 +17,10 @@ from torch import Tensor
 from logosphere.types import Bool, Float, Int64
 
 GOLDEN = 0x9E3779B97F4A7C15
+WIDE = 256
+"""Normal numbers in rows longer than this are computed in float32, two from one 64-bit word."""
+WORDS = 1 << 15
+"""Words computed at a time on a CPU, where memory traffic dominates: intermediate results then stay in its cache."""
 
 
 def _signed(number: int) -> int:
@@ -71,6 +76,12 @@ class Noise(ABC):
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Independent standard normal numbers, float32."""
+        if shape[-1] > WIDE:
+            return self._wide_normal(shape)
+        return Noise._wide_normal(self, shape)
+
+    def _wide_normal(self, shape: tuple[int, ...]) -> Float[Tensor, "..."]:
+        """`normal` for long rows, which may be computed in float32."""
         u = self.uniform(*shape)
         return torch.special.ndtri(u, out=u).float()
 
@@ -81,9 +92,41 @@ class Noise(ABC):
 
 def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, reproducible: for rows too long to be drawn with all others."""
+    if count > WIDE:
+        return _box_muller(_mix64(keys), count)
     counter = torch.arange(1, count + 1, device=keys.device)
     u = _unit(_mix64(_mix64(keys)[:, None] + counter * _signed(GOLDEN)))
     return torch.special.ndtri(u, out=u).float()
+
+
+def _box_muller(keys: Int64[Tensor, " N"], count: int, offset: int = 0) -> Float[Tensor, "N n"]:
+    """`count` standard normal numbers for each key: √(-2 log u) (cos φ, sin φ) (Box and Muller 1958).
+
+    u has the upper 31 bits of a word and φ the lower 32, so that numbers reach 6.7 standard deviations. The cosine and
+    the sine of a word are half a row apart, so that both are written in order.
+    """
+    out = torch.empty(len(keys), count, device=keys.device)
+    half = (count + 1) // 2
+    limit = WORDS if keys.device.type == "cpu" else len(keys) * half
+    counter = (torch.arange(1, min(limit, half) + 1, device=keys.device) + offset).mul_(_signed(GOLDEN))
+    for rows, columns in _blocks(len(keys), half, limit):
+        bits = counter[: columns.stop - columns.start] + (keys[rows, None] + _signed(columns.start * GOLDEN))
+        bits = _mix64(bits)
+        angle = bits.int().float().mul_(math.pi * 2.0**-31)
+        radius = (bits >> 33).bitwise_and_((1 << 31) - 1).float()
+        radius = radius.add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
+        torch.mul(radius, angle.cos(), out=out[rows, columns])
+        right = min(columns.stop, count - half) - columns.start
+        torch.mul(radius[:, :right], angle.sin_()[:, :right], out=out[rows, half:][:, columns][:, :right])
+    return out
+
+
+def _blocks(rows: int, columns: int, limit: int) -> Iterator[tuple[slice, slice]]:
+    """Divide an array into blocks of at most `limit` numbers: whole rows if they are short enough, else parts of one."""
+    height, width = max(1, limit // max(1, columns)), max(1, min(columns, limit))
+    for top in range(0, rows, height):
+        for left in range(0, columns, width):
+            yield slice(top, min(top + height, rows)), slice(left, min(left + width, columns))
 
 
 def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
@@ -100,6 +143,9 @@ class GeneratorNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         numbers = torch.rand(shape, generator=self.rng, dtype=torch.float64, device=self.device)
         return numbers.clamp_min(2.0**-54)  # torch.rand may return 0, whose logarithm is not finite
+
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.rng, device=self.device)
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         index = torch.arange(self.batch, device=self.device)
@@ -140,6 +186,10 @@ class CounterNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return _unit(self._bits(self.keys, shape))
 
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        self.requests += 1
+        return _box_muller(self.keys, math.prod(shape[1:]), self.requests << 40).view(shape)
+
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
         return _lattice(self.global_index, self.total, draws, shifts)
@@ -154,12 +204,19 @@ class _PackedNoise(Noise):
     def for_positions(self, where: Tensor) -> Noise:
         return _PackedNoise(self.whole, self.rows[where], self.positions[where])
 
-    def uniform(self, *shape: int) -> Tensor:
+    def _request_keys(self) -> Int64[Tensor, " N"]:
+        """The key of each position for the next request."""
         rows, whole = self.rows, self.whole
         whole.packed = whole.packed + torch.zeros_like(whole.packed).index_fill(0, rows, 1)
         position = _mix64((whole.packed[rows] << 40) + self.positions * _signed(GOLDEN) + 6)
-        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=rows.device)
-        return _unit(_mix64((whole.keys[rows] ^ position)[:, None] + counter * _signed(GOLDEN)).view(shape))
+        return whole.keys[rows] ^ position
+
+    def uniform(self, *shape: int) -> Tensor:
+        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=self.device)
+        return _unit(_mix64(self._request_keys()[:, None] + counter * _signed(GOLDEN)).view(shape))
+
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return _box_muller(self._request_keys(), math.prod(shape[1:])).view(shape)
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         return self.whole.low_discrepancy_times(draws, blocks)[self.rows]  # times belong to whole sequences

@@ -160,6 +160,10 @@ class Process(nn.Module, ABC):
         """Bayes' rule at one position: add log q(z_t | x = k) to the logits of a prediction from the context."""
         return logits + self.log_likelihood(z, t)
 
+    def belief(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """p(x = k | z_t) for equally likely tokens: the softmax of `log_likelihood`."""
+        return self.log_likelihood(z, t).softmax(-1)
+
     def from_posterior(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the parameterisation of the network: unchanged by default."""
         return posterior
@@ -171,6 +175,13 @@ class Process(nn.Module, ABC):
     def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position with this rate of the bound: by default the bound itself."""
         return rate * weight
+
+    def rate_and_loss(
+        self, out: Logits, u: State, z: State, t: Tensor, weight: Tensor
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """`elbo_rate` and `loss`. The memory of `out` may be used for its gradient: `out` is not read afterwards."""
+        rate = self.elbo_rate(out, u, z, t)
+        return rate, self.loss(rate, out, u, z, t, weight)
 
     # ---- defaults: sampling --------------------------------------------------------------------------------------
 
@@ -229,12 +240,13 @@ def _evaluate(
     nor their softmax are in memory as a whole.
     """
     z, t, weight = sample
-    x, picked, times, weights = u[where], z[where], t[where], weight[where]
+    # On a CPU all positions are selected without a copy; elsewhere the host would wait for the answer.
+    whole = where.device.type == "cpu" and bool(where.all())
+    x, picked, times, weights = (f.flatten(0, 1) if whole else f[where] for f in (u, z, t, weight))
 
     def evaluate(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
-            rate = process.elbo_rate(out, x[rows], picked[rows], times[rows])
-            return rate, process.loss(rate, out, x[rows], picked[rows], times[rows], weights[rows])
+            return process.rate_and_loss(out, x[rows], picked[rows], times[rows], weights[rows])
 
     if isinstance(process, AutoencoderStage) and not process.denoiser_active:
         return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
