@@ -19,7 +19,7 @@ from logosphere.types import Bool, Float, Int64
 GOLDEN = 0x9E3779B97F4A7C15
 WIDE = 256
 """Normal numbers in rows longer than this are computed in float32, two from one 64-bit word."""
-WORDS = 1 << 15
+WORDS = 1 << 16
 """Words computed at a time on a CPU, where memory traffic dominates: intermediate results then stay in its cache."""
 
 

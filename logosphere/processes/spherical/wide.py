@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from logosphere.geometry.bridges import HeatBridge
-from logosphere.geometry.sphere import angle_over_sine
+from logosphere.geometry.bridges import HeatBridge, tangent_normal_log_p
+from logosphere.geometry.row_functions import RowFunction, RowPolynomials
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SphericalStep
@@ -24,6 +24,8 @@ from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Time
 
 BLOCK = 1 << 17
 """Numbers in a block of rows on a CPU: 512 KiB of float32."""
+MANY = 1024
+"""From this number of tokens on, log-likelihoods are polynomials of the cosine (geometry/row_functions.py)."""
 LARGE_BLOCK = 1 << 26
 """The same on other devices, where a block only limits memory."""
 
@@ -127,9 +129,8 @@ class WideSphericalDiffusion(SphericalDiffusion):
         """A function of the log-likelihoods of each row; at t = 0 `own` at the vertex and `other` elsewhere."""
         flat, times = z.flatten(0, -2), t.flatten()
         out = z.new_empty(len(flat), self.num_classes)
-        log_p = self._heat_likelihood(times) if isinstance(self.bridge, HeatBridge) else self._log_likelihoods(times)
-        for rows in row_blocks(flat):
-            out[rows] = normalise(log_p(flat[rows], rows))
+        for rows, log_p in self._log_likelihoods(flat, times):
+            out[rows] = normalise(log_p)
         clean = times == 0
         if z.device.type != "cpu":
             token = flat[:, : self.num_classes].argmax(1, keepdim=True)
@@ -142,36 +143,34 @@ class WideSphericalDiffusion(SphericalDiffusion):
             out[rows_at, token] = own
         return out.view(*z.shape[:-1], self.num_classes)
 
-    def _heat_likelihood(self, times: Float[Tensor, " N"]) -> Callable[[Tensor, slice], Tensor]:
-        assert isinstance(self.bridge, HeatBridge)
-        bridge, s = self.bridge, self._s(times)
-        return lambda x, rows: bridge.log_p(x[:, : self.num_classes], s[rows])
+    def _log_likelihoods(
+        self, x: Float[Tensor, "N d"], times: Float[Tensor, " N"]
+    ) -> Iterator[tuple[slice, Float[Tensor, "n K"]]]:
+        """Log-likelihoods of blocks of rows, up to a constant of each row."""
+        if x.device.type != "cpu" or self.num_classes < MANY or len(self.origins) > 1:
+            return self._formula_blocks(x, times)
+        cosines, squared_norm = x[:, : self.num_classes], 1 - x[:, -1].square()
+        return RowPolynomials(self._row_likelihood(x, times), cosines, squared_norm).blocks(row_blocks(cosines))
 
-    def _log_likelihoods(self, times: Float[Tensor, " N"]) -> Callable[[Tensor, slice], Tensor]:
-        node = self._node(times)
-        if len(self.origins) > 1:
-            return lambda x, rows: torch.stack(
-                [self._normal_likelihood(x, node[rows], which) for which in range(len(self.origins))]
-            ).logsumexp(0)
-        moments, level, d = self.moments[0][node], self.levels, self.num_classes + 1
-        phi = level[0, 0]
-        sine = (1 - phi.square()).sqrt()
+    def _formula_blocks(self, x: Tensor, times: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        node, s = self._node(times), self._s(times)
+        for rows in row_blocks(x):
+            if isinstance(self.bridge, HeatBridge):
+                yield rows, self.bridge.log_p(x[rows, : self.num_classes], s[rows])
+            else:
+                starts = range(len(self.origins))
+                parts = [self._normal_likelihood(x[rows], node[rows], which) for which in starts]
+                yield rows, parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0)
 
-        def log_p(x: Float[Tensor, "n d"], rows: slice) -> Float[Tensor, "n K"]:
-            """`tangent_normal_log_p`, where <X, μ_k> and the component towards e_k are linear in the cosine."""
-            mean_a, mean_b, middle, along, across = moments[rows].split(1, 1)
-            cosine, b = x[:, :-1], self._across(x, level) / sine
-            slope = phi / sine
-            inner = (cosine * (mean_a - slope * mean_b)).add_(b * mean_b).clamp_(-1, 1)
-            forward = (cosine * (mean_b + slope * mean_a)).sub_(b * mean_a)
-            ratio = angle_over_sine(inner)
-            squared = inner.square_().neg_().add_(1).mul_(ratio).mul_(ratio)
-            forward.mul_(ratio)
-            squared.addcmul_(forward, forward, value=-1).mul_(-0.5 * across)
-            squared.add_(forward.sub_(middle).square_().mul_(-0.5 * along))
-            return squared.add_(ratio.log_(), alpha=d - 2)
-
-        return log_p
+    def _row_likelihood(self, x: Float[Tensor, "N d"], times: Float[Tensor, " N"]) -> RowFunction:
+        """The log-likelihood of a token as a function of its cosine."""
+        if isinstance(self.bridge, HeatBridge):
+            bridge, s = self.bridge, self._s(times).double()
+            return lambda cosine, row: bridge.log_p(cosine, s[row])
+        moments = self.moments[0].double()[self._node(times)]
+        phi, d = self.levels[0, 0].double(), self.num_classes + 1
+        across, sine = self._across(x, self.levels).double(), (1 - phi.square()).sqrt()
+        return lambda cosine, row: tangent_normal_log_p(cosine, (across[row] - phi * cosine) / sine, moments[row], d)
 
     # ---- the bound and the loss ---------------------------------------------------------------------------------------
 
