@@ -23,7 +23,7 @@ from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
 LENGTH, WIDTH, DEPTH, HEADS, CONDITION, ROWS = 128, 160, 4, 4, 128, 10_001
-SHAPES = ((28, 8), (1024, 8), (8192, 8), (30_522, 2))
+SHAPES = ((28, 8), (1024, 8), (8192, 8), (30_522, 4))
 """Vocabulary and batch."""
 ROUNDS = 9
 

@@ -102,8 +102,9 @@ def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
 def _box_muller(keys: Int64[Tensor, " N"], count: int, offset: int = 0) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key: √(-2 log u) (cos φ, sin φ) (Box and Muller 1958).
 
-    u has the upper 31 bits of a word and φ the lower 32, so that numbers reach 6.7 standard deviations. The cosine and
-    the sine of a word are half a row apart, so that both are written in order.
+    u is the size of a word, of which float32 keeps the upper 24 significant bits, and φ has the lower 32 bits; numbers
+    reach 9 standard deviations. The cosine and the sine of a word are half a row apart, so that both are written in
+    order.
     """
     out = torch.empty(len(keys), count, device=keys.device)
     half = (count + 1) // 2
@@ -113,8 +114,7 @@ def _box_muller(keys: Int64[Tensor, " N"], count: int, offset: int = 0) -> Float
         bits = counter[: columns.stop - columns.start] + (keys[rows, None] + _signed(columns.start * GOLDEN))
         bits = _mix64(bits)
         angle = bits.int().float().mul_(math.pi * 2.0**-31)
-        radius = (bits >> 33).bitwise_and_((1 << 31) - 1).float()
-        radius = radius.add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
+        radius = bits.float().abs_().add_(1).mul_(2.0**-63).log_().mul_(-2).sqrt_()
         torch.mul(radius, angle.cos(), out=out[rows, columns])
         right = min(columns.stop, count - half) - columns.start
         torch.mul(radius[:, :right], angle.sin_()[:, :right], out=out[rows, half:][:, columns][:, :right])

@@ -7,6 +7,7 @@ float64 at a few points of the row. The other coordinates are computed one by on
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,9 @@ from logosphere.types import Float, Int64
 RowFunction = Callable[[Float[Tensor, "n m"], Int64[Tensor, " n"]], Float[Tensor, "n m"]]
 """(arguments in float64, rows they belong to) -> values, up to a constant of the row."""
 
-NODES = 8
-"""For |x| ≤ 0.22, which is 7/√1,024, and functions analytic for |x| < 1, the error is below 10⁻⁷ of their range."""
+NODES = 8, 6
+"""Up to 4,096 and for more coordinates, that is |x| ≤ 0.22 = 7/√1,024 and |x| ≤ 0.11 = 7/√4,096: for functions
+analytic for |x| < 1 the error is then below 10⁻⁷ of their range."""
 REACH = 7.0
 """r in units of the root mean square: a normal number is beyond it once in 4·10¹¹."""
 
@@ -27,27 +29,33 @@ class RowPolynomials:
     def __init__(self, f: RowFunction, x: Float[Tensor, "N K"], squared_norm: Float[Tensor, " N"]):
         self.f, self.x = f, x
         reach = REACH * (squared_norm.double() / x.shape[1]).clamp_min(1e-12).sqrt()
-        place = torch.cos(torch.pi * (torch.arange(NODES, dtype=torch.float64) + 0.5) / NODES)
-        powers = place[:, None] ** torch.arange(NODES)
+        count = NODES[x.shape[1] > 4096]
+        place = torch.cos(torch.pi * (torch.arange(count, dtype=torch.float64) + 0.5) / count)
+        powers = place[:, None] ** torch.arange(count)
         nodes = torch.cat([torch.zeros(1, dtype=torch.float64), place]).to(x.device)
         values = f(reach[:, None] * nodes, torch.arange(len(x), device=x.device)).double()
         self.at_zero = values[:, :1]
         scaled = (values[:, 1:] - self.at_zero) @ torch.linalg.inv(powers).T.to(x.device)
-        degree = torch.arange(NODES, device=x.device)
+        degree = torch.arange(count, device=x.device)
         self.coefficients = (scaled / reach[:, None] ** degree)[:, 1:].float()
         self.reach = reach.float()[:, None]
 
     def blocks(self, slices: Iterator[slice]) -> Iterator[tuple[slice, Float[Tensor, "n K"]]]:
         """The values of successive blocks of rows."""
         parts = list(slices)
-        found = [(self.x[rows].abs() > self.reach[rows]).nonzero() for rows in parts]
-        offsets = torch.tensor([rows.start for rows in parts]).repeat_interleave(torch.tensor([len(at) for at in found]))
-        row, column = torch.cat(found).unbind(1)
-        exact = self._exact(row + offsets, column).split([len(at) for at in found])
-        for rows, at, values in zip(parts, found, exact, strict=True):
+        found = [self._large(rows) for rows in parts]
+        starts = [rows.start * self.x.shape[1] for rows in parts]
+        at = torch.cat([places + start for places, start in zip(found, starts, strict=True)])
+        exact = self._exact(at // self.x.shape[1], at % self.x.shape[1]).split([len(places) for places in found])
+        for rows, places, values in zip(parts, found, exact, strict=True):
             out = self._polynomial(rows)
-            out[at[:, 0], at[:, 1]] = values
+            out.view(-1)[places] = values
             yield rows, out
+
+    def _large(self, rows: slice) -> Int64[Tensor, " q"]:
+        """The places of a block, row after row, that are beyond the interval; by numpy, ten times as fast as torch."""
+        large = self.x[rows].abs() > self.reach[rows]
+        return torch.from_numpy(np.flatnonzero(large.numpy()))
 
     def _exact(self, row: Int64[Tensor, " q"], column: Int64[Tensor, " q"]) -> Float[Tensor, " q"]:
         values = self.f(self.x[row, column].double()[:, None], row)

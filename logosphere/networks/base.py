@@ -190,7 +190,7 @@ AddEvidence = Callable[[Logits, State, Times], Logits]
 """`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
 
 Belief = Callable[[State, Times], Float[Tensor, "... K"]]
-"""`Process.belief`: (states, times) -> softmax_k log q(z_t | x = k)."""
+"""`Process.belief`: (states, times) -> √K softmax_k log q(z_t | x = k)."""
 
 
 class PosteriorHead(Wrapper):
@@ -225,9 +225,8 @@ class BeliefInput(Wrapper):
 
     def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
         belief = self.belief(z, t)
-        scale = belief.shape[-1] ** 0.5
-        belief = scale * belief if belief.requires_grad else belief.mul_(scale)
-        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
+        K = belief.shape[-1]
+        clean = belief if self.block == z.shape[1] else K**0.5 * context[..., :K]
         return self.inner(belief, t, clean, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:

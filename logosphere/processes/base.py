@@ -161,8 +161,9 @@ class Process(nn.Module, ABC):
         return logits + self.log_likelihood(z, t)
 
     def belief(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
-        """p(x = k | z_t) for equally likely tokens: the softmax of `log_likelihood`."""
-        return self.log_likelihood(z, t).softmax(-1)
+        """√K p(x = k | z_t) for K equally likely tokens, p being the softmax of `log_likelihood`."""
+        p = self.log_likelihood(z, t).softmax(-1)
+        return p * p.shape[-1] ** 0.5
 
     def from_posterior(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the parameterisation of the network: unchanged by default."""

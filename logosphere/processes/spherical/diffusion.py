@@ -358,13 +358,17 @@ class SphericalDiffusion(
 
         Plain cross-entropy includes waiting positions, as masked diffusion includes masks.
         """
-        return self._loss(rate, self.cross_entropy(out, u), t, weight)
-
-    def _loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
-        node = self._node(t)
+        cross_entropy = self.cross_entropy(out, u)
         if self.training:
-            moving = (weight > 0) & (t < 1)
-            self.time_sampler.observe(node[moving], rate[moving], cross_entropy[moving])
+            self._observe(rate, cross_entropy, t, weight > 0)
+        return self._weighted_loss(rate, cross_entropy, t, weight)
+
+    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
+        moving = where & (t < 1)
+        self.time_sampler.observe(self._node(t)[moving], rate[moving], cross_entropy[moving])
+
+    def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        node = self._node(t)
         if self.loss_type == "drift":
             return rate * weight
         late = self.switch is not None and self.progress >= self.switch

@@ -19,13 +19,15 @@ from logosphere.geometry.row_functions import RowFunction, RowPolynomials
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SphericalStep
-from logosphere.rng import Noise
+from logosphere.rng import Noise, hash64
 from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Times
 
 BLOCK = 1 << 17
 """Numbers in a block of rows on a CPU: 512 KiB of float32."""
 MANY = 1024
 """From this number of tokens on, log-likelihoods are polynomials of the cosine (geometry/row_functions.py)."""
+MEASURED_ONE_IN = 8
+"""In training the drift error is computed at one in this many positions."""
 LARGE_BLOCK = 1 << 26
 """The same on other devices, where a block only limits memory."""
 
@@ -121,7 +123,8 @@ class WideSphericalDiffusion(SphericalDiffusion):
     def belief(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
         if z.requires_grad:
             return super().belief(z, t)
-        return self._by_rows(z, t, lambda log_p: log_p.softmax(1), 0.0, 1.0)
+        scale = self.num_classes**0.5
+        return self._by_rows(z, t, lambda log_p: log_p.softmax(1).mul_(scale), 0.0, scale)
 
     def _by_rows(
         self, z: State, t: Float[Tensor, "..."], normalise: Callable[[Tensor], Tensor], other: float, own: float
@@ -184,18 +187,35 @@ class WideSphericalDiffusion(SphericalDiffusion):
     def rate_and_loss(
         self, out: Logits, u: State, z: State, t: Tensor, weight: Tensor
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """In training the drift error, which the loss does not need, is computed at a random part of the positions.
+
+        They estimate the bound without bias, and the time sampler observes them alone.
+        """
         if self.loss_type == "drift" and torch.is_grad_enabled():
             return super().rate_and_loss(out, u, z, t, weight)
-        s = self._s(t)
-        cross_entropy, error = _DriftError.apply(
-            out.float(), self._token_ids(u), lambda rows: self._strength(z[rows], s[rows])
-        )
-        rate = self._rate(error, cross_entropy.detach(), t)
-        return rate, self._loss(rate, cross_entropy, t, weight)
+        token, s = self._token_ids(u), self._s(t)
+        measured = self._choose_rows(z, token) if self.training else torch.ones_like(token, dtype=torch.bool)
 
-    def _strength(self, x: Float[Tensor, "n d"], s: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        cosine = x[:, : self.num_classes]
-        return cosine, self.bridge.drift_strength(cosine, s)
+        def strength(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+            some = measured[rows].nonzero().squeeze(1) if z.device.type == "cpu" else slice(None)
+            cosine = z[rows, : self.num_classes][some]
+            return some, cosine, self.bridge.drift_strength(cosine, s[rows][some])
+
+        cross_entropy, error = _DriftError.apply(out.float(), token, strength)
+        ce = cross_entropy.detach()
+        if self.training:
+            self._observe(self._rate(error, ce, t), ce, t, (weight > 0) & measured)
+            error = error * measured * MEASURED_ONE_IN
+        rate = self._rate(error, ce, t)
+        return rate, self._weighted_loss(rate, cross_entropy, t, weight)
+
+    @staticmethod
+    def _choose_rows(z: Float[Tensor, "N d"], token: Int64[Tensor, " N"]) -> Positions:
+        """Choose positions by a hash of state and token, so that the choice does not depend on the rest of the batch."""
+        # The global generator is set by seed and step in training, so that all processes have the same key.
+        key = int(torch.randint(1 << 31, ()))
+        bits = z[:, :2].contiguous().view(torch.int64).squeeze(1)
+        return (hash64(hash64(bits, key) + token, key) >> 32) % MEASURED_ONE_IN == 0
 
     # ---- backward -----------------------------------------------------------------------------------------------------
 
@@ -212,15 +232,16 @@ class WideSphericalDiffusion(SphericalDiffusion):
 class _DriftError(torch.autograd.Function):
     """-log p_x and |η_θ - η_x|² of rows of logits, and the gradient p - e_x of the first, in the memory of the logits.
 
-    `strength` returns the cosines of some rows and the drift strengths there. The drift error has no gradient.
+    `strength` chooses some rows of a block, and returns their cosines and the drift strengths there. The drift error is
+    0 in all other rows, and has no gradient.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, out: Logits, token: Int64[Tensor, " N"], strength: Callable[[slice], tuple[Tensor, Tensor]]
+        ctx: Any, out: Logits, token: Int64[Tensor, " N"], strength: Callable[[slice], tuple[Any, Tensor, Tensor]]
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         logits, index = out.detach(), token[:, None]
-        cross_entropy, error = logits.new_empty(len(logits)), logits.new_empty(len(logits))
+        cross_entropy, error = logits.new_empty(len(logits)), logits.new_zeros(len(logits))
         for rows in row_blocks(logits):
             part, own = logits[rows], index[rows]
             p = part.softmax(1)
@@ -229,10 +250,10 @@ class _DriftError(torch.autograd.Function):
             cross_entropy[rows] = largest - highest.log() - part.gather(1, own).squeeze(1)
             p.scatter_add_(1, own, p.new_full((), -1.0).expand_as(own))
             part.copy_(p)
-            cosine, pull = strength(rows)
-            excess = p.mul_(pull)
-            along = pull.copy_(cosine).mul_(excess).sum(1)
-            error[rows] = (torch.linalg.vector_norm(excess, dim=1).square() - along.square()).clamp_min_(0)
+            some, cosine, pull = strength(rows)
+            excess = pull.mul_(p[some])
+            along = (excess * cosine).sum(1)
+            error[rows][some] = (torch.linalg.vector_norm(excess, dim=1).square() - along.square()).clamp_min_(0)
         ctx.gradient = logits
         ctx.mark_non_differentiable(error)
         return cross_entropy, error
