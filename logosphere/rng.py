@@ -19,8 +19,8 @@ from logosphere.types import Bool, Float, Int64
 GOLDEN = 0x9E3779B97F4A7C15
 WIDE = 256
 """Normal numbers in rows longer than this are computed in float32, two from one 64-bit word."""
-WORDS = 1 << 16
-"""Words computed at a time on a CPU, where memory traffic dominates: intermediate results then stay in its cache."""
+BLOCK, LARGE_BLOCK = 1 << 17, 1 << 26
+"""Numbers in a block of rows on a CPU (512 KiB of float32), and on other devices."""
 
 
 def _signed(number: int) -> int:
@@ -85,6 +85,14 @@ class Noise(ABC):
         u = self.uniform(*shape)
         return torch.special.ndtri(u, out=u).float()
 
+    def normal_blocks(self, *shape: int) -> tuple[Float[Tensor, "... d"], Iterator[slice]]:
+        """An array for `normal`, and an iterator that fills it: it yields blocks of its rows when they are filled.
+
+        What is computed from a block at once finds it in the cache of a processor.
+        """
+        numbers = self.normal(*shape)
+        return numbers, row_blocks(numbers.flatten(0, -2))
+
     def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
         """Keys for `normal_rows`."""
         return (self.uniform(*shape) * 2.0**52).long()
@@ -93,40 +101,41 @@ class Noise(ABC):
 def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, reproducible: for rows too long to be drawn with all others."""
     if count > WIDE:
-        return _box_muller(_mix64(keys), count)
+        out = torch.empty(len(keys), count, device=keys.device)
+        return _filled(out, _box_muller(_mix64(keys), out))
     counter = torch.arange(1, count + 1, device=keys.device)
     u = _unit(_mix64(_mix64(keys)[:, None] + counter * _signed(GOLDEN)))
     return torch.special.ndtri(u, out=u).float()
 
 
-def _box_muller(keys: Int64[Tensor, " N"], count: int, offset: int = 0) -> Float[Tensor, "N n"]:
-    """`count` standard normal numbers for each key: √(-2 log u) (cos φ, sin φ) (Box and Muller 1958).
+def _box_muller(keys: Int64[Tensor, " N"], out: Float[Tensor, "N n"], offset: int = 0) -> Iterator[slice]:
+    """Fill rows with standard normal numbers, √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks of them.
 
     u is the size of a word, of which float32 keeps the upper 24 significant bits, and φ has the lower 32 bits; numbers
-    reach 9 standard deviations. The cosine and the sine of a word are half a row apart, so that both are written in
-    order.
+    reach 9 standard deviations. The cosines and the sines of a row's words are its two halves.
     """
-    out = torch.empty(len(keys), count, device=keys.device)
+    count = out.shape[1]
     half = (count + 1) // 2
-    limit = WORDS if keys.device.type == "cpu" else len(keys) * half
-    counter = (torch.arange(1, min(limit, half) + 1, device=keys.device) + offset).mul_(_signed(GOLDEN))
-    for rows, columns in _blocks(len(keys), half, limit):
-        bits = counter[: columns.stop - columns.start] + (keys[rows, None] + _signed(columns.start * GOLDEN))
-        bits = _mix64(bits)
+    counter = (torch.arange(1, half + 1, device=keys.device) + offset).mul_(_signed(GOLDEN))
+    for rows in row_blocks(out):
+        bits = _mix64(keys[rows, None] + counter)
         angle = bits.int().float().mul_(math.pi * 2.0**-31)
         radius = bits.float().abs_().add_(1).mul_(2.0**-63).log_().mul_(-2).sqrt_()
-        torch.mul(radius, angle.cos(), out=out[rows, columns])
-        right = min(columns.stop, count - half) - columns.start
-        torch.mul(radius[:, :right], angle.sin_()[:, :right], out=out[rows, half:][:, columns][:, :right])
-    return out
+        torch.mul(radius, angle.cos(), out=out[rows, :half])
+        torch.mul(radius[:, : count - half], angle.sin_()[:, : count - half], out=out[rows, half:])
+        yield rows
 
 
-def _blocks(rows: int, columns: int, limit: int) -> Iterator[tuple[slice, slice]]:
-    """Divide an array into blocks of at most `limit` numbers: whole rows if they are short enough, else parts of one."""
-    height, width = max(1, limit // max(1, columns)), max(1, min(columns, limit))
-    for top in range(0, rows, height):
-        for left in range(0, columns, width):
-            yield slice(top, min(top + height, rows)), slice(left, min(left + width, columns))
+def row_blocks(rows: Float[Tensor, "N d"]) -> Iterator[slice]:
+    """Divide the rows of an array into blocks, which on a CPU fit into its cache; elsewhere they limit memory."""
+    size = max(1, (BLOCK if rows.device.type == "cpu" else LARGE_BLOCK) // rows.shape[1])
+    return (slice(first, min(first + size, len(rows))) for first in range(0, len(rows), size))
+
+
+def _filled(numbers: Tensor, blocks: Iterator[slice]) -> Tensor:
+    for _ in blocks:
+        pass
+    return numbers
 
 
 def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
@@ -187,8 +196,12 @@ class CounterNoise(Noise):
         return _unit(self._bits(self.keys, shape))
 
     def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
-        self.requests += 1
-        return _box_muller(self.keys, math.prod(shape[1:]), self.requests << 40).view(shape)
+        return _filled(*self.normal_blocks(*shape))
+
+    def normal_blocks(self, *shape: int) -> tuple[Tensor, Iterator[slice]]:
+        keys = self._bits(self.keys, shape[:-1]).flatten()  # one for each row
+        numbers = torch.empty(shape, device=self.device)
+        return numbers, _box_muller(keys, numbers.view(-1, shape[-1]))
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
@@ -216,7 +229,14 @@ class _PackedNoise(Noise):
         return _unit(_mix64(self._request_keys()[:, None] + counter * _signed(GOLDEN)).view(shape))
 
     def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
-        return _box_muller(self._request_keys(), math.prod(shape[1:])).view(shape)
+        return _filled(*self.normal_blocks(*shape))
+
+    def normal_blocks(self, *shape: int) -> tuple[Tensor, Iterator[slice]]:
+        numbers = torch.empty(shape, device=self.device)
+        rows, keys = numbers.view(-1, shape[-1]), self._request_keys()
+        if len(rows) > len(keys):
+            keys = _mix64(keys[:, None] + torch.arange(len(rows) // len(keys), device=self.device)).flatten()
+        return numbers, _box_muller(keys, rows)
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         return self.whole.low_discrepancy_times(draws, blocks)[self.rows]  # times belong to whole sequences

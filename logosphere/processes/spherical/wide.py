@@ -19,24 +19,13 @@ from logosphere.geometry.row_functions import RowFunction, RowPolynomials
 from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SphericalStep
-from logosphere.rng import Noise, hash64
+from logosphere.rng import Noise, hash64, row_blocks
 from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Times
 
-BLOCK = 1 << 17
-"""Numbers in a block of rows on a CPU: 512 KiB of float32."""
 MANY = 1024
 """From this number of tokens on, log-likelihoods are polynomials of the cosine (geometry/row_functions.py)."""
 MEASURED_ONE_IN = 8
 """In training the drift error is computed at one in this many positions."""
-LARGE_BLOCK = 1 << 26
-"""The same on other devices, where a block only limits memory."""
-
-
-def row_blocks(rows: Float[Tensor, "N d"]) -> Iterator[slice]:
-    """Divide the rows of an array into blocks."""
-    size = max(1, (BLOCK if rows.device.type == "cpu" else LARGE_BLOCK) // rows.shape[1])
-    return (slice(first, first + size) for first in range(0, len(rows), size))
-
 
 class WideSphericalDiffusion(SphericalDiffusion):
     """Bridges to the vertices of many tokens."""
@@ -73,12 +62,12 @@ class WideSphericalDiffusion(SphericalDiffusion):
         """
         token = self._token_ids(u)
         a, b, which = self._sample_ab(t, noise)
-        z = noise.normal(*t.shape, self.num_classes + 1)
+        z, blocks = noise.normal_blocks(*t.shape, self.num_classes + 1)
         c = (1 - a.square() - b.square()).clamp_min(0).sqrt()
         fields = [field.expand(*t.shape, field.shape[-1]).flatten(0, 1) for field in (a, b, c, self.levels[which])]
         index, moves = token.flatten()[:, None], t.flatten()[:, None] > 0
         flat = z.flatten(0, 1)
-        for rows in row_blocks(flat):
+        for rows in blocks:
             g, x = flat[rows], index[rows]
             a, b, c, level = (field[rows] for field in fields)
             phi = level[:, :1]
