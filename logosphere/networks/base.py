@@ -192,8 +192,8 @@ class WithConditionTokens(Denoiser):
 AddEvidence = Callable[[Logits, State, Times], Logits]
 """`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
 
-LogLikelihood = Callable[[State, Times], Logits]
-"""`Process.log_likelihood`: (states, times) -> log q(z_t | x = k)."""
+Belief = Callable[[State, Times], Float[Tensor, "... K"]]
+"""`Process.belief`: (states, times) -> √K softmax_k log q(z_t | x = k)."""
 
 
 class PosteriorHead(Wrapper):
@@ -222,16 +222,15 @@ class PosteriorHead(Wrapper):
 class BeliefInput(Wrapper):
     """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
 
-    def __init__(self, inner: Denoiser, log_likelihood: LogLikelihood):
+    def __init__(self, inner: Denoiser, belief: Belief):
         super().__init__(inner)
-        self.log_likelihood = log_likelihood
+        self.belief = belief
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
-        belief = self.log_likelihood(z, t).softmax(-1)
-        scale = belief.shape[-1] ** 0.5
-        belief = scale * belief
-        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
+        belief = self.belief(z, t)
+        K = belief.shape[-1]
+        clean = belief if self.block == z.shape[1] else K**0.5 * context[..., :K]
         return self.inner(belief, t, clean, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return BeliefInput(inner, self.log_likelihood)
+        return BeliefInput(inner, self.belief)

@@ -172,6 +172,11 @@ class Process(nn.Module, ABC):
         """Bayes' rule at one position: add log q(z_t | x = k) to the logits of a prediction from the context."""
         return logits + self.log_likelihood(z, t)
 
+    def belief(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """√K p(x = k | z_t) for K equally likely tokens, p being the softmax of `log_likelihood`."""
+        p = self.log_likelihood(z, t).softmax(-1)
+        return p * p.shape[-1] ** 0.5
+
     def from_posterior(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the parameterisation of the network: unchanged by default."""
         return posterior
@@ -183,6 +188,13 @@ class Process(nn.Module, ABC):
     def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position with this rate of the bound: by default the bound itself."""
         return rate * weight
+
+    def rate_and_loss(
+        self, out: Logits, u: State, z: State, t: Tensor, weight: Tensor
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """`elbo_rate` and `loss`. The memory of `out` may be used for its gradient: `out` is not read afterwards."""
+        rate = self.elbo_rate(out, u, z, t)
+        return rate, self.loss(rate, out, u, z, t, weight)
 
     # ---- defaults: sampling --------------------------------------------------------------------------------------
 
@@ -321,8 +333,7 @@ def _evaluate(
         with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
             if counted is not None:
                 out = torch.where(counted[rows, None], out, 0.0)
-            rate = process.elbo_rate(out, x[rows], picked[rows], times[rows])
-            loss = process.loss(rate, out, x[rows], picked[rows], times[rows], weights[rows])
+            rate, loss = process.rate_and_loss(out, x[rows], picked[rows], times[rows], weights[rows])
         if counted is None:
             return rate, loss
         return torch.where(counted[rows], rate, 0.0), torch.where(counted[rows], loss, 0.0)

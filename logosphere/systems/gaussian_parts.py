@@ -141,7 +141,7 @@ def gaussian_network(
         denoiser = SelfConditioning(
             denoiser, width, estimate_width, estimate, settings.self_conditioning, settings.self_conditioning_period
         )
-    denoiser = BeliefInput(denoiser, process.log_likelihood) if has_beliefs else denoiser
+    denoiser = BeliefInput(denoiser, process.belief) if has_beliefs else denoiser
     return PosteriorHead(denoiser, process.add_evidence) if add_evidence else denoiser
 
 
