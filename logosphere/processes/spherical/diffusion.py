@@ -369,7 +369,7 @@ class SphericalDiffusion(
             self._observe(rate, cross_entropy, t, weight > 0)
         return self._weighted_loss(rate, cross_entropy, t, weight)
 
-    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
+    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Tensor) -> None:
         moving = where & (t < 1)
         self.time_sampler.observe(self._node(t), rate, cross_entropy, moving)
 
