@@ -112,7 +112,7 @@ def attend_plainly(
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=qkv.dtype).masked_fill_(~mask, -torch.inf)
-    return _PlainAttention.apply(qkv, table, heads, bias)  # type: ignore[no-any-return]
+    return _PlainAttention.apply(qkv, table, heads, bias)
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -135,7 +135,7 @@ def square_relu(x: Tensor) -> Tensor:
     """Return max(x, 0)² and overwrite x, which nothing else may read: the output of a linear layer."""
     if not torch.is_grad_enabled():
         return x.relu_().square_()
-    return _SquaredReLU.apply(x)  # type: ignore[no-any-return]
+    return _SquaredReLU.apply(x)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -147,7 +147,7 @@ class _FeedForward(torch.autograd.Function):
         linear = torch.ops.mkldnn._linear_pointwise  # bias and ReLU within the product
         r = linear(x, w1, b1, "relu", [], "")
         ctx.save_for_backward(x, w1, w2, r)
-        return linear(r * r, w2, b2, "none", [], "")  # type: ignore[no-any-return]
+        return linear(r * r, w2, b2, "none", [], "")
 
     @staticmethod
     @once_differentiable
@@ -162,4 +162,4 @@ class _FeedForward(torch.autograd.Function):
 
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
     """Return W₂ max(W₁ x + b₁, 0)² + b₂ in bfloat16."""
-    return _FeedForward.apply(x.bfloat16(), w1, b1, w2, b2)  # type: ignore[no-any-return]
+    return _FeedForward.apply(x.bfloat16(), w1, b1, w2, b2)
