@@ -271,6 +271,12 @@ def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64
 
     Summed in float64: with the usual float32 Gumbel trick every category below 6e-8 would never be drawn.
     """
+    if log_p.dim() == 2 and log_p.numel() > BLOCK and log_p.device.type == "cpu":
+        return torch.cat([_invert_cdf(log_p[rows], u[rows]) for rows in row_blocks(log_p)])
+    return _invert_cdf(log_p, u)
+
+
+def _invert_cdf(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
     cumulative = running_sum(log_p.double().softmax(-1))
     threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
     # 'right' skips categories of probability 0 even when u is at their edge.

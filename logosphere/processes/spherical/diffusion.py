@@ -364,8 +364,8 @@ class SphericalDiffusion(
         return self._weighted_loss(rate, cross_entropy, t, weight)
 
     def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
-        moving = where & (t < 1)
-        self.time_sampler.observe(self._node(t)[moving], rate[moving], cross_entropy[moving])
+        where = where & (t < 1)
+        self.time_sampler.observe(self._node(t)[where], rate[where], cross_entropy[where])
 
     def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         node = self._node(t)

@@ -27,6 +27,7 @@ MANY = 1024
 MEASURED_ONE_IN = 8
 """In training the drift error is computed at one in this many positions."""
 
+
 class WideSphericalDiffusion(SphericalDiffusion):
     """Bridges to the vertices of many tokens."""
 
@@ -252,5 +253,7 @@ class _DriftError(torch.autograd.Function):
     def backward(ctx: Any, scale: Float[Tensor, " N"], _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            raise RuntimeError("The gradient of this loss can be computed only once: it takes the memory of the logits.")
+            raise RuntimeError(
+                "The gradient of this loss can be computed only once: it takes the memory of the logits."
+            )
         return gradient.mul_(scale[:, None]), None, None
