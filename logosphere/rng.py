@@ -109,7 +109,7 @@ def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
 
 
 def _box_muller(keys: Int64[Tensor, " N"], out: Float[Tensor, "N n"], offset: int = 0) -> Iterator[slice]:
-    """Fill rows with standard normal numbers, √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks of them.
+    """Fill rows with standard normal numbers √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks.
 
     u is the size of a word, of which float32 keeps the upper 24 significant bits, and φ has the lower 32 bits; numbers
     reach 9 standard deviations. The cosines and the sines of a row's words are its two halves.

@@ -36,7 +36,7 @@ from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
 from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, interval_lengths, noise_left, rdlm_time
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.rng import Noise, categorical, running_sum
-from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
+from logosphere.types import Bool, Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
 PathName = Literal["joint", "any-order"]
@@ -239,8 +239,7 @@ class SphericalDiffusion(
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform orthogonal to both, without simulation."""
         a, b, which = self._sample_ab(t, noise)
-        origin = self.origins[which]
-        cosine = origin[..., :1]  # the same with every vertex
+        cosine = (origin := self.origins[which])[..., :1]  # the same with every vertex
         across = (origin - cosine * u) / (1 - cosine.square()).sqrt()
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
@@ -249,9 +248,8 @@ class SphericalDiffusion(
 
     def _sample_ab(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the index of the start they belong to."""
-        node, which = self._node(t), self._sample_start(t, noise)
-        particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
-        at = (which, node, particle)
+        which = self._sample_start(t, noise)
+        at = (which, self._node(t), (noise.uniform(*t.shape) * self.a.shape[-1]).long())
         return self.a[at][..., None], self.b[at][..., None], which
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
@@ -359,11 +357,12 @@ class SphericalDiffusion(
         Plain cross-entropy includes waiting positions, as masked diffusion includes masks.
         """
         cross_entropy = self.cross_entropy(out, u)
-        if self.training:
-            self._observe(rate, cross_entropy, t, weight > 0)
+        self._observe(rate, cross_entropy, t, weight > 0)
         return self._weighted_loss(rate, cross_entropy, t, weight)
 
-    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
+    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Bool[Tensor, " N"]) -> None:
+        if not self.training:
+            return
         where = where & (t < 1)
         self.time_sampler.observe(self._node(t)[where], rate[where], cross_entropy[where])
 
@@ -371,8 +370,7 @@ class SphericalDiffusion(
         node = self._node(t)
         if self.loss_type == "drift":
             return rate * weight
-        late = self.switch is not None and self.progress >= self.switch
-        if self.loss_type == "bound-weighted" or late:
+        if self.loss_type == "bound-weighted" or (self.switch is not None and self.progress >= self.switch):
             return cross_entropy * (self.time_sampler.nats_per_ce(node) * weight).to(cross_entropy.dtype)
         if self.loss_type == "importance-weighted":
             return cross_entropy * (self.time_sampler.base[node] * weight).to(cross_entropy.dtype)

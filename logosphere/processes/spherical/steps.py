@@ -81,7 +81,7 @@ def _exponential_step_by_rows(
     variance: Float[Tensor, "N 1"],
     noise: Noise,
 ) -> Float[Tensor, "N d"]:
-    """`_exponential_step` for many coordinates, in the memory of the noise; a drift may have one coordinate in each row."""
+    """`_exponential_step` for many coordinates, in the memory of the noise; a drift may have one coordinate per row."""
     moved, blocks = noise.normal_blocks(*x.shape)
     deviation = variance.clamp_min(0).sqrt().to(x.dtype)
     for rows in blocks:
