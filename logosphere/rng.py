@@ -14,7 +14,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from logosphere.types import Bool, Float, Int64
+from logosphere.types import Bool, Float, Int64, Rows
 
 GOLDEN = 0x9E3779B97F4A7C15
 WIDE = 256
@@ -66,7 +66,7 @@ class Noise(ABC):
         """Noise for these positions only: they are packed, and index the first axis of every shape."""
         return self
 
-    def select(self, kept: Bool[Tensor, " B"]) -> "Noise":
+    def select(self, kept: Rows) -> "Noise":
         """Noise for these sequences of the batch only."""
         return self
 
@@ -166,7 +166,7 @@ class CounterNoise(Noise):
 
     def __init__(self, seed: int, step: int, ids: Int64[Tensor, " B"], global_index: Int64[Tensor, " B"], total: int):
         self.seed, self.ids, self.global_index, self.total, self.device = seed, ids, global_index, total, ids.device
-        whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
+        whole = torch.full((), _signed(seed * GOLDEN + 1), device=ids.device)  # a kernel; a copy would synchronise
         self.shared = _mix64(_mix64(whole) + _signed(step * GOLDEN + 2))
         self.keys = _mix64(_mix64(self.shared + 3) ^ _mix64(ids * _signed(GOLDEN) + 4))
         self.requests = 0
@@ -177,7 +177,7 @@ class CounterNoise(Noise):
         rows, positions = where.nonzero(as_tuple=True)
         return _PackedNoise(self, rows, positions)
 
-    def select(self, kept: Tensor) -> Noise:
+    def select(self, kept: Rows) -> Noise:
         part = copy(self)
         part.ids, part.global_index = self.ids[kept], self.global_index[kept]
         part.keys, part.packed = self.keys[kept], self.packed[kept]

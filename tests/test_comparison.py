@@ -156,15 +156,6 @@ def test_budget_is_reported_only_if_shared_by_all_runs() -> None:
     assert shared_budget([replace(one, steps=None, cpu_minutes=2.0)]) == "2 CPU minutes"
 
 
-def test_flop_count_matches_the_transformer_formula() -> None:
-    """Six operations for each weight of a matrix and token, and 12 · length · width for attention in each block."""
-    width, depth, length, vocabulary = 64, 3, 32, 27
-    model = ls.build("ar", vocab_size=vocabulary, length=length, width=width, depth=depth, heads=4)
-    weights = depth * 12 * width**2 + width * vocabulary
-    by_hand = 8 * length * (6 * weights + depth * 12 * length * width)
-    assert count_step_flops(model, 8) == pytest.approx(by_hand, rel=0.1)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(("system", "decreasing"), [("mdlm", False), ("rdlm-heat", True)])
 def test_time_bins_average_to_the_bound(system: str, decreasing: bool) -> None:

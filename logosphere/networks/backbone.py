@@ -15,6 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.fused import (
+    PLAIN_LIMIT,
+    attend_plainly,
+    computes_in_bfloat16,
+    feed_forward,
+    is_eager_cpu,
+    rotate_queries_and_keys,
+    square_relu,
+)
 from logosphere.types import Bool, Float, Int64
 
 ROTARY_BASE = 10_000.0
@@ -132,11 +141,17 @@ class Attention(nn.Module):
         cache: KVCache | None,
     ) -> Float[Tensor, "B M D"]:
         B, M, D = h.shape
-        q, k, v = self.qkv(h).view(B, M, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, M, h] each
-        q, k = rotate(q, table), rotate(k, table)
+        qkv, dropout = self.qkv(h), self.dropout if self.training else 0.0
+        if is_eager_cpu(h):
+            if computes_in_bfloat16() and M <= PLAIN_LIMIT and cache is None and dropout == 0:
+                seen = torch.ones(M, M, dtype=torch.bool).tril_() if causal else mask
+                return self.out(attend_plainly(qkv, table, self.heads, seen))
+            q, k, v = rotate_queries_and_keys(qkv, table, self.heads)
+        else:
+            q, k, v = qkv.view(B, M, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, M, h] each
+            q, k = rotate(q, table), rotate(k, table)
         if cache is not None:
             k, v = cache.extend(k, v)
-        dropout = self.dropout if self.training else 0.0
         mixed = attend(q, k, v, mask, dropout, causal)
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))
 
@@ -284,7 +299,12 @@ class Block(nn.Module):
 
     def _feed(self, h: Tensor) -> Tensor:
         """ReLU² (So et al. 2021, Primer): as good as GELU here, and a step takes a fifth less time on a CPU."""
-        return self.contract(F.relu(self.expand(h)).square())
+        up, down = self.expand, self.contract
+        if not is_eager_cpu(h):
+            return down(F.relu(up(h)).square())
+        if computes_in_bfloat16() and torch.is_grad_enabled():
+            return feed_forward(h, up.weight, up.bias, down.weight, down.bias)
+        return down(square_relu(up(h)))
 
 
 def input_subtraction_weight(subtract_input: bool) -> Tensor | None:

@@ -1,9 +1,10 @@
 """Costs of a training: an estimate of parameters, FLOPs, memory and time, and measured FLOPs, memory and speed.
 
 FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
-2020), and the same for scores and mixing of attention. Memory is 20 bytes a parameter (weights, gradients, two moments
-and the average; divided by the processes with --shard), ACTIVATIONS numbers for each token, block and feature, and the
-logits.
+2020), and the same for scores and mixing of attention, of all pairs of positions whatever the mask. Block diffusion
+reads 2 · length positions, so that this formula holds for each of two positions a token. Memory is 20 bytes a
+parameter (weights, gradients, two moments and the average; divided by the processes with --shard), ACTIVATIONS numbers
+for each token, block and feature, and the logits.
 
 P counts parameters that take part in matrix products, so not the embedding table. The estimate does not model kernels,
 communication or input; all three are contained in the fraction of the peak that is reached.
@@ -17,22 +18,26 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from logosphere.allocator import trim
 from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.transformer import BlockTransformer
 from logosphere.rng import CounterNoise
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.settings import SILENT, Display
@@ -46,25 +51,87 @@ ROWS = 4
 """Sequences whose operations are counted; the cost of a step is proportional to its batch."""
 
 
-def count_step_flops(model: Model, batch: int) -> float:
-    """Floating-point operations of the matrix products of one training step (forward and backward), counted by torch.
+FUSED_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
+                   "fused_attention_overrideable")  # fmt: skip
+"""Kernels of F.scaled_dot_product_attention, without the prefix of their names."""
 
-    Times are stratified over the sequences, so a few of them represent a batch.
+
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """FLOPs of q kᵀ and of its product with v, for all pairs of positions."""
+    return 2 * q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
+def _forward_formula(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> int:
+    return _attention_flops(q, k, v)
+
+
+def _backward_formula(_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> int:
+    return 2 * _attention_flops(q, k, v)  # the kernel computes q kᵀ again, which is no part of the model
+
+
+def _linear_formula(x: Tensor, weight: Tensor, *_: object, **__: object) -> int:
+    return 2 * x.numel() * weight.shape[0]
+
+
+def _formulas() -> dict[object, Callable[..., int]]:
+    """FLOPs of each operation: torch's formulas, and for attention those of plain matrix products.
+
+    torch has none for the kernel on CPUs, and counts five products in the backward pass of the others, where plain
+    matrix products have four. It has none for linear layers fused with their activation either.
+    """
+    formulas: dict[object, Callable[..., int]] = dict(flop_registry)
+    for name in FUSED_ATTENTION:
+        for suffix, formula in (("", _forward_formula), ("_backward", _backward_formula)):
+            if (operation := getattr(torch.ops.aten, f"_scaled_dot_product_{name}{suffix}", None)) is not None:
+                formulas[operation] = formula
+    if (linear := getattr(torch.ops.mkldnn, "_linear_pointwise", None)) is not None:
+        formulas[linear] = _linear_formula
+    return formulas
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts the floating-point operations of the matrix products inside this block.
+
+    The counts are those of the model: they depend neither on the kernel of attention nor on activations that are
+    computed again in the backward pass (`backward=True`; only those operations build a graph there).
+    """
+
+    def __init__(self, *, backward: bool = False) -> None:
+        super().__init__()
+        self.total, self.backward, self.formulas = 0, backward, _formulas()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = self.formulas.get(func.overloadpacket)
+        if formula is not None and not (self.backward and torch.is_grad_enabled()):
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def count_step_flops(model: Model, batch: int) -> float:
+    """Floating-point operations of the matrix products of one training step (forward and backward), counted.
+
+    Times are stratified over the sequences, so a few of them represent a batch. A network is counted at the positions
+    where it is evaluated: a masked diffusion needs its head at masks only.
     """
     rows = min(ROWS, batch)
     sample = Batch.of(torch.zeros(rows, model.length, dtype=torch.long, device=model.device))
     training = model.training
     model.train()
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounter() as forward:
         bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total))
+    with FlopCounter(backward=True) as backward:
         bound.loss.sum().backward()
     model.train(training)
     model.zero_grad(set_to_none=True)
-    return counter.get_total_flops() * batch / rows
+    return (forward.total + backward.total) * batch / rows
 
 
 def reset_peak_memory() -> None:
     """Reset the peak of memory, where the system allows it."""
+    trim()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
@@ -130,19 +197,19 @@ def cost(recipe: TrainConfig, vocab_size: int, processes: int = 1, conditions: M
 
     `conditions` is what the network must be built for to read those of the corpus (`Corpus.conditions`).
     """
-    parameters, table = _parameters(recipe, vocab_size, conditions or {})
+    parameters, table, positions = _parameters(recipe, vocab_size, conditions or {})
     network = recipe.network
-    attention = 12 * network.depth * network.width * recipe.length
+    attention = 12 * network.depth * network.width * positions * recipe.length
     rows = -(-recipe.batch // (processes * recipe.accumulate))
     half = recipe.precision == "bfloat16"
     kept = network.depth * network.width * (1 if recipe.recompute else ACTIVATIONS) * (2 if half else 4)
     return Cost(
         parameters=parameters,
-        flops_per_token=6 * (parameters - table) + attention,
+        flops_per_token=positions * (6 * (parameters - table) + attention),
         tokens_per_step=recipe.batch * recipe.length,
         steps=recipe.steps,
         state_bytes=STATE_BYTES * parameters / (processes if recipe.shard else 1),
-        activation_bytes=rows * recipe.length * (kept + 4 * LOGITS * vocab_size),
+        activation_bytes=rows * recipe.length * (positions * kept + 4 * LOGITS * vocab_size),
     )
 
 
@@ -168,8 +235,11 @@ def _vocabulary(config: TrainConfig, display: Display) -> tuple[int, dict[str, i
     return corpus.tokenizer.size, corpus.conditions
 
 
-def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int]:
-    """All parameters, and those of the embedding table, extrapolated from networks of one and two blocks."""
+def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int, int]:
+    """All parameters, those of the embedding table, and the positions per token at which blocks are evaluated.
+
+    Parameters are extrapolated from networks of one and two blocks.
+    """
     counts = []
     for depth in (1, 2):
         size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
@@ -179,7 +249,8 @@ def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, i
         )  # fmt: skip
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
     table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    return counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0]), table
+    positions = 2 if any(isinstance(m, BlockTransformer) for m in model.modules()) else 1  # [noisy ; clean]
+    return counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0]), table, positions
 
 
 def machine_speed(size: int = 512, seconds: float = 0.2) -> float:

@@ -135,6 +135,12 @@ class SphericalDiffusion(
         return self.path_name == "joint"
 
     @property
+    def shares_times(self) -> bool:  # type: ignore[override]
+        """Not where positions have offsets of their own, nor in any order."""
+        in_any_order = self.any_order_fraction > 0 if self.training else self.path_name == "any-order"
+        return self.rolling is None and not in_any_order
+
+    @property
     def path_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """A chain and a start that changes with time have the joint path only."""
         return ("joint", "any-order") if self.constant_start and not self.chain else ("joint",)
@@ -361,10 +367,8 @@ class SphericalDiffusion(
         return self._weighted_loss(rate, cross_entropy, t, weight)
 
     def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Bool[Tensor, " N"]) -> None:
-        if not self.training:
-            return
-        where = where & (t < 1)
-        self.time_sampler.observe(self._node(t)[where], rate[where], cross_entropy[where])
+        if self.training:
+            self.time_sampler.observe(self._node(t), rate, cross_entropy, where & (t < 1))
 
     def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         node = self._node(t)
