@@ -36,7 +36,7 @@ from logosphere.processes.spherical.steps import SPHERICAL_STEPS, SphericalStep
 from logosphere.processes.spherical.times import AnyOrder, RollingOffsets, interval_lengths, noise_left, rdlm_time
 from logosphere.processes.time_sampler import TimeSampler, inverse_cdf, sample_step
 from logosphere.rng import Noise, categorical, running_sum
-from logosphere.types import Bool, Float, Int64, Kind, Logits, Positions, State, Times
+from logosphere.types import Float, Int64, Kind, Logits, Positions, State, Times
 
 Loss = Literal["cross-entropy", "importance-weighted", "bound-weighted", "drift"]
 PathName = Literal["joint", "any-order"]
@@ -345,7 +345,6 @@ class SphericalDiffusion(
         return self._rate(self.squared_drift_error(out, u, z, self._s(t)), self.cross_entropy(out, u), t)
 
     def _rate(self, error: Tensor, cross_entropy: Tensor, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The rate of the bound, given |η_θ - η_x|² and the cross-entropy."""
         node = self._node(t)
         rate = error * self.lengths[node] / (2 * self.bridge.total_noise)
         rate = rate + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
@@ -363,12 +362,9 @@ class SphericalDiffusion(
         Plain cross-entropy includes waiting positions, as masked diffusion includes masks.
         """
         cross_entropy = self.cross_entropy(out, u)
-        self._observe(rate, cross_entropy, t, weight > 0)
-        return self._weighted_loss(rate, cross_entropy, t, weight)
-
-    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Bool[Tensor, " N"]) -> None:
         if self.training:
-            self.time_sampler.observe(self._node(t), rate, cross_entropy, where & (t < 1))
+            self.time_sampler.observe(self._node(t), rate, cross_entropy, (weight > 0) & (t < 1))
+        return self._weighted_loss(rate, cross_entropy, t, weight)
 
     def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         node = self._node(t)

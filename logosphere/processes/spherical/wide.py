@@ -96,7 +96,7 @@ class WideSphericalDiffusion(SphericalDiffusion):
         if self.path_name != "any-order" or self.training:
             return super().sample_zt(u, w, free, noise)
         waiting, weight = self.any_order.waiting(w, free, noise)
-        z = self._set_vertices(self.prior(*free.shape, noise), self._token_ids(u), ~waiting)
+        z = self._set_vertices(self.prior(len(free), free.shape[1], noise), self._token_ids(u), ~waiting)
         return ForwardSample(z, waiting.float(), weight)
 
     @staticmethod
@@ -188,7 +188,7 @@ class WideSphericalDiffusion(SphericalDiffusion):
         token, s = self._token_ids(u), self._s(t)
         measured = self._choose_rows(z, token) if self.training else torch.ones_like(token, dtype=torch.bool)
 
-        def strength(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        def strength(rows: slice) -> tuple[Tensor | slice, Tensor, Tensor]:
             some = measured[rows].nonzero().squeeze(1) if z.device.type == "cpu" else slice(None)
             cosine = z[rows, : self.num_classes][some]
             return some, cosine, self.bridge.drift_strength(cosine, s[rows][some])
@@ -196,7 +196,8 @@ class WideSphericalDiffusion(SphericalDiffusion):
         cross_entropy, error = _DriftError.apply(out.float(), token, strength)
         ce = cross_entropy.detach()
         if self.training:
-            self._observe(self._rate(error, ce, t), ce, t, (weight > 0) & measured)
+            observed = (weight > 0) & (t < 1) & measured
+            self.time_sampler.observe(self._node(t), self._rate(error, ce, t), ce, observed)
             error = error * measured * MEASURED_ONE_IN
         rate = self._rate(error, ce, t)
         return rate, self._weighted_loss(rate, cross_entropy, t, weight)
@@ -229,8 +230,11 @@ class _DriftError(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, out: Logits, token: Int64[Tensor, " N"], strength: Callable[[slice], tuple[Any, Tensor, Tensor]]
+    def forward(
+        ctx: Any,
+        out: Logits,
+        token: Int64[Tensor, " N"],
+        strength: Callable[[slice], tuple[Tensor | slice, Tensor, Tensor]],
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         logits, index = out.detach(), token[:, None]
         cross_entropy, error = logits.new_empty(len(logits)), logits.new_zeros(len(logits))
@@ -252,7 +256,7 @@ class _DriftError(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: Float[Tensor, " N"], _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Float[Tensor, " N"], _: Tensor) -> tuple[Tensor, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError(
