@@ -6,7 +6,7 @@ Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -90,8 +90,21 @@ class Predict(Protocol):
     def __call__(self, z: State, t: Times, context: State, where: Where = None) -> Logits: ...
 
 
-LogitChunks = Callable[[slice], Logits]
-"""From a slice of rows to these rows of a packed prediction [N, V], computed on call."""
+class LogitChunks(NamedTuple):
+    """A packed prediction [N, V] that is computed a few rows at a time from features."""
+
+    features: Float[Tensor, "N D"]
+    project: Callable[[Float[Tensor, "n D"], slice], Logits]
+    """(features of some rows, these rows) -> logits."""
+    parameters: tuple[Tensor, ...] = ()
+    """What `project` depends on besides the features."""
+
+    def __call__(self, rows: slice) -> Logits:
+        return self.project(self.features[rows], rows)
+
+    def map(self, transform: Callable[[Logits, slice], Logits]) -> "LogitChunks":
+        """Return the same prediction after a function of (logits, rows)."""
+        return LogitChunks(self.features, lambda h, rows: transform(self.project(h, rows), rows), self.parameters)
 
 
 @runtime_checkable

@@ -44,8 +44,7 @@ class Denoiser(nn.Module, ABC):
 
         By default all logits are computed at once.
         """
-        out = pack_output(self(z, t, context, where), where)
-        return lambda rows: out[rows]
+        return LogitChunks(pack_output(self(z, t, context, where), where), lambda out, rows: out)
 
     def begin_sampling(self) -> "Denoiser":
         """Return a denoiser for one run of a sampler, which may keep a cache; by default the denoiser itself."""
@@ -129,7 +128,7 @@ class ConditionalNetwork(Denoiser, ABC):
     ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
         h = pack(self.features(z, t, context, memory), where)
-        return lambda rows: self.head(h[rows])
+        return LogitChunks(h, lambda h, rows: self.head(h), tuple(self.head.parameters()))
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.predict(z, t, context, where, self._empty_tokens(len(z)))
@@ -213,7 +212,7 @@ class PosteriorHead(Wrapper):
     def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         inner = self.inner.logit_chunks(z, t, context, where)
         z, t = pack(z, where), pack(t, where)
-        return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
+        return inner.map(lambda out, rows: self.add_evidence(out, z[rows], t[rows]))
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return PosteriorHead(inner, self.add_evidence)

@@ -96,8 +96,7 @@ class DigitTransformer(ConditionalNetwork):
     def predict_parts(
         self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None
     ) -> LogitChunks:
-        out = pack_output(self.predict(z, t, context, where, memory), where)
-        return lambda rows: out[rows]
+        return LogitChunks(pack_output(self.predict(z, t, context, where, memory), where), lambda out, rows: out)
 
 
 class CausalTransformer(ConditionalNetwork):

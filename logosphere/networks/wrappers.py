@@ -26,7 +26,7 @@ class CarryOver(Wrapper):
 
     def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         inner, z = self.inner.logit_chunks(z, t, context, where), pack(z, where)
-        return lambda rows: self._carry_over(inner(rows), z[rows])
+        return inner.map(lambda out, rows: self._carry_over(out, z[rows]))
 
     def _carry_over(self, out: Logits, z: State) -> Logits:
         token = z.clamp_max(self.mask - 1)[..., None]
@@ -225,7 +225,7 @@ class ScoreHead(Wrapper):
 
     def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         inner, z, t = self.inner.logit_chunks(z, t, context, where), pack(z, where), pack(t, where)
-        return lambda rows: self.scale(inner(rows), z[rows], t[rows])
+        return inner.map(lambda out, rows: self.scale(out, z[rows], t[rows]))
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return ScoreHead(inner, self.scale)

@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
 from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward, OnlineStatistics
+from logosphere.processes.chunks import evaluate_chunks
 from logosphere.rng import Noise
 from logosphere.types import (
     Batch,
@@ -319,8 +319,8 @@ def _evaluate(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The rate of the bound and the loss at the selected positions; 0 at those that need no prediction.
 
-    For large vocabularies logits are computed a few rows at a time, and again for the gradient, so that neither they
-    nor their softmax are in memory as a whole.
+    For large vocabularies logits are computed a few rows at a time (chunks.py), so that neither they nor their softmax
+    are in memory as a whole.
     """
     u, (z, t, weight) = draw.encoded.u, draw.sample
     x, picked, times, weights = (pack(field, where) for field in (u, z, t, weight))
@@ -344,10 +344,6 @@ def _evaluate(
     if count <= size or not process.chunkable or not isinstance(predict, ChunkedPredict):
         out = predict(z, t, context=u, where=asked)
         return evaluate(pack(out, None) if asked is None else out, slice(None))
-    chunk = predict.logit_chunks(z, t, context=u, where=where)
-    found = []
-    for start in range(0, count, size):
-        rows = slice(start, start + size)
-        found.append(checkpoint(lambda rows: evaluate(chunk(rows), rows), rows, use_reentrant=False))
-    rates, losses = zip(*found, strict=True)
-    return torch.cat(rates), torch.cat(losses)
+    chunks = predict.logit_chunks(z, t, context=u, where=where)
+    learned = any(p.requires_grad for p in process.parameters())
+    return evaluate_chunks(chunks, evaluate, size, recompute=learned or z.device.type != "cpu")
