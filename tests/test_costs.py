@@ -36,9 +36,7 @@ def forward_flops(model: Model) -> float:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [16, 80])
 @pytest.mark.parametrize(("system", "head"), [("ar", 1.0), ("mdlm", 0.5), ("bd3lm", 0.5)])
-def test_counted_flops_are_those_of_the_formula(
-    system: str, head: float, length: int, precision: torch.dtype
-) -> None:
+def test_counted_flops_are_those_of_the_formula(system: str, head: float, length: int, precision: torch.dtype) -> None:
     """6 P + 12 depth · width · length a position, of which a third in the forward pass.
 
     Masked diffusion evaluates its head at masks, half of the positions over all times; with the four stratified times
@@ -57,9 +55,7 @@ def test_counted_flops_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("system", ["ar", "bd3lm"])
-def test_flops_do_not_depend_on_the_implementation_of_attention(
-    system: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flops_do_not_depend_on_the_implementation_of_attention(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(system, 24)
     fused = count_step_flops(model, BATCH)
     with sdpa_kernel(SDPBackend.MATH):

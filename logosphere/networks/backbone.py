@@ -17,6 +17,7 @@ from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.fused import (
     PLAIN_LIMIT,
+    attend_by_operations,
     attend_plainly,
     computes_in_bfloat16,
     feed_forward,
@@ -142,14 +143,19 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B M D"]:
         B, M, D = h.shape
         qkv, dropout = self.qkv(h), self.dropout if self.training else 0.0
+        plain = (
+            h.device.type == "cpu" and computes_in_bfloat16() and M <= PLAIN_LIMIT and cache is None and dropout == 0
+        )
+        seen = torch.ones(M, M, dtype=torch.bool, device=h.device).tril_() if plain and causal else mask
         if is_eager_cpu(h):
-            if computes_in_bfloat16() and M <= PLAIN_LIMIT and cache is None and dropout == 0:
-                seen = torch.ones(M, M, dtype=torch.bool).tril_() if causal else mask
+            if plain:
                 return self.out(attend_plainly(qkv, table, self.heads, seen))
             q, k, v = rotate_queries_and_keys(qkv, table, self.heads)
         else:
             q, k, v = qkv.view(B, M, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, M, h] each
             q, k = rotate(q, table), rotate(k, table)
+            if plain:
+                return self.out(attend_by_operations(q, k, v, seen).transpose(1, 2).reshape(B, M, D))
         if cache is not None:
             k, v = cache.extend(k, v)
         mixed = attend(q, k, v, mask, dropout, causal)

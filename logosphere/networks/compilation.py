@@ -60,7 +60,7 @@ class CompiledForward:
         if key not in self.code:
             if len(self.code) == MAX_SHAPES:
                 return None
-            self.code[key] = torch.compile(_copy(_call), dynamic=False)
+            self.code[key] = torch.compile(_callable(), dynamic=False)
         return self.code[key]
 
 
@@ -69,10 +69,10 @@ def _call(block: nn.Module, *inputs: object) -> Tensor:
     return out
 
 
-def _copy(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function with a code object of its own, by which torch finds compiled code."""
-    assert isinstance(function, FunctionType)
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+def _callable() -> Callable[..., Tensor]:
+    """A function like `_call` with a code object of its own, by which torch finds compiled code."""
+    code = (lambda block, *inputs: type(block).forward(block, *inputs)).__code__
+    return FunctionType(code.replace(), globals())
 
 
 def _describe(inputs: Iterable[object]) -> tuple[object, ...]:

@@ -115,6 +115,17 @@ def attend_plainly(
     return _PlainAttention.apply(qkv, table, heads, bias)  # type: ignore[no-any-return]
 
 
+def attend_by_operations(
+    q: Float[Tensor, "B H M h"], k: Float[Tensor, "B H M h"], v: Float[Tensor, "B H M h"], mask: Tensor | None
+) -> Float[Tensor, "B H M h"]:
+    """Return softmax(q kᵀ / √h) v in the precision of v by plain operations, which a compiler fuses."""
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q * q.shape[-1] ** -0.5).to(v.dtype) @ k.to(v.dtype).transpose(-1, -2)
+        if mask is not None:
+            scores = torch.where(mask, scores, -torch.inf)
+        return scores.softmax(-1) @ v
+
+
 class _SquaredReLU(torch.autograd.Function):
     """max(x, 0)²; only max(x, 0) is stored."""
 

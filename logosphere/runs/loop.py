@@ -17,6 +17,8 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.io import write_tensors
 from logosphere.model import Model
+from logosphere.networks.compilation import compile_blocks
+from logosphere.networks.convolution import UNetStage
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.config import TrainConfig
@@ -165,9 +167,11 @@ class _Session:
         self.resumed = saved is not None
         if saved is not None:
             self.elapsed, self.best = Elapsed(saved["seconds"], saved["cpu_seconds"]), saved["best"]
-        if config.compile:  # blocks only: their shapes never change
-            for blocks in stacks_of_blocks(model):
-                blocks.compile()
+        if config.compile:
+            for stack in stacks_of_blocks(model):
+                compile_blocks(
+                    stack.blocks, None if isinstance(stack, UNetStage) else getattr(stack, "length", model.length)
+                )
         group.on_main(lambda: _precompute(model, config, corpus))  # the others then find it done
         _precompute(model, config, corpus)
         group.on_main(lambda: run.truncate_metrics(self.trainer.step if self.resumed else -1))
