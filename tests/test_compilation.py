@@ -17,6 +17,7 @@ import logosphere as ls
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.compilation import CompiledForward, compile_blocks, prepare_compiler
+from logosphere.networks.convolution import UNetStage
 from logosphere.rng import CounterNoise
 from logosphere.runs.create import stacks_of_blocks
 from logosphere.training.trainer import Trainer
@@ -47,11 +48,11 @@ def trainers(system: str, **options: object) -> tuple[Trainer, Trainer]:
 
 def compile_model(model: Model) -> None:
     for stack in stacks_of_blocks(model):
-        compile_blocks(stack.blocks, getattr(stack, "length", None))
+        compile_blocks(stack.blocks, None if isinstance(stack, UNetStage) else getattr(stack, "length", LENGTH))
 
 
-def train(trainer: Trainer, rows: int = BATCH, length: int = LENGTH) -> tuple[float, float]:
-    tokens = torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(trainer.step))
+def train(trainer: Trainer, rows: int = BATCH, length: int | None = None) -> tuple[float, float]:
+    tokens = torch.randint(VOCABULARY, (rows, length or trainer.model.length), generator=torch.Generator().manual_seed(trainer.step))
     progress = trainer.train_step(Batch.of(tokens, first=trainer.step * rows), 0.5)
     return progress.loss, progress.gradient
 
