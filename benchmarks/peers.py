@@ -168,7 +168,9 @@ class DDiT(nn.Module):
     def __init__(self, shape: Shape, *, sphere: bool):
         super().__init__()
         self.sphere, self.vocabulary = sphere, shape.vocabulary
-        self.embed = nn.Linear(shape.vocabulary, shape.width) if sphere else nn.Embedding(shape.vocabulary + 1, shape.width)
+        self.embed = (
+            nn.Linear(shape.vocabulary, shape.width) if sphere else nn.Embedding(shape.vocabulary + 1, shape.width)
+        )
         self.time = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU())
         self.blocks = nn.ModuleList(DDiTBlock(shape) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, bias=False)
@@ -292,7 +294,12 @@ def our_step(system: str, shape: Shape, precision: str, tokens: Tensor) -> tuple
     """Return our training step and its FLOPs."""
     torch.manual_seed(0)
     model = ls.build(
-        system, vocab_size=shape.vocabulary, length=shape.length, width=shape.width, depth=shape.depth, heads=shape.heads
+        system,
+        vocab_size=shape.vocabulary,
+        length=shape.length,
+        width=shape.width,
+        depth=shape.depth,
+        heads=shape.heads,
     )
     trainer = Trainer(model, ema=0.999, precision=precision)
 
@@ -302,13 +309,17 @@ def our_step(system: str, shape: Shape, precision: str, tokens: Tensor) -> tuple
     return step, count_step_flops(model, shape.batch)
 
 
-def measure_training(rounds: int, systems: list[str], shapes: list[Shape], precisions: list[str]) -> list[dict[str, Any]]:
+def measure_training(
+    rounds: int, systems: list[str], shapes: list[Shape], precisions: list[str]
+) -> list[dict[str, Any]]:
     """Return a row for each system, shape and precision: the ratio to its peer, and the share of peak of both."""
     rows = []
     for shape in shapes:
         for precision in precisions:
             dtype = PRECISIONS[precision]
-            tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
+            tokens = torch.randint(
+                shape.vocabulary, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0)
+            )
             peers = sorted({SYSTEMS[system] for system in systems})
             steps = {system: our_step(system, shape, precision, tokens) for system in systems}
             contestants: dict[str, Callable[[], object]] = {system: step for system, (step, _) in steps.items()}

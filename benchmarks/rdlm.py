@@ -209,7 +209,7 @@ def load_network_case(run: Path) -> Case:
     model = Run(run).model("ema", {"path": "joint"})
     tokens = next(iter(windows(ls.open_corpus("text8").test, model.length, 64, 64))).tokens
     published = PublishedBound(model.length)
-    theirs = BeliefInput(model.denoiser.inner, published.process.log_likelihood)  # type: ignore[union-attr, arg-type]
+    theirs = BeliefInput(model.denoiser.inner, published.process.belief)  # type: ignore[union-attr, arg-type]
     return Case(model, model.denoiser, theirs, published, tokens, torch.zeros(64), (120, 30))  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "languages": "logosphere.data.languages",
     "steppers": "logosphere.sampling.steppers",
+    "keep_freed_memory": "logosphere.allocator:keep_freed_memory",
     "Batch": "logosphere.types:Batch",
     "Bound": "logosphere.types:Bound",
     "Condition": "logosphere.types:Condition",

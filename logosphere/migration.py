@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from logosphere.errors import UserError
 
 VERSION = 3
@@ -192,6 +190,8 @@ def _classifier_3(about: Content) -> Content:
 
 
 def _parse(text: str) -> Any:
+    import yaml  # not needed to import the package
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):

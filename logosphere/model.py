@@ -11,7 +11,7 @@ from logosphere.errors import UserError
 from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.processes.base import Process, bound
+from logosphere.processes.base import Process, bound, bounds
 from logosphere.processes.bound import leave_one_out_bound, mean_bound, mixture_bound
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths, SeveralPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
@@ -70,7 +70,7 @@ class Model(nn.Module):
             draws = 1  # nothing is drawn
         if isinstance(self.process, LearnedForward) and self.training and draws == 1:
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
-            return leave_one_out_bound(*[bound(self.process, predict, batch, w, noise) for _ in range(2)])
+            return leave_one_out_bound(*bounds(self.process, predict, batch, [w, w], noise))
         if (
             self.training
             and draws == 1

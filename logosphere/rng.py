@@ -8,14 +8,19 @@ device, before and after a resume.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from copy import copy
 
 import torch
 from torch import Tensor
 
-from logosphere.types import Bool, Float, Int64
+from logosphere.types import Bool, Float, Int64, Rows
 
 GOLDEN = 0x9E3779B97F4A7C15
+WIDE = 256
+"""Normal numbers in rows longer than this are computed in float32, two from one 64-bit word."""
+BLOCK, LARGE_BLOCK = 1 << 17, 1 << 26
+"""Numbers in a block of rows on a CPU (512 KiB of float32), and on other devices."""
 
 
 def _signed(number: int) -> int:
@@ -61,7 +66,7 @@ class Noise(ABC):
         """Noise for these positions only: they are packed, and index the first axis of every shape."""
         return self
 
-    def select(self, kept: Bool[Tensor, " B"]) -> "Noise":
+    def select(self, kept: Rows) -> "Noise":
         """Noise for these sequences of the batch only."""
         return self
 
@@ -71,8 +76,22 @@ class Noise(ABC):
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Independent standard normal numbers, float32."""
+        if shape[-1] > WIDE:
+            return self._wide_normal(shape)
+        return Noise._wide_normal(self, shape)
+
+    def _wide_normal(self, shape: tuple[int, ...]) -> Float[Tensor, "..."]:
+        """`normal` for long rows, which may be computed in float32."""
         u = self.uniform(*shape)
         return torch.special.ndtri(u, out=u).float()
+
+    def normal_blocks(self, *shape: int) -> tuple[Float[Tensor, "... d"], Iterator[slice]]:
+        """An array for `normal`, and an iterator that fills it: it yields blocks of its rows when they are filled.
+
+        What is computed from a block at once finds it in the cache of a processor.
+        """
+        numbers = self.normal(*shape)
+        return numbers, row_blocks(numbers.flatten(0, -2))
 
     def row_keys(self, *shape: int) -> Int64[Tensor, "..."]:
         """Keys for `normal_rows`."""
@@ -81,9 +100,42 @@ class Noise(ABC):
 
 def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
     """`count` standard normal numbers for each key, reproducible: for rows too long to be drawn with all others."""
+    if count > WIDE:
+        out = torch.empty(len(keys), count, device=keys.device)
+        return _filled(out, _box_muller(_mix64(keys), out))
     counter = torch.arange(1, count + 1, device=keys.device)
     u = _unit(_mix64(_mix64(keys)[:, None] + counter * _signed(GOLDEN)))
     return torch.special.ndtri(u, out=u).float()
+
+
+def _box_muller(keys: Int64[Tensor, " N"], out: Float[Tensor, "N n"], offset: int = 0) -> Iterator[slice]:
+    """Fill rows with standard normal numbers, √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks of them.
+
+    u is the size of a word, of which float32 keeps the upper 24 significant bits, and φ has the lower 32 bits; numbers
+    reach 9 standard deviations. The cosines and the sines of a row's words are its two halves.
+    """
+    count = out.shape[1]
+    half = (count + 1) // 2
+    counter = (torch.arange(1, half + 1, device=keys.device) + offset).mul_(_signed(GOLDEN))
+    for rows in row_blocks(out):
+        bits = _mix64(keys[rows, None] + counter)
+        angle = bits.int().float().mul_(math.pi * 2.0**-31)
+        radius = bits.float().abs_().add_(1).mul_(2.0**-63).log_().mul_(-2).sqrt_()
+        torch.mul(radius, angle.cos(), out=out[rows, :half])
+        torch.mul(radius[:, : count - half], angle.sin_()[:, : count - half], out=out[rows, half:])
+        yield rows
+
+
+def row_blocks(rows: Float[Tensor, "N d"]) -> Iterator[slice]:
+    """Divide the rows of an array into blocks, which on a CPU fit into its cache; elsewhere they limit memory."""
+    size = max(1, (BLOCK if rows.device.type == "cpu" else LARGE_BLOCK) // rows.shape[1])
+    return (slice(first, min(first + size, len(rows))) for first in range(0, len(rows), size))
+
+
+def _filled(numbers: Tensor, blocks: Iterator[slice]) -> Tensor:
+    for _ in blocks:
+        pass
+    return numbers
 
 
 def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
@@ -101,6 +153,9 @@ class GeneratorNoise(Noise):
         numbers = torch.rand(shape, generator=self.rng, dtype=torch.float64, device=self.device)
         return numbers.clamp_min(2.0**-54)  # torch.rand may return 0, whose logarithm is not finite
 
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.rng, device=self.device)
+
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         index = torch.arange(self.batch, device=self.device)
         return _lattice(index, self.batch, draws, self.uniform(blocks))
@@ -111,7 +166,7 @@ class CounterNoise(Noise):
 
     def __init__(self, seed: int, step: int, ids: Int64[Tensor, " B"], global_index: Int64[Tensor, " B"], total: int):
         self.seed, self.ids, self.global_index, self.total, self.device = seed, ids, global_index, total, ids.device
-        whole = torch.tensor(_signed(seed * GOLDEN + 1), device=ids.device)
+        whole = torch.full((), _signed(seed * GOLDEN + 1), device=ids.device)  # a kernel; a copy would synchronise
         self.shared = _mix64(_mix64(whole) + _signed(step * GOLDEN + 2))
         self.keys = _mix64(_mix64(self.shared + 3) ^ _mix64(ids * _signed(GOLDEN) + 4))
         self.requests = 0
@@ -122,7 +177,7 @@ class CounterNoise(Noise):
         rows, positions = where.nonzero(as_tuple=True)
         return _PackedNoise(self, rows, positions)
 
-    def select(self, kept: Tensor) -> Noise:
+    def select(self, kept: Rows) -> Noise:
         part = copy(self)
         part.ids, part.global_index = self.ids[kept], self.global_index[kept]
         part.keys, part.packed = self.keys[kept], self.packed[kept]
@@ -140,6 +195,14 @@ class CounterNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return _unit(self._bits(self.keys, shape))
 
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return _filled(*self.normal_blocks(*shape))
+
+    def normal_blocks(self, *shape: int) -> tuple[Tensor, Iterator[slice]]:
+        keys = self._bits(self.keys, shape[:-1]).flatten()  # one for each row
+        numbers = torch.empty(shape, device=self.device)
+        return numbers, _box_muller(keys, numbers.view(-1, shape[-1]))
+
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         shifts = _unit(self._bits(self.shared[None], (1, blocks)))[0]
         return _lattice(self.global_index, self.total, draws, shifts)
@@ -154,12 +217,26 @@ class _PackedNoise(Noise):
     def for_positions(self, where: Tensor) -> Noise:
         return _PackedNoise(self.whole, self.rows[where], self.positions[where])
 
-    def uniform(self, *shape: int) -> Tensor:
+    def _request_keys(self) -> Int64[Tensor, " N"]:
+        """The key of each position for the next request."""
         rows, whole = self.rows, self.whole
         whole.packed = whole.packed + torch.zeros_like(whole.packed).index_fill(0, rows, 1)
         position = _mix64((whole.packed[rows] << 40) + self.positions * _signed(GOLDEN) + 6)
-        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=rows.device)
-        return _unit(_mix64((whole.keys[rows] ^ position)[:, None] + counter * _signed(GOLDEN)).view(shape))
+        return whole.keys[rows] ^ position
+
+    def uniform(self, *shape: int) -> Tensor:
+        counter = torch.arange(1, math.prod(shape[1:]) + 1, device=self.device)
+        return _unit(_mix64(self._request_keys()[:, None] + counter * _signed(GOLDEN)).view(shape))
+
+    def _wide_normal(self, shape: tuple[int, ...]) -> Tensor:
+        return _filled(*self.normal_blocks(*shape))
+
+    def normal_blocks(self, *shape: int) -> tuple[Tensor, Iterator[slice]]:
+        numbers = torch.empty(shape, device=self.device)
+        rows, keys = numbers.view(-1, shape[-1]), self._request_keys()
+        if len(rows) > len(keys):
+            keys = _mix64(keys[:, None] + torch.arange(len(rows) // len(keys), device=self.device)).flatten()
+        return numbers, _box_muller(keys, rows)
 
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         return self.whole.low_discrepancy_times(draws, blocks)[self.rows]  # times belong to whole sequences

@@ -5,8 +5,8 @@ Times run from 0 (data) to 1 (noise) and are a field over positions, [B, L].
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,26 +35,46 @@ __all__ = [
     "ChunkedPredict",
     "Condition",
     "Float",
+    "Indices",
     "Int64",
     "Kind",
     "LogitChunks",
     "Logits",
     "Positions",
     "Predict",
+    "Rows",
     "State",
     "Times",
     "Tokens",
+    "Where",
+    "pack",
 ]
 
 Tokens = Int64[Tensor, "B L"]
 Times = Float[Tensor, "B L"]
 Positions = Bool[Tensor, "B L"]
+Indices = tuple[Int64[Tensor, " N"], Int64[Tensor, " N"]]
+"""Rows and columns of N positions."""
+Where = Positions | Indices | None
+"""Selected positions: a Boolean field, the pair of their indices (`nonzero(as_tuple=True)`), or None for all.
+
+Each indexes a field, `field[where]`. The indices do so without a synchronisation of the device, which has to count the
+selected positions of a Boolean field.
+"""
+Rows = Bool[Tensor, " B"] | Int64[Tensor, " n"]
+"""Some sequences of a batch: a Boolean for each, or their indices."""
 Logits = Float[Tensor, "... V"]
 State = Tensor
 """Clean or noisy states: [B, L] integers for discrete processes, [B, L, d] for continuous ones."""
 
 Kind = Literal["exact", "bound", "surrogate"]
 """What a likelihood figure is: the exact value, a proven upper bound on -log p, or neither."""
+
+
+def pack(field: Tensor, where: Where) -> Tensor:
+    """Return the values at the selected positions, [N, ...] in row-major order."""
+    return field.flatten(0, 1) if where is None else field[where]
+
 
 SIGN: dict[Kind, str] = {"exact": "=", "bound": "≤", "surrogate": "~"}
 
@@ -63,21 +83,35 @@ SIGN: dict[Kind, str] = {"exact": "=", "bound": "≤", "surrogate": "~"}
 class Predict(Protocol):
     """The denoiser: (noisy states, times, clean states of earlier blocks) -> logits of p(x | z).
 
-    With `where` only those positions are predicted, packed as [N, V] in row-major order.
+    With `where` only those positions are predicted, packed as [N, V] in row-major order. Functions get it as a
+    Boolean field, denoisers that are a ChunkedPredict also as indices.
     """
 
-    def __call__(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits: ...
+    def __call__(self, z: State, t: Times, context: State, where: Where = None) -> Logits: ...
 
 
-LogitChunks = Callable[[slice], Logits]
-"""From a slice of rows to these rows of a packed prediction [N, V], computed on call."""
+class LogitChunks(NamedTuple):
+    """A packed prediction [N, V] that is computed a few rows at a time from features."""
+
+    features: Float[Tensor, "N D"]
+    project: Callable[[Float[Tensor, "n D"], slice], Logits]
+    """(features of some rows, these rows) -> logits."""
+    parameters: tuple[Tensor, ...] = ()
+    """What `project` depends on besides the features."""
+
+    def __call__(self, rows: slice) -> Logits:
+        return self.project(self.features[rows], rows)
+
+    def map(self, transform: Callable[[Logits, slice], Logits]) -> "LogitChunks":
+        """Return the same prediction after a function of (logits, rows)."""
+        return LogitChunks(self.features, lambda h, rows: transform(self.project(h, rows), rows), self.parameters)
 
 
 @runtime_checkable
 class ChunkedPredict(Predict, Protocol):
     """A denoiser that can also predict a few positions at a time, so that [N, V] never is in memory as a whole."""
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks: ...
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks: ...
 
 
 @dataclass(frozen=True)
@@ -136,16 +170,19 @@ class Batch:
     token_count: Int64[Tensor, " B"] | None = None
     """The number of tokens that bits are divided by, where it is not the number of free positions: padded sequences
     have fewer."""
+    all_free: bool = False
+    """Whether every position is free, as far as the host knows without a synchronisation of the device."""
 
     @staticmethod
     def of(
         tokens: Tokens, known: Positions | None = None, first: int = 0, condition: Condition | None = None
     ) -> "Batch":
         """A batch of whole sequences, numbered from `first`."""
-        index = torch.arange(len(tokens), device=tokens.device)
+        index, all_free = torch.arange(len(tokens), device=tokens.device), known is None
         if known is None:
             known = torch.zeros_like(tokens, dtype=torch.bool)
-        return Batch(tokens, known, torch.ones_like(known), first + index, index, len(tokens), condition)
+        valid = torch.ones_like(known)
+        return Batch(tokens, known, valid, first + index, index, len(tokens), condition, all_free=all_free)
 
     @property
     def free(self) -> Positions:
@@ -161,10 +198,15 @@ class Batch:
         return len(self.tokens)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on a device."""
-        return self._map(lambda tensor: tensor.to(device))
+        """The batch on a device. Whether all of its positions are free is looked up before it leaves the host."""
+        batch = self._check_free() if self.tokens.device.type == "cpu" else self
+        asynchronous = torch.device(device).type == "cuda" and self.tokens.device.type == "cpu"
+        return batch._map(lambda tensor: tensor.to(device, non_blocking=asynchronous))
 
-    def select(self, rows: slice | Bool[Tensor, " B"]) -> "Batch":
+    def _check_free(self) -> "Batch":
+        return self if self.all_free else replace(self, all_free=bool(self.free.all()))
+
+    def select(self, rows: slice | Rows) -> "Batch":
         """Some of the rows, with their ids and their indices in the whole batch."""
         return self._map(lambda tensor: tensor[rows])
 
@@ -172,7 +214,8 @@ class Batch:
         known, valid, index = change(self.known), change(self.valid), change(self.global_index)
         condition = None if self.condition is None else self.condition.map(change)
         count = None if self.token_count is None else change(self.token_count)
-        return Batch(change(self.tokens), known, valid, change(self.ids), index, self.total, condition, count)
+        tokens, ids = change(self.tokens), change(self.ids)
+        return Batch(tokens, known, valid, ids, index, self.total, condition, count, self.all_free)
 
 
 @dataclass(frozen=True)

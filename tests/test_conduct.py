@@ -15,7 +15,7 @@ PACKAGE = Path(ls.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    ["errors", "types", "migration", "io"],
+    ["errors", "types", "migration", "io", "allocator"],
     ["rng", "schedules", "geometry", "parallel"],
     ["codecs"],
     ["processes"],

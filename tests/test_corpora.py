@@ -164,6 +164,7 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(text8, "TEXT8", small)
     monkeypatch.setattr(text8, "TEXT8_CHARACTERS", len(CLEAN))
     monkeypatch.setattr(text8, "TEXT8_MD5", hashlib.md5(CLEAN.encode()).hexdigest())
+    monkeypatch.setattr(text8, "TEXT8_SHA256", hashlib.sha256(CLEAN.encode()).hexdigest())
     return folder
 
 
@@ -173,6 +174,17 @@ def test_text8_is_read_from_the_data_folder_zipped_or_not(small_text8: Path, own
     write_file(small_text8 / "text8", CLEAN)
     assert "".join(decode_splits(open_corpus("text8"))) == CLEAN
     assert not (own_cache / "downloads").exists()
+
+
+def test_text8_is_read_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size and hash are published, so no pass over the text is needed before it is tokenised."""
+    opened: list[Path] = []
+    read = text8.read_text8
+    monkeypatch.setattr(text8, "read_text8", lambda path, *rest: opened.append(path) or read(path, *rest))
+    corpus = open_corpus("text8")
+    assert opened == [small_text8 / "text8.zip"]
+    assert corpus.sha256 == hashlib.sha256(CLEAN.encode()).hexdigest()
+    assert (text8.TEXT8_CHARACTERS, set(CLEAN)) == (sum(corpus.characters.values()), set(corpus.tokenizer.alphabet))
 
 
 def test_text8_is_downloaded_once(small_text8: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,13 +204,15 @@ def test_failed_download_names_the_data_folder(small_text8: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["text8.zip", "text8"])
-@pytest.mark.parametrize("content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b"junk", CLEAN.encode() + b" ", CLEAN.replace("q", "k").encode(), CLEAN.upper().encode()]
+)
 def test_text8_with_another_checksum_is_refused(small_text8: Path, own_cache: Path, name: str, content: bytes) -> None:
     (small_text8 / "text8.zip").unlink()
     write_file(small_text8 / name, content)
     with pytest.raises(UserError, match=f"{name} .*fetch it again"):
         open_corpus("text8")
-    assert not own_cache.exists()
+    assert not [path for path in own_cache.rglob("*") if path.is_file()] and not list(own_cache.glob("tokens/*"))
 
 
 def test_a_damaged_zip_is_refused(small_text8: Path) -> None:

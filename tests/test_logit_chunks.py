@@ -30,6 +30,23 @@ def test_chunks_give_the_same_bound_and_gradients(name: str, monkeypatch: pytest
         torch.testing.assert_close(chunked, whole, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", ["mdlm", "ar", "udlm"])
+def test_chunks_give_the_gradient_of_unequally_weighted_losses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient computed with each chunk is that of the plain sum; other sums are evaluated again."""
+    language = skewed_chain(5, 8)
+    model = random_network(name, language).train()
+    batch = Batch.of(language.sample(6, generator(1)))
+    results = []
+    for largest in (15, 1 << 24):
+        monkeypatch.setattr(base, "CHUNK", largest)
+        model.zero_grad()
+        bound = model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total))
+        (bound.loss * torch.arange(6)).sum().backward()
+        results.append([weight.grad for weight in model.parameters()])
+    for chunked, whole in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=2e-4, atol=2e-5)
+
+
 def largest_tensor(model: ls.Model, batch: Batch) -> int:
     """The number of elements of the largest tensor that one training step creates."""
     largest = 0

@@ -20,6 +20,7 @@ from logosphere.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
     Tokenizer,
+    WithEOS,
     merge_alphabet,
     text8_tokenizer,
 )
@@ -209,3 +210,36 @@ def test_the_filter_leaves_only_letters_and_single_spaces(text: str) -> None:
 def test_the_filter_spells_out_digits_and_drops_accents() -> None:
     assert text8_filter("In 2024, Café-Bar!") == "in two zero two four caf bar "
     assert text8_filter("4K \u212a É") == " four k "
+
+
+@given(st.text(), st.text(TEXT8_ALPHABET))
+def test_long_texts_have_the_same_ids(text: str, letters: str) -> None:
+    """`encode_chunk` may return other integers than `encode`, but the same numbers."""
+    everything = CharacterTokenizer(merge_alphabet(text + letters + "a"))
+    for tokenizer, chunk in [
+        (everything, text),
+        (everything, letters),
+        (text8_tokenizer(), letters),
+        (WithEOS(text8_tokenizer()), letters),
+        (ByteTokenizer(), letters),
+    ]:
+        assert tokenizer.encode_chunk(chunk).tolist() == tokenizer.encode(chunk).tolist()
+
+
+@pytest.mark.parametrize("train", [SubwordTokenizer.train_bpe, SubwordTokenizer.train_wordpiece])
+def test_long_texts_have_the_same_subwords(train) -> None:
+    text = "the cat sat on the mat ,  and 12 dogs\n\n barked: 漢字 " * 200
+    tokenizer = train([text], 300)
+    ids = tokenizer.encode_chunk(text)
+    assert len(ids) > 1000 and ids.tolist() == tokenizer.encode(text).tolist()
+
+
+def test_characters_outside_the_alphabet_are_named_in_long_texts() -> None:
+    for text in ("abcD", "abc漢"):
+        with pytest.raises(UserError, match="at position 3"):
+            text8_tokenizer().encode_chunk(text)
+
+
+@given(st.text(), st.text())
+def test_alphabets_are_merged(text: str, other: str) -> None:
+    assert merge_alphabet(text, merge_alphabet(other)) == "".join(sorted(set(text) | set(other)))

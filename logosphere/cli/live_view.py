@@ -13,8 +13,6 @@ from logosphere.cli.console import messages
 from logosphere.data.tokenizers import Prompt, Tokenizer
 from logosphere.errors import UserError
 from logosphere.io import write_atomic
-from logosphere.report.images import render_animated_svg, render_gif
-from logosphere.report.page import Player, build_animation, render_player_page
 from logosphere.sampling.trajectory import Trajectory, TrajectoryFrame
 
 FRAMES_PER_SECOND = 30
@@ -30,6 +28,10 @@ def check_installed(path: Path) -> None:
 
 def save_trajectory(path: Path, trajectory: Trajectory, tokenizer: Tokenizer, texts: list[str], about: str) -> None:
     """Write a trajectory in the format that the suffix of the file names."""
+    # The report is not needed for texts alone.
+    from logosphere.report.images import render_animated_svg, render_gif
+    from logosphere.report.page import Player, build_animation, render_player_page
+
     film = build_animation(trajectory, tokenizer.symbol)
     match path.suffix:
         case ".html":

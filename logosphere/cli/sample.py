@@ -9,7 +9,6 @@ from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError, plural
 from logosphere.io import write_atomic
 from logosphere.parallel.process_group import init_distributed
-from logosphere.report.images import encode_png, make_image_grid
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import TrajectoryFrame
@@ -61,6 +60,8 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
 
 
 def _save_image(path: Path, samples: Samples) -> None:
+    from logosphere.report.images import encode_png, make_image_grid  # not needed for texts
+
     axes = samples.run.config.network.axes
     if not axes:
         raise UserError("These samples are not images: the model was trained without --network.shape.")

@@ -4,14 +4,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets import is_dataset, open_dataset
 from logosphere.data.published import RECORD_DATASETS, open_records_as_text
-from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, open_hub, open_path
+from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, open_hub, open_path
 from logosphere.data.streaming import is_stream, open_stream
 from logosphere.data.text8 import LETTERS_PREFIX, filter_source, is_letters, open_pydoc, open_text8
 from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, read_meta
@@ -26,16 +26,6 @@ CHUNK = 1 << 20
 """Characters that are tokenised at a time."""
 VERSION = 1
 """Raise it when the same source would be read as another text."""
-
-
-@dataclass(frozen=True)
-class _TextStats:
-    """Statistics of a whole source, from one pass over it."""
-
-    sha256: str
-    alphabet: str
-    characters: dict[str, int]
-    """Per split that the source has."""
 
 
 def open_corpus(
@@ -125,19 +115,21 @@ def _load(folder: Path, name: str) -> Corpus:
         raise DamagedCache(f"{folder}: {error!r}") from error
 
 
-def _load_stats(source: Source, cache: Path, report: ReportProgress) -> _TextStats:
+def _load_stats(source: Source, cache: Path, report: ReportProgress) -> TextStats:
     """The statistics of a source, cached for as long as its stamp stays the same."""
+    if source.stats is not None:
+        return source.stats
     path = cache / "surveys" / f"{_digest(f'{VERSION} {source.stamp}')[:24]}.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return _TextStats(known["sha256"], known["alphabet"], known["characters"])
+        return TextStats(known["sha256"], known["alphabet"], known["characters"])
     except (OSError, ValueError, TypeError, KeyError):
         stats = _compute_stats(source, report)
         write_atomic(path, json.dumps(asdict(stats)).encode())
         return stats
 
 
-def _compute_stats(source: Source, report: ReportProgress) -> _TextStats:
+def _compute_stats(source: Source, report: ReportProgress) -> TextStats:
     digest, alphabet, done = hashlib.sha256(), "", 0
     characters = dict.fromkeys(source.texts, 0)
     for split, text in source.texts.items():
@@ -149,10 +141,10 @@ def _compute_stats(source: Source, report: ReportProgress) -> _TextStats:
             report("reading", done, 0)
     if not characters["train"]:
         raise UserError(f"{source.name} is empty; give a source that has text in it.")
-    return _TextStats(digest.hexdigest(), alphabet, characters)
+    return TextStats(digest.hexdigest(), alphabet, characters)
 
 
-def _split_chunks(source: Source, stats: _TextStats) -> Iterator[tuple[str, str]]:
+def _split_chunks(source: Source, stats: TextStats) -> Iterator[tuple[str, str]]:
     """The whole text in chunks, each with its split; splits the source lacks are cut from the end of train."""
     missing = [split for split in ("valid", "test") if split not in source.texts]
     held_out = stats.characters["train"] * HELD_OUT // 100

@@ -14,7 +14,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.rng import categorical
-from logosphere.types import Float, Logits, Positions, State, Times, Tokens
+from logosphere.types import Float, Logits, State, Times, Tokens, Where
 
 ArrayLike = Tensor | Sequence[Any]
 """A tensor, or nested lists of numbers."""
@@ -167,7 +167,7 @@ class Oracle(Denoiser):
         self.block, self.reads_time, self.language = model.block, model.process.time_conditional, language
         self.process = model.process
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         """Conditions on clean blocks before a position and on the noisy state of its own block, not on later blocks."""
         own = self.process.log_likelihood(z, t)
         if self.block == self.language.length:

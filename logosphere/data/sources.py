@@ -47,6 +47,18 @@ HUB_PREFIX = "hf:"
 
 
 @dataclass(frozen=True)
+class TextStats:
+    """Statistics of a whole source."""
+
+    sha256: str
+    """Of the text in UTF-8."""
+    alphabet: str
+    """Its distinct characters, sorted."""
+    characters: dict[str, int]
+    """Per split that the source has."""
+
+
+@dataclass(frozen=True)
 class Source:
     """Text that can be read repeatedly."""
 
@@ -55,6 +67,8 @@ class Source:
     """Cheap to compute, and different whenever the text may have changed."""
     texts: Mapping[str, Callable[[], Iterator[str]]]
     """For each split that the source has, a function that opens its stream of pieces; 'train' is always there."""
+    stats: TextStats | None = None
+    """Statistics of a published text, known without reading it; its stream raises UserError if the text is another."""
 
 
 def open_path(source: str) -> Source:

@@ -9,7 +9,8 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
 from logosphere.data.download import PublishedArchive
-from logosphere.data.sources import ReportProgress, Source, file_stamp
+from logosphere.data.sources import ReportProgress, Source, TextStats, file_stamp
+from logosphere.data.tokenizers import TEXT8_ALPHABET
 from logosphere.errors import UserError
 
 LETTERS_PREFIX = "letters:"
@@ -22,6 +23,7 @@ _SPELLED = {ord(str(digit)): f" {word} " for digit, word in enumerate(DIGITS)}
 _LOWERED = {ord(upper): lower for upper, lower in zip(ascii_uppercase, ascii_lowercase, strict=True)}
 _TABLE = _SPELLED | _LOWERED
 _OTHERS = re.compile(r"[^a-z]+")
+_ALPHABET = TEXT8_ALPHABET.encode()
 
 TEXT8 = PublishedArchive(
     files=("text8.zip", "text8"),
@@ -35,7 +37,8 @@ TEXT8 = PublishedArchive(
     size=31_344_016,
 )
 TEXT8_CHARACTERS, TEXT8_MD5 = 100_000_000, "3bea1919949baf155f99411df5fada7e"
-"""Size and hash of the unpacked text."""
+TEXT8_SHA256 = "6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7"
+"""Size and hashes of the unpacked text."""
 
 
 def text8_filter(text: str) -> str:
@@ -46,7 +49,9 @@ def text8_filter(text: str) -> str:
 def open_text8(cache: Path, report: ReportProgress) -> Source:
     """The published text8, downloaded if necessary."""
     path = TEXT8.find(cache, report)
-    return Source("text8", file_stamp([path]), {"train": lambda: read_text8(path, TEXT8_CHARACTERS, TEXT8_MD5)})
+    texts = {"train": lambda: read_text8(path, TEXT8_CHARACTERS, TEXT8_MD5)}
+    stats = TextStats(TEXT8_SHA256, TEXT8_ALPHABET, {"train": TEXT8_CHARACTERS})
+    return Source("text8", file_stamp([path]), texts, stats)
 
 
 def read_text8(path: Path, size: int, md5: str) -> Iterator[str]:
@@ -57,8 +62,9 @@ def read_text8(path: Path, size: int, md5: str) -> Iterator[str]:
         done += len(block)
         if done > size:
             break
-        # Bytes outside ASCII cannot have the right hash, which is checked at the end.
-        yield block.decode("ascii", "replace")
+        if block.translate(None, _ALPHABET):
+            break  # such a text cannot have the right hash, which otherwise is known only at the end
+        yield block.decode("ascii")
     if digest.hexdigest() != md5:
         raise UserError(f"{path} does not hold the published text8; delete it and fetch it again.")
 

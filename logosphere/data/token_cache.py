@@ -207,12 +207,12 @@ def _write_tokens(
     with ExitStack() as stack:
         files = {split: stack.enter_context(closing(ShardWriter(folder, split, dtype, shard))) for split in SPLITS}
         for split, text in chunks:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode_chunk(text)
             files[split].write(ids)
             counts = stats[split]
             counts.tokens += len(ids)
             counts.characters += len(text)
-            counts.bytes += len(text.encode())
+            counts.bytes += len(text) if text.isascii() else len(text.encode())
             done += len(text)
             if report is not None:
                 report(done)

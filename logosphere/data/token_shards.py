@@ -49,7 +49,7 @@ class ShardWriter:
     def write(self, ids: TokenIds) -> None:
         while len(ids):
             part, ids = ids[: self.size - self.tokens], ids[self.size - self.tokens :]
-            content = part.astype(self.dtype).tobytes()
+            content = np.ascontiguousarray(part, self.dtype).data
             self.file.write(content)
             self.digest.update(content)
             self.tokens += len(part)

@@ -107,6 +107,15 @@ class SubwordTokenizer(Tokenizer):
             raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
         return np.array(ids, dtype=np.int64)
 
+    def encode_chunk(self, text: str) -> TokenIds:
+        encode_utf8(text)
+        try:
+            # The same ids without their positions in the text, in half the time.
+            ids = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except Exception as error:
+            raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
+        return np.array(ids, dtype=np.uint32)
+
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         return self._model.decode(self._check_ids(ids).tolist(), skip_special_tokens=False)
 

@@ -35,6 +35,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         """The token ids of a text, [L]."""
 
+    def encode_chunk(self, text: str) -> TokenIds:
+        """The ids of `encode` for a long text, in any type of integers that holds them."""
+        return self.encode(text)
+
     @abstractmethod
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         """The text of token ids."""
@@ -76,6 +80,8 @@ class CharacterTokenizer(Tokenizer):
         # One entry beyond the largest code point is for every character outside the alphabet.
         self._ids = np.full(int(self._points.max()) + 2, -1, dtype=np.int64)
         self._ids[self._points] = np.arange(self.size)
+        # The same for bytes of ASCII; 255 is for bytes outside the alphabet.
+        self._ascii = bytes(alphabet.find(chr(byte)) % 256 if byte < 128 else 255 for byte in range(256))
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         ids = self._ids[np.minimum(_code_points(text), len(self._ids) - 1)]
@@ -87,6 +93,12 @@ class CharacterTokenizer(Tokenizer):
                 f"tokenizer; remove it{cleaned}, or train with --tokenizer byte or --tokenizer characters."
             )
         return ids
+
+    def encode_chunk(self, text: str) -> TokenIds:
+        if not text.isascii() or self.size > 255:
+            return self.encode(text)
+        ids = np.frombuffer(text.encode("ascii").translate(self._ascii), dtype=np.uint8)
+        return ids if not ids.size or ids.max() < self.size else self.encode(text)  # which names the character
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         return self._points[self._check_ids(ids)].tobytes().decode("utf-32-le", "surrogatepass")
@@ -104,7 +116,10 @@ class ByteTokenizer(Tokenizer):
     size = 256
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
-        return np.frombuffer(encode_utf8(text), dtype=np.uint8).astype(np.int64)
+        return self.encode_chunk(text).astype(np.int64)
+
+    def encode_chunk(self, text: str) -> TokenIds:
+        return np.frombuffer(encode_utf8(text), dtype=np.uint8)
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         return self._check_ids(ids).astype(np.uint8).tobytes().decode("utf-8", "replace")
@@ -151,6 +166,9 @@ class WithEOS(Tokenizer):
         """The token ids of a text, without EOS."""
         return self.inner.encode(text)
 
+    def encode_chunk(self, text: str) -> TokenIds:
+        return self.inner.encode_chunk(text)
+
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         """The text up to the first EOS."""
         checked = self._check_ids(ids)
@@ -171,6 +189,9 @@ def text8_tokenizer() -> CharacterTokenizer:
 
 def merge_alphabet(text: str, alphabet: str = "") -> str:
     """The distinct characters of a text and of an alphabet, sorted."""
+    if text.isascii() and alphabet.isascii():
+        # Known characters are deleted first, which is much faster than making a set of all.
+        text = text.encode("ascii").translate(None, alphabet.encode("ascii")).decode("ascii")
     return "".join(sorted(set(alphabet).union(text)))
 
 

@@ -104,6 +104,9 @@ class TimeRestrictedNoise(Noise):
     def uniform(self, *shape: int) -> Tensor:
         return self.inner.uniform(*shape)
 
+    def normal(self, *shape: int) -> Tensor:
+        return self.inner.normal(*shape)
+
     def low_discrepancy_times(self, draws: int, blocks: int) -> Tensor:
         return self.low + (self.high - self.low) * self.inner.low_discrepancy_times(draws, blocks)
 

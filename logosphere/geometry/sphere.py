@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
+from logosphere.rng import WIDE
 from logosphere.types import Float
 
 Point = Float[Tensor, "... d"]
@@ -90,8 +91,12 @@ def geodesic(x: Point, y: Point, fraction: Scalar) -> Point:
 def angle_over_sine(cosine: Scalar) -> Scalar:
     """θ / sin θ with cos θ = cosine: the length of log_x(e) over that of its projection e - <x, e> x.
 
-    Near θ = 0 by its series 1 + θ²/6; near the antipode it diverges and is clamped at θ = π - 10⁻³.
+    Near θ = 0 by its series 1 + θ²/6; near the antipode it diverges and is clamped at θ = π - 10⁻³. Over many vertices
+    without a case distinction: acos(c) / √((1 - c)(1 + c)) is accurate for every c < 1 if both factors are exact.
     """
+    if cosine.shape[-1:] > (WIDE,) and not cosine.requires_grad:
+        inner = cosine.clamp(-1 + 5e-7, 1 - torch.finfo(cosine.dtype).eps / 2)
+        return inner.acos().mul_((1 - inner).mul_(inner.add_(1)).rsqrt_())
     cosine = cosine.clamp(-1 + 5e-7, 1.0)
     near = cosine > 1 - 1e-4
     inner = torch.where(near, 0.0, cosine)
@@ -140,6 +145,8 @@ class HeatKernel:
         return self._copies[key]
 
     def _interpolate(self, name: str, cosine: Tensor, tau: Tensor) -> Tensor:
+        if cosine.shape[-1] > WIDE and not cosine.requires_grad:
+            return self._interpolate_many(name, cosine, tau)
         rows, columns = self.slope.shape
         at = (tau.log() - float(self.times[0])) / float(self.times[1] - self.times[0])
         row = at.clamp(0, rows - 1.001).floor()
@@ -151,6 +158,19 @@ class HeatKernel:
         low_row = torch.lerp(flat[first], flat[first + 1], right)
         high_row = torch.lerp(flat[first + columns], flat[first + columns + 1], right)
         return torch.lerp(low_row, high_row, high)
+
+    def _interpolate_many(self, name: str, cosine: Float[Tensor, "... K"], tau: Float[Tensor, "..."]) -> Tensor:
+        """For many cosines at each time: the table is interpolated first in time, and then in the cosine."""
+        rows, columns = self.slope.shape
+        at = (tau.log() - float(self.times[0])) / float(self.times[1] - self.times[0])
+        row = at.clamp(0, rows - 1.001).floor()
+        high = (at.clamp(0, rows - 1) - row)[..., None].to(cosine.dtype)
+        table = self._flat(name, cosine).view(rows, columns)
+        at_tau = torch.lerp(table[row.long()], table[row.long() + 1], high)
+        place = cosine.clamp(-1, 1).add_(1).mul_(0.5 * (columns - 1)).clamp_max_(columns - 1.001)
+        column = place.int()
+        right, column = place.sub_(column), column.long()
+        return at_tau.gather(-1, column).lerp_(at_tau.gather(-1, column.add_(1)), right)
 
 
 def tabulate_heat_kernel(n: int, smallest: float, largest: float, times: int = 96, cosines: int = 1025) -> HeatKernel:

@@ -9,13 +9,18 @@ from torch import Tensor, nn
 from logosphere.errors import UserError
 from logosphere.networks.backbone import ConditionTokens, LinearHead
 from logosphere.networks.conditioning import Conditioner
-from logosphere.types import Bool, Condition, Float, LogitChunks, Logits, Positions, State, Times
+from logosphere.types import Condition, Float, LogitChunks, Logits, Rows, State, Times, Where, pack
 
 
 def check_block(length: int, block: int) -> None:
     """Raise UserError unless blocks of this size fill the length."""
     if block < 1 or length % block:
         raise UserError(f"A length of {length} does not split into blocks of {block}; choose a block that divides it.")
+
+
+def pack_output(out: Logits, where: Where) -> Logits:
+    """Return the prediction of `Denoiser.forward` packed as [N, V], also where all positions were predicted."""
+    return pack(out, None) if where is None else out
 
 
 class Denoiser(nn.Module, ABC):
@@ -28,19 +33,18 @@ class Denoiser(nn.Module, ABC):
     """Whether the prediction depends on t. If not, it can be cached while z does not change."""
 
     @abstractmethod
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         """Return logits [B, M, V]; with `where`, only those of the selected positions, packed as [N, V].
 
         `context` holds clean states; block b may read those of blocks before b and no others.
         """
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        """Return a function that computes the logits of some of the selected positions.
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
+        """Return a function that computes the logits of some of the selected positions, of all for `where` = None.
 
         By default all logits are computed at once.
         """
-        out = self(z, t, context, where)
-        return lambda rows: out[rows]
+        return LogitChunks(pack_output(self(z, t, context, where), where), lambda out, rows: out)
 
     def begin_sampling(self) -> "Denoiser":
         """Return a denoiser for one run of a sampler, which may keep a cache; by default the denoiser itself."""
@@ -52,7 +56,7 @@ class Denoiser(nn.Module, ABC):
             "This model was built without conditions; build it with labels=…, source=… or signal=… to use one."
         )
 
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> "Denoiser":
+    def select_rows(self, kept: Rows) -> "Denoiser":
         """Return this denoiser for some sequences of its batch; by default it does not depend on the batch."""
         return self
 
@@ -84,7 +88,7 @@ class Wrapper(Denoiser, ABC):
     def with_condition(self, condition: Condition) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_condition(condition))
 
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+    def select_rows(self, kept: Rows) -> Denoiser:
         return self._rewrap_in_mode(self.inner.select_rows(kept))
 
     def self_conditioning_period(self) -> int:
@@ -114,24 +118,22 @@ class ConditionalNetwork(Denoiser, ABC):
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
         """Return the input of the head, given the condition tokens."""
 
-    def predict(
-        self, z: State, t: Times, context: State, where: Positions | None, memory: ConditionTokens | None
-    ) -> Logits:
+    def predict(self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None) -> Logits:
         """Return the logits, given the condition tokens."""
         h = self.features(z, t, context, memory)
         return self.head(h if where is None else h[where])
 
     def predict_parts(
-        self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
+        self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None
     ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
-        h = self.features(z, t, context, memory)[where]
-        return lambda rows: self.head(h[rows])
+        h = pack(self.features(z, t, context, memory), where)
+        return LogitChunks(h, lambda h, rows: self.head(h), tuple(self.head.parameters()))
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.predict(z, t, context, where, self._empty_tokens(len(z)))
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         return self.predict_parts(z, t, context, where, self._empty_tokens(len(z)))
 
     def _empty_tokens(self, batch: int) -> ConditionTokens | None:
@@ -161,17 +163,17 @@ class WithCondition(Denoiser):
         assert self.network.conditioner is not None
         return self.network.conditioner(self.condition)
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.network.predict(z, t, context, where, self._encode())
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         return self.network.predict_parts(z, t, context, where, self._encode())
 
     def begin_sampling(self) -> Denoiser:
         with torch.no_grad():  # the condition is encoded once for a whole run
             return self.network.open_session(self._encode())
 
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+    def select_rows(self, kept: Rows) -> Denoiser:
         return WithCondition(self.network, self.condition.map(lambda field: field[kept]))
 
 
@@ -182,15 +184,15 @@ class WithConditionTokens(Denoiser):
         super().__init__()
         self.network, self.block, self.reads_time, self.memory = network, network.block, network.reads_time, memory
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.network.predict(z, t, context, where, self.memory)
 
 
 AddEvidence = Callable[[Logits, State, Times], Logits]
 """`Process.add_evidence`: (logits from the context, states, times) -> logits of the posterior."""
 
-LogLikelihood = Callable[[State, Times], Logits]
-"""`Process.log_likelihood`: (states, times) -> log q(z_t | x = k)."""
+Belief = Callable[[State, Times], Float[Tensor, "... K"]]
+"""`Process.belief`: (states, times) -> √K softmax_k log q(z_t | x = k)."""
 
 
 class PosteriorHead(Wrapper):
@@ -203,14 +205,14 @@ class PosteriorHead(Wrapper):
         super().__init__(inner)
         self.add_evidence = add_evidence
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where)
         return self.add_evidence(out, z, t) if where is None else self.add_evidence(out, z[where], t[where])
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
         inner = self.inner.logit_chunks(z, t, context, where)
-        z, t = z[where], t[where]
-        return lambda rows: self.add_evidence(inner(rows), z[rows], t[rows])
+        z, t = pack(z, where), pack(t, where)
+        return inner.map(lambda out, rows: self.add_evidence(out, z[rows], t[rows]))
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return PosteriorHead(inner, self.add_evidence)
@@ -219,16 +221,15 @@ class PosteriorHead(Wrapper):
 class BeliefInput(Wrapper):
     """Replaces the state by the belief softmax_k log q(z | x = k), whose scale is the same at every time."""
 
-    def __init__(self, inner: Denoiser, log_likelihood: LogLikelihood):
+    def __init__(self, inner: Denoiser, belief: Belief):
         super().__init__(inner)
-        self.log_likelihood = log_likelihood
+        self.belief = belief
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        belief = self.log_likelihood(z, t).softmax(-1)
-        scale = belief.shape[-1] ** 0.5
-        belief = scale * belief
-        clean = belief if self.block == z.shape[1] else scale * context[..., : belief.shape[-1]]
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        belief = self.belief(z, t)
+        K = belief.shape[-1]
+        clean = belief if self.block == z.shape[1] else K**0.5 * context[..., :K]
         return self.inner(belief, t, clean, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
-        return BeliefInput(inner, self.log_likelihood)
+        return BeliefInput(inner, self.belief)

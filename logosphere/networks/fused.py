@@ -127,11 +127,11 @@ def attend_by_operations(
 
 
 class _SquaredReLU(torch.autograd.Function):
-    """max(x, 0)²; only max(x, 0) is stored."""
+    """max(x, 0)²; only max(x, 0) is stored, in the memory of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        r = torch.relu(x)
+        r = x.relu_()
         ctx.save_for_backward(r)
         return r * r
 
@@ -143,7 +143,7 @@ class _SquaredReLU(torch.autograd.Function):
 
 
 def square_relu(x: Tensor) -> Tensor:
-    """Return max(x, 0)², in the memory of x where no gradient is needed."""
+    """Return max(x, 0)² and overwrite x, which nothing else may read: the output of a linear layer."""
     if not torch.is_grad_enabled():
         return x.relu_().square_()
     return _SquaredReLU.apply(x)  # type: ignore[no-any-return]

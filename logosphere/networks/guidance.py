@@ -13,7 +13,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.base import Process
-from logosphere.types import Bool, Float, Logits, Positions, State, Times
+from logosphere.types import Bool, Float, Logits, Rows, State, Times, Where
 
 LogObjective = Callable[[Tensor], Float[Tensor, " B"]]
 """Token probabilities [B, M, V], or clean states [B, M, d] -> log c [B]."""
@@ -38,11 +38,11 @@ class ClassifierFreeGuidance(Denoiser):
         self.conditional, self.unconditional, self.scale = conditional, unconditional, scale
         self.block, self.reads_time = conditional.block, conditional.reads_time
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         u = self.unconditional(z, t, context, where)
         return u + self.scale * (self.conditional(z, t, context, where) - u)
 
-    def select_rows(self, kept: Tensor) -> Denoiser:
+    def select_rows(self, kept: Rows) -> Denoiser:
         return ClassifierFreeGuidance(
             self.conditional.select_rows(kept), self.unconditional.select_rows(kept), self.scale
         )
@@ -58,7 +58,7 @@ class GradientGuided(Wrapper):
         super().__init__(inner)
         self.judge, self.strength = judge, strength
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context)
         with torch.enable_grad():
             p = out.detach().softmax(-1).requires_grad_()
@@ -69,7 +69,7 @@ class GradientGuided(Wrapper):
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return GradientGuided(inner, self.judge, self.strength)
 
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+    def select_rows(self, kept: Rows) -> Denoiser:
         return GradientGuided(self.inner.select_rows(kept), _select(self.judge, kept), self.strength)
 
 
@@ -86,7 +86,7 @@ class GradientGuidedState(Wrapper):
             raise UserError("This model does not predict states; use GradientGuided with token probabilities.")
         self.judge, self.strength, self._process = judge, strength, [process]  # in a list: not a part of this module
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         path = self._process[0].state_path
         assert path is not None
         alpha, sigma = path.alpha_sigma(t)
@@ -101,7 +101,7 @@ class GradientGuidedState(Wrapper):
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return GradientGuidedState(inner, self._process[0], self.judge, self.strength)
 
-    def select_rows(self, kept: Bool[Tensor, " B"]) -> Denoiser:
+    def select_rows(self, kept: Rows) -> Denoiser:
         inner, judge = self.inner.select_rows(kept), _select(self.judge, kept)
         return GradientGuidedState(inner, self._process[0], judge, self.strength)
 

@@ -14,7 +14,7 @@ from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.base import Process, bound
 from logosphere.processes.capabilities import LearnedCodec
 from logosphere.rng import Noise
-from logosphere.types import Batch, Bound, Float, Logits, Positions, State, Times
+from logosphere.types import Batch, Bound, Float, Logits, State, Times, Where
 
 StateEstimator = Callable[[Tensor, State, Times], Tensor]
 """(prediction of the network, its input, times) -> estimate for the next evaluation, [B, M, width]."""
@@ -58,7 +58,7 @@ class SelfConditioning(Wrapper):
         self.forced: bool | None = None
         """Whether an estimate is shown; None to draw it in training, and to show one in evaluation."""
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         estimate = None
         shows_estimate = self.forced if self.forced is not None else not self.training or self._draw()
         if shows_estimate:
@@ -69,7 +69,7 @@ class SelfConditioning(Wrapper):
     def _draw(self) -> bool:
         return bool(torch.rand(()) < self.probability)
 
-    def predict(self, z: State, t: Times, context: State, where: Positions | None, estimate: Tensor | None) -> Logits:
+    def predict(self, z: State, t: Times, context: State, where: Where, estimate: Tensor | None) -> Logits:
         """Return the network's prediction, given an estimate."""
         state = z[..., : self.reads]
         if estimate is None:
@@ -103,7 +103,7 @@ class SelfConditioningSession(Denoiser):
         self.model, self.block, self.reads_time = model, model.block, True  # even if the network itself does not
         self.last: Tensor | None = None
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.model.predict(z, t, context, None, self.last)
         self.last = self.model.estimate(out, z, t).detach()  # or the graphs of all steps would be kept
         return out if where is None else out[where]
@@ -122,12 +122,14 @@ def bound_by_group(
     """
     offset = int(torch.randint(every, ()))
     conditioned = batch.global_index % every == offset
+    both = conditioned.byte().argsort(stable=True)
+    others, chosen = both.split([(rest := len(both) - int(conditioned.sum())), len(both) - rest])
     bounds = []
-    for rows, on in ((~conditioned, False), (conditioned, True)):
+    for rows, on in ((others, False), (chosen, True)):
         part = denoiser.select_rows(rows).with_self_conditioning(on)
         with _without_gradient(process.held_parameters() if on and isinstance(process, LearnedCodec) else []):
             bounds.append(bound(process, part, batch.select(rows), w[rows], noise.select(rows)))
-    order = torch.cat([(~conditioned).nonzero(), conditioned.nonzero()])[:, 0].argsort()
+    order = both.argsort()
     first, second = bounds
     return Bound(
         recon=torch.cat([first.recon, second.recon])[order],

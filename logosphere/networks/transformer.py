@@ -13,11 +13,11 @@ from logosphere.codecs.base import Codec
 from logosphere.codecs.tokens import CoordinateStem, DigitCodec, build_embedding
 from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, ConditionTokens, KVCache, LinearHead, block_causal_mask
-from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block
+from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, pack_output
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
-from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
+from logosphere.types import Float, LogitChunks, Logits, State, Times, Where
 
 
 def check_transformer(network: NetworkConfig) -> None:
@@ -42,8 +42,13 @@ def build_backbone(
 
 
 def squeeze_shared_time(t: Times) -> Float[Tensor, "B M"]:
-    """Return a single column if all positions of each sequence share a time, so that it is embedded once."""
-    return t[:, :1] if bool((t == t[:, :1]).all()) else t
+    """Return a single column if all positions of each sequence share a time, so that it is embedded once.
+
+    Times whose stride is 0 do (`mark_shared_time`). Others are compared on a CPU only, since reading the result from
+    another device would stop it.
+    """
+    shared = t.stride(1) == 0 or (t.device.type == "cpu" and bool((t == t[:, :1]).all()))
+    return t[:, :1] if shared else t
 
 
 class FullTransformer(ConditionalNetwork):
@@ -84,17 +89,14 @@ class DigitTransformer(ConditionalNetwork):
         times = squeeze_shared_time(t[:, :: self.digits]) if self.reads_time else None
         return self.trunk(add_signal(self.stem(joined), memory), times, memory=memory)
 
-    def predict(
-        self, z: State, t: Times, context: State, where: Positions | None, memory: ConditionTokens | None
-    ) -> Logits:
+    def predict(self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None) -> Logits:
         out = self.head(self.features(z, t, context, memory)).unflatten(2, (self.digits, self.base)).flatten(1, 2)
         return out if where is None else out[where]
 
     def predict_parts(
-        self, z: State, t: Times, context: State, where: Positions, memory: ConditionTokens | None
+        self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None
     ) -> LogitChunks:
-        out = self.predict(z, t, context, where, memory)
-        return lambda rows: out[rows]
+        return LogitChunks(pack_output(self.predict(z, t, context, where, memory), where), lambda out, rows: out)
 
 
 class CausalTransformer(ConditionalNetwork):
@@ -130,11 +132,11 @@ class CausalSession(Denoiser):
         self.caches: list[KVCache] = []
         self.features = torch.empty(0)
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         if not self.caches:
             self._allocate(context)
-        if where is None:  # includes positions whose past is not generated yet: must not be cached
-            return self.model.predict(z, t, context, None, self.memory)
+        if not isinstance(where, Tensor):  # includes positions whose past is not generated yet: must not be cached
+            return self.model.predict(z, t, context, where, self.memory)
         end = int(where.any(0).nonzero().max()) + 1
         if end > self.caches[0].filled:
             self._extend(context, end)
@@ -209,11 +211,13 @@ class BlockSession(Denoiser):
         self.caches: list[KVCache] = []
         self.clean = torch.empty(0)
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         if self.memory is None and self.model.conditioner is not None:
             self.memory = self.model.conditioner.empty_tokens(len(z))
-        blocks = None if where is None else (where.any(0).nonzero() // self.block).unique()
-        if where is None or blocks is None or len(blocks) != 1:  # not a step of the sampler
+        if not isinstance(where, Tensor):  # not a step of the sampler
+            return self.model.predict(z, t, context, where, self.memory)
+        blocks = (where.any(0).nonzero() // self.block).unique()
+        if len(blocks) != 1:  # not a step of the sampler
             return self.model.predict(z, t, context, where, self.memory)
         start = int(blocks) * self.block
         current = slice(start, start + self.block)

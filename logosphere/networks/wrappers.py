@@ -11,7 +11,7 @@ from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.processes.base import MAX_LOGIT
 from logosphere.rng import running_sum
-from logosphere.types import Float, LogitChunks, Logits, Positions, State, Times
+from logosphere.types import Float, LogitChunks, Logits, State, Times, Where, pack
 
 
 class CarryOver(Wrapper):
@@ -21,12 +21,12 @@ class CarryOver(Wrapper):
         super().__init__(inner)
         self.mask = mask
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self._carry_over(self.inner(z, t, context, where), z if where is None else z[where])
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        inner, z = self.inner.logit_chunks(z, t, context, where), z[where]
-        return lambda rows: self._carry_over(inner(rows), z[rows])
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
+        inner, z = self.inner.logit_chunks(z, t, context, where), pack(z, where)
+        return inner.map(lambda out, rows: self._carry_over(out, z[rows]))
 
     def _carry_over(self, out: Logits, z: State) -> Logits:
         token = z.clamp_max(self.mask - 1)[..., None]
@@ -49,7 +49,7 @@ class TransformedInput(Wrapper):
         super().__init__(inner)
         self.transform = transform
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.inner(self.transform(z, t), t, context, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
@@ -97,7 +97,7 @@ class LogitsFilter(Wrapper):
             raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
         self.temperature, self.top_p, self.top_k, self.min_p = temperature, top_p, top_k, min_p
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where) / self.temperature
         if self.top_k is not None and self.top_k < out.shape[-1]:
             out = _keep_only(out, out >= out.topk(self.top_k, -1).values[..., -1:])
@@ -123,8 +123,8 @@ def _keep_nucleus(out: Logits, top_p: float) -> Logits:
 class ActiveRows(Wrapper):
     """Evaluates only the sequences that have a selected position."""
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
-        if where is None or bool((rows := where.any(1)).all()):
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        if not isinstance(where, Tensor) or bool((rows := where.any(1)).all()):
             return self.inner(z, t, context, where)
         return self.inner.select_rows(rows)(z[rows], t[rows], context[rows], where[rows])
 
@@ -146,7 +146,7 @@ class CachedDenoiser(Denoiser):
         self.z: Tensor | None = None
         self.out: Tensor | None = None
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         if self.z is None or self.out is None:
             self.out = self.inner(z, t, context)
         else:
@@ -171,7 +171,7 @@ class CountedDenoiser(Wrapper):
         super().__init__(inner)
         self.counter = counter
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         self.counter.sequences += len(z)
         return self.inner(z, t, context, where)
 
@@ -193,7 +193,7 @@ class LogisticHead(Wrapper):
         super().__init__(inner)
         self.register_buffer("values", torch.linspace(-1, 1, vocab_size), persistent=False)
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         inputs = self.values[z if where is None else z[where]]
         return self._logits(self.inner(z, t, context, where), inputs)
 
@@ -219,13 +219,13 @@ class ScoreHead(Wrapper):
         super().__init__(inner)
         self.scale = scale
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where)
         return self.scale(out, z, t) if where is None else self.scale(out, z[where], t[where])
 
-    def logit_chunks(self, z: State, t: Times, context: State, where: Positions) -> LogitChunks:
-        inner, z, t = self.inner.logit_chunks(z, t, context, where), z[where], t[where]
-        return lambda rows: self.scale(inner(rows), z[rows], t[rows])
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
+        inner, z, t = self.inner.logit_chunks(z, t, context, where), pack(z, where), pack(t, where)
+        return inner.map(lambda out, rows: self.scale(out, z[rows], t[rows]))
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return ScoreHead(inner, self.scale)

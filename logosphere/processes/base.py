@@ -10,26 +10,30 @@ have defaults. What only some processes can do is declared by the classes of cap
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from logosphere.codecs.base import Codec
-from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward
+from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward, OnlineStatistics
+from logosphere.processes.chunks import evaluate_chunks
 from logosphere.rng import Noise
 from logosphere.types import (
     Batch,
     Bound,
     ChunkedPredict,
     Float,
+    Indices,
     Kind,
     Logits,
     Positions,
     Predict,
     State,
     Times,
+    Where,
+    pack,
 )
 
 MAX_LOGIT = 1e4
@@ -101,6 +105,14 @@ class Process(nn.Module, ABC):
     """Whether the network predicts clean states, directly or through the noise or the velocity."""
     predicts_ratios: bool = False
     """Whether the network predicts log ratios p_t(y)/p_t(z) to the current state (SEDD), not a distribution."""
+    shares_times: bool = False
+    """Whether `sample_zt` gives all free positions of a block the same time. Networks then embed it once."""
+    static_shapes: bool = False
+    """Whether training and the bound evaluate every position, and give those that need no prediction the weight 0.
+
+    The bound is the same up to rounding. Shapes are then those of the batch in every step, which CUDA graphs require
+    and torch.compile prefers, and no number of positions is read from the device.
+    """
     guides_transitions: bool = False
     """Whether guidance acts on the distribution of a step instead of the prediction. It must where tokens change."""
 
@@ -160,6 +172,11 @@ class Process(nn.Module, ABC):
         """Bayes' rule at one position: add log q(z_t | x = k) to the logits of a prediction from the context."""
         return logits + self.log_likelihood(z, t)
 
+    def belief(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
+        """√K p(x = k | z_t) for K equally likely tokens, p being the softmax of `log_likelihood`."""
+        p = self.log_likelihood(z, t).softmax(-1)
+        return p * p.shape[-1] ** 0.5
+
     def from_posterior(self, posterior: Logits, z: State, t: Float[Tensor, "..."]) -> Tensor:
         """Normalised log p(x | z) in the parameterisation of the network: unchanged by default."""
         return posterior
@@ -171,6 +188,13 @@ class Process(nn.Module, ABC):
     def loss(self, rate: Tensor, out: Logits, u: State, z: State, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         """What training minimises at a position with this rate of the bound: by default the bound itself."""
         return rate * weight
+
+    def rate_and_loss(
+        self, out: Logits, u: State, z: State, t: Tensor, weight: Tensor
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """`elbo_rate` and `loss`. The memory of `out` may be used for its gradient: `out` is not read afterwards."""
+        rate = self.elbo_rate(out, u, z, t)
+        return rate, self.loss(rate, out, u, z, t, weight)
 
     # ---- defaults: sampling --------------------------------------------------------------------------------------
 
@@ -187,6 +211,18 @@ malloc when they are freed (its largest mmap threshold), while larger ones are r
 """
 
 
+class _Draw(NamedTuple):
+    """One draw of the states of a batch, before the network is evaluated."""
+
+    encoded: Encoded
+    free: Positions
+    sample: ForwardSample
+    needs: Positions
+    """Positions that need a prediction."""
+    everywhere: bool
+    """Whether these are all positions, as far as the host knows."""
+
+
 def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
     """An unbiased draw of the bound (Sohl-Dickstein et al. 2015; continuous time: Kingma et al. 2021, VDM):
 
@@ -194,23 +230,81 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
 
     The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
     """
-    u, recon, recon_loss = process.encode(batch, noise)
+    return bounds(process, predict, batch, [w], noise)[0]
+
+
+def bounds(
+    process: Process, predict: Predict, batch: Batch, quantiles: Sequence[Float[Tensor, "B J"]], noise: Noise
+) -> list[Bound]:
+    """Draws of the bound at these quantiles. All states are drawn first, so that the device is read once for all."""
+    draws = [_draw(process, batch, w, noise) for w in quantiles]
+    selected = _select_positions(process, predict, draws)
+    return [_bound_of(process, predict, batch, draw, where, noise) for draw, where in zip(draws, selected, strict=True)]
+
+
+def _draw(process: Process, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> _Draw:
+    encoded = process.encode(batch, noise)
     free = process.codec.expand_to_states(batch.free)
-    z, t, weight = process.sample_zt(u, w, free, noise)
-    where = process.needs_prediction(z, free)
-    rate, loss = _evaluate(process, predict, u, ForwardSample(z, t, weight), where)
-    last = t[where] <= process.recon_time
+    z, t, weight = process.sample_zt(encoded.u, w, free, noise)
+    if w.shape[1] == 1 and batch.all_free and process.shares_times:
+        t = mark_shared_time(t)
+    needs = process.needs_prediction(z, free)
+    return _Draw(encoded, free, ForwardSample(z, t, weight), needs, batch.all_free and needs is free)
+
+
+def mark_shared_time(t: Times) -> Times:
+    """Times of which each row is one number, stored once, so that networks see by the stride that they share a time.
+
+    On a CPU they are left as they are: comparing them costs nothing there, and dense values are faster.
+    """
+    return t if t.device.type == "cpu" else t[:, :1].expand_as(t)
+
+
+def _select_positions(process: Process, predict: Predict, draws: Sequence[_Draw]) -> Sequence[Indices | None]:
+    """The positions at which each draw is evaluated: None for all, or their indices.
+
+    A device has to be read for the number of indices. One reading serves all draws: with the numbers known, a stable
+    sort of each field gives its indices without another.
+    """
+    needs = [draw.needs for draw in draws]
+    if isinstance(process, AutoencoderStage) and not process.denoiser_active:
+        empty = torch.zeros(0, dtype=torch.long, device=needs[0].device)
+        return [(empty, empty)] * len(draws)
+    everywhere = all(draw.everywhere for draw in draws) or (process.static_shapes and not _observes(process))
+    if everywhere and isinstance(predict, ChunkedPredict):
+        return [None] * len(draws)
+    if len(draws) == 1 or needs[0].device.type == "cpu":
+        return [(index[0], index[1]) for index in (field.nonzero(as_tuple=True) for field in needs)]
+    counts = torch.stack([field.sum() for field in needs]).tolist()
+    order = [(~field).flatten().byte().argsort(stable=True)[:count] for field, count in zip(needs, counts, strict=True)]
+    return [(index // field.shape[1], index % field.shape[1]) for index, field in zip(order, needs, strict=True)]
+
+
+def _observes(process: Process) -> bool:
+    """Whether the process measures statistics of what it evaluates, to which further positions would be added."""
+    return process.training and isinstance(process, OnlineStatistics) and len(process.accumulators()) > 0
+
+
+def _bound_of(
+    process: Process, predict: Predict, batch: Batch, draw: _Draw, where: Indices | None, noise: Noise
+) -> Bound:
+    """The bound of a draw of states, evaluated at these positions."""
+    (u, recon, recon_loss), (z, t, weight), free = draw.encoded, draw.sample, draw.free
+    rate, loss = _evaluate(process, predict, draw, where)
+    last = pack(t, where) <= process.recon_time
 
     def per_sequence(values: Float[Tensor, " N"]) -> Float[Tensor, " B"]:
-        field = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
-        return field.masked_scatter(where, values).sum(1)
+        if where is None:
+            return values.view(free.shape).sum(1)
+        return torch.zeros(free.shape, dtype=values.dtype, device=values.device).index_put_(where, values).sum(1)
 
-    diffusion = per_sequence(torch.where(last, 0, rate) * weight[where])
+    weights = pack(weight, where)
+    diffusion = per_sequence(torch.where(last, 0, rate) * weights)
     total_loss = recon_loss + per_sequence(loss)
     if process.training and isinstance(process, LearnedCodec):
         total_loss = total_loss + process.auxiliary_loss(batch, u, t, diffusion.detach(), noise)
     return Bound(
-        recon=recon + per_sequence(torch.where(last, rate, 0) * weight[where]),
+        recon=recon + per_sequence(torch.where(last, rate, 0) * weights),
         diffusion=diffusion,
         prior=(process.prior_kl(u) * free).sum(1),
         loss=total_loss,
@@ -221,32 +315,35 @@ def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B 
 
 
 def _evaluate(
-    process: Process, predict: Predict, u: State, sample: ForwardSample, where: Positions
+    process: Process, predict: Predict, draw: _Draw, where: Indices | None
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """The rate of the bound and the loss at the positions that need a prediction.
+    """The rate of the bound and the loss at the selected positions; 0 at those that need no prediction.
 
-    For large vocabularies logits are computed a few rows at a time, and again for the gradient, so that neither they
-    nor their softmax are in memory as a whole.
+    For large vocabularies logits are computed a few rows at a time (chunks.py), so that neither they nor their softmax
+    are in memory as a whole.
     """
-    z, t, weight = sample
-    x, picked, times, weights = u[where], z[where], t[where], weight[where]
+    u, (z, t, weight) = draw.encoded.u, draw.sample
+    x, picked, times, weights = (pack(field, where) for field in (u, z, t, weight))
+    counted = draw.needs.flatten() if where is None and not draw.everywhere else None
+    if counted is not None:  # values that no formula turns into an infinite number
+        times = torch.where(counted, times, 1.0)
+    asked: Where = where if isinstance(predict, ChunkedPredict) else draw.needs
 
     def evaluate(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
         with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
-            rate = process.elbo_rate(out, x[rows], picked[rows], times[rows])
-            return rate, process.loss(rate, out, x[rows], picked[rows], times[rows], weights[rows])
+            if counted is not None:
+                out = torch.where(counted[rows, None], out, 0.0)
+            rate, loss = process.rate_and_loss(out, x[rows], picked[rows], times[rows], weights[rows])
+        if counted is None:
+            return rate, loss
+        return torch.where(counted[rows], rate, 0.0), torch.where(counted[rows], loss, 0.0)
 
     if isinstance(process, AutoencoderStage) and not process.denoiser_active:
         return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
-    if not process.chunkable or not isinstance(predict, ChunkedPredict):
-        return evaluate(predict(z, t, context=u, where=where), slice(None))
     count, size = len(times), max(1, CHUNK // process.codec.num_classes)
-    if count <= size:
-        return evaluate(predict(z, t, context=u, where=where), slice(None))
-    chunk = predict.logit_chunks(z, t, context=u, where=where)
-    found = []
-    for start in range(0, count, size):
-        rows = slice(start, start + size)
-        found.append(checkpoint(lambda rows: evaluate(chunk(rows), rows), rows, use_reentrant=False))
-    rates, losses = zip(*found, strict=True)
-    return torch.cat(rates), torch.cat(losses)
+    if count <= size or not process.chunkable or not isinstance(predict, ChunkedPredict):
+        out = predict(z, t, context=u, where=asked)
+        return evaluate(pack(out, None) if asked is None else out, slice(None))
+    chunks = predict.logit_chunks(z, t, context=u, where=where)
+    learned = any(p.requires_grad for p in process.parameters())
+    return evaluate_chunks(chunks, evaluate, size, recompute=learned or z.device.type != "cpu")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError, suggest
 from logosphere.rng import Noise, running_sum
-from logosphere.types import Float, Int64
+from logosphere.types import Bool, Float, Int64
 
 BINS = 32
 UNIFORM_FRACTION, LAST_FRACTION = 0.08, 0.02
@@ -48,6 +48,12 @@ def inverse_cdf(p: Float[Tensor, " T"], w: Float[Tensor, "..."]) -> Float[Tensor
 def uniform_density(steps: int) -> Float[Tensor, " T"]:
     """Equal probabilities of all steps."""
     return torch.full((steps,), 1 / steps, dtype=torch.float64)
+
+
+def _masked_mean(values: Float[Tensor, " n"], chosen: Bool[Tensor, " n"], default: float) -> Float[Tensor, ""]:
+    """The mean of the chosen values, or `default` if none is; not by a selection, whose size a device would report."""
+    total = torch.where(chosen, values, 0.0).sum()
+    return torch.where(chosen.any(), total / chosen.sum().clamp_min(1), default)
 
 
 class TimeSampler(nn.Module):
@@ -103,15 +109,16 @@ class TimeSampler(nn.Module):
         if self.fixed is not None and self.training:
             return self.fixed
         if self.separate_last:
-            last = self._last_probability(group_size) if self.training else EVAL_LAST
-            return F.pad(self.base.new_full((self.steps - 1,), (1 - last) / (self.steps - 1)), (0, 1), value=last)
+            last = self._last_probability(group_size) if self.training else self.base.new_full((), EVAL_LAST)
+            return torch.cat([((1 - last) / (self.steps - 1)).expand(self.steps - 1), last[None]])
         squares, nats, entropy = self.measured
         if self.training and self.entropy_warp and self.pure_warp:
             return self._pure_warp(entropy)
         if self.training and self.entropy_warp:
             weights = F.pad(-torch.gradient(entropy[:-1])[0], (0, 1)).clamp_min(0) + 1e-3 * entropy.mean()
         elif self.training and not self.min_variance:
-            largest = entropy[self.seen > 0].max() if bool(self.seen.any()) else torch.inf
+            seen = self.seen > 0
+            largest = torch.where(seen.any(), torch.where(seen, entropy, -torch.inf).max(), torch.inf)
             weights = nats * (1 - entropy / largest).square().clamp_min(MIN_INFORMATION)
         else:
             weights = ((squares - nats.square()).clamp_min(0) / group_size + nats.square()).sqrt()
@@ -127,7 +134,7 @@ class TimeSampler(nn.Module):
     def _normalise(self, weights: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
         """Probabilities of steps in proportion to the weights of their bins; unseen bins have the average weight."""
         seen = self.seen > 0
-        p = torch.where(seen, weights, weights[seen].mean() if bool(seen.any()) else 1.0)[self.bin_of]
+        p = torch.where(seen, weights, _masked_mean(weights, seen, 1.0))[self.bin_of]
         # An untrained network has the same entropy at every step, and all weights may be 0.
         p = torch.where(p.sum() > 1e-9, p / p.sum().clamp_min(1e-9), 1 / self.steps)
         p = (1 - UNIFORM_FRACTION - LAST_FRACTION) * p + UNIFORM_FRACTION / self.steps
@@ -137,25 +144,25 @@ class TimeSampler(nn.Module):
     def _pure_warp(self, entropy: Float[Tensor, " b"]) -> Float[Tensor, " T"]:
         """p ∝ the fall of the cross-entropy within each bin, so that t = F⁻¹(w) with F = cross-entropy / its range."""
         seen = self.seen > 0
-        entropy = torch.where(seen, entropy, entropy[seen].mean() if bool(seen.any()) else 0.0)
+        entropy = torch.where(seen, entropy, _masked_mean(entropy, seen, 0.0))
         fall = (-torch.gradient(entropy[:-1])[0]).clamp_min(0) + MIN_FALL
         p = F.pad(fall, (0, 1))[self.bin_of]
         p = (1 - LAST_PROBABILITY) * p / p.sum()
         p[-1] = LAST_PROBABILITY
         return p
 
-    def _last_probability(self, group_size: int) -> float:
+    def _last_probability(self, group_size: int) -> Float[Tensor, ""]:
         """s_l/(s_l + s), the standard deviations of the cost of a sequence at the last step and at the others.
 
         Positions that share a time vary independently; the means of the other steps vary with the time as well.
         """
         squares, means, _ = self.measured
         variance, seen = (squares - means.square()).clamp_min(0) / group_size, self.seen[:-1] > 0
-        if not bool(seen.any()):
-            return MIN_LAST
-        others = (variance[:-1][seen].mean() + means[:-1][seen].var(correction=0)).sqrt()
+        spread = (means[:-1] - _masked_mean(means[:-1], seen, 0.0)).square()
+        others = (_masked_mean(variance[:-1], seen, 0.0) + _masked_mean(spread, seen, 0.0)).sqrt()
         last = variance[-1].sqrt()
-        return min(max(float(last / (last + others + 1e-8)), MIN_LAST), 1 - MIN_LAST)
+        probability = (last / (last + others + 1e-8)).clamp(MIN_LAST, 1 - MIN_LAST)
+        return torch.where(seen.any(), probability, MIN_LAST)
 
     # ---- draws --------------------------------------------------------------------------------------------------
 
@@ -187,10 +194,21 @@ class TimeSampler(nn.Module):
 
     # ---- measurements -------------------------------------------------------------------------------------------
 
-    def observe(self, step: Int64[Tensor, " N"], nats: Float[Tensor, " N"], cross_entropy: Float[Tensor, " N"]) -> None:
-        """Add observations, which count from the next `update_statistics` on, however a batch was divided."""
+    def observe(
+        self,
+        step: Int64[Tensor, " N"],
+        nats: Float[Tensor, " N"],
+        cross_entropy: Float[Tensor, " N"],
+        counted: Bool[Tensor, " N"] | None = None,
+    ) -> None:
+        """Add observations, which count from the next `update_statistics` on, however a batch was divided.
+
+        Those that are not `counted` are added as zeros: to leave them out, the device would have to be read.
+        """
         nats, cross_entropy = nats.detach().double(), cross_entropy.detach().double()
         values = torch.stack([nats.square(), nats, cross_entropy, torch.ones_like(nats)])
+        if counted is not None:
+            values = torch.where(counted, values, 0.0)
         self.accumulated.index_add_(1, self.bin_of[step], values)
 
     def update_statistics(self) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from logosphere.allocator import trim
 from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
@@ -130,6 +131,7 @@ def count_step_flops(model: Model, batch: int) -> float:
 
 def reset_peak_memory() -> None:
     """Reset the peak of memory, where the system allows it."""
+    trim()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from logosphere.allocator import release_if_scarce
 from logosphere.data.batches import eval_batches, find_task, train_batches
 from logosphere.data.corpus import Corpus, Examples
 from logosphere.data.streaming import StreamBatches
@@ -133,6 +134,7 @@ def run_training(
             done = session.done()
             if group.is_main:
                 run.log(_metrics(progress, session.elapsed, corpus.tokenizer.unit))
+            release_if_scarce()
             yield StepTaken(progress, min(done, 1.0))
             if int(before * config.validations) < int(min(done, 1.0) * config.validations):
                 yield session.validate()

@@ -15,7 +15,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, Wrapper
 from logosphere.sampling.generate import Generation
-from logosphere.types import Bool, Int64, Logits, Positions, State, Times
+from logosphere.types import Bool, Int64, Logits, State, Times, Where
 
 EXCLUDED = -1e4
 """A logit of probability 0. It is finite, so that differences of logits exist."""
@@ -28,7 +28,7 @@ class SuppressEOS(Wrapper):
         super().__init__(inner)
         self.end, self.length, self.vocab_size = end, length, vocab_size
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where)
         if out.shape[-1] != self.vocab_size:
             raise UserError(

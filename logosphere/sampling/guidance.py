@@ -26,7 +26,7 @@ from logosphere.networks.wrappers import LogitsFilter, NFECounter
 from logosphere.processes.base import Process
 from logosphere.processes.capabilities import DiscreteTransitions
 from logosphere.sampling.steppers.base import TRANSITIONS, Evaluate, Stepper, require
-from logosphere.types import Bool, Float, Int64, Logits, Positions, Predict, State, Times
+from logosphere.types import Bool, Float, Indices, Int64, Logits, Positions, Predict, State, Times, Where
 
 MIN_LOG_P = -100.0
 """Smaller log-probabilities count as this where they are subtracted."""
@@ -226,6 +226,13 @@ def _select(labels: Int64[Tensor, " B"], rows: slice | Bool[Tensor, " B"]) -> In
     return labels[rows] if isinstance(rows, slice) else labels.to(rows.device)[rows]
 
 
+def _as_field(where: Positions | Indices, like: State) -> Positions:
+    """Selected positions as a Boolean field."""
+    if isinstance(where, Tensor):
+        return where
+    return torch.zeros_like(like, dtype=torch.bool).index_put_(where, torch.ones((), dtype=torch.bool))
+
+
 class EditGuided(Wrapper):
     """A masked model guided by edits: p(x | z) p(y | z with the mask replaced by x)^γ, Bayes' rule for γ = 1.
 
@@ -236,9 +243,9 @@ class EditGuided(Wrapper):
         super().__init__(inner)
         self.guidance = guidance
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         out = self.inner(z, t, context, where)
-        every = torch.ones_like(z, dtype=torch.bool) if where is None else where
+        every = torch.ones_like(z, dtype=torch.bool) if where is None else _as_field(where, z)
         weights = self.guidance.log_weights(out.shape[-1] + 1, z, t, torch.zeros_like(t), every)[:, :-1].to(out.dtype)
         return out + (weights.view_as(out) if where is None else weights)
 

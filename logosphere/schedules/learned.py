@@ -14,6 +14,8 @@ from logosphere.schedules.logsnr import LogSNR, Number, check_ends
 from logosphere.types import Float
 
 UNITS = 32
+MAX_VALUES = 1 << 24
+"""Hidden values (times · units) computed at once without a search for equal times: 128 MiB of float64."""
 PUBLISHED_UNITS, OUTPUT_SCALE = 1024, 0.01
 """Hidden units of Plaid's schedule, and the factor of their weights."""
 
@@ -26,16 +28,27 @@ class Monotone(LogSNR):
         check_ends(highest, lowest)
         self.ends = nn.Parameter(torch.tensor([highest, lowest]))
 
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """The number of hidden units, each of which is computed for each time."""
+
     @abstractmethod
     def _raw(self, t: Number) -> tuple[Number, Number, Number]:
         """The unscaled shape and its first two derivatives."""
 
     def shape(self, t: Number) -> tuple[Number, Number, Number]:
-        """m, m' and m''; a batch has few different times, and each is computed once."""
+        """m, m' and m''; a batch has few different times, and each is computed once.
+
+        Finding them stops a device, which computes all times instead, unless this would take much memory.
+        """
+        (start, end), _, _ = self._raw(torch.arange(2, dtype=torch.float64, device=t.device))
+        length = end - start
+        if t.device.type != "cpu" and t.numel() * self.units <= MAX_VALUES:
+            value, first, second = self._raw(t.detach().double())
+            return (value - start) / length, first / length, second / length
         unique, index = t.detach().double().unique(return_inverse=True)
         value, first, second = self._raw(unique)
-        (start, end), _, _ = self._raw(torch.tensor([0.0, 1.0], dtype=torch.float64, device=t.device))
-        length = end - start
         return ((value - start) / length)[index], (first / length)[index], (second / length)[index]
 
     def logsnr(self, t: Number) -> Number:
@@ -78,6 +91,10 @@ class LearnedTanh(Monotone):
         self.rates = nn.Parameter(torch.full((UNITS,), 8.0))
         self.centres = nn.Parameter((torch.arange(UNITS) + 0.5) / UNITS)
 
+    @property
+    def units(self) -> int:
+        return UNITS
+
     def _raw(self, t: Number) -> tuple[Number, Number, Number]:
         height, rate = F.softplus(self.heights.double()), F.softplus(self.rates.double())
         wave = torch.tanh(rate * (t[..., None] - self.centres.double()))
@@ -99,6 +116,10 @@ class LearnedNetwork(Monotone):
         self.rates = nn.Parameter(torch.randn(PUBLISHED_UNITS))
         self.offsets = nn.Parameter(torch.randn(PUBLISHED_UNITS))
         self.heights = nn.Parameter(torch.randn(PUBLISHED_UNITS))
+
+    @property
+    def units(self) -> int:
+        return PUBLISHED_UNITS
 
     def _raw(self, t: Number) -> tuple[Number, Number, Number]:
         height, rate = OUTPUT_SCALE * F.softplus(self.heights.double()), F.softplus(self.rates.double())

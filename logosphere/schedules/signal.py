@@ -258,7 +258,11 @@ class Tabulated(Schedule):
         return 2.0
 
     def _table(self, like: Number) -> Float[Tensor, " n"]:
-        return 1 - torch.tensor(self.levels, dtype=torch.float64, device=like.device)
+        """Noise levels, copied to each device once: a copy in every step would synchronise it."""
+        tables: dict[torch.device, Tensor] = self.__dict__.setdefault("_tables", {})
+        if like.device not in tables:
+            tables[like.device] = 1 - torch.tensor(self.levels, dtype=torch.float64, device=like.device)
+        return tables[like.device]
 
     def _bracket(self, t: Number) -> tuple[Number, Number, Number]:
         """Noise at both ends of the interval that holds t, and the fraction of the interval before t."""

@@ -19,7 +19,7 @@ from logosphere.processes.gaussian.token import GaussianTokenDiffusion
 from logosphere.processes.time_sampler import TimeSampler
 from logosphere.schedules.learned import LearnedNetwork, LearnedTanh
 from logosphere.schedules.logsnr import LogSNR, find_logsnr, sqrt_steps
-from logosphere.types import Logits, Positions, State, Times
+from logosphere.types import Logits, State, Times, Where
 
 if TYPE_CHECKING:
     from logosphere.systems.gaussian import GaussianSettings
@@ -96,7 +96,7 @@ class Standardised(Wrapper):
         super().__init__(inner)
         self.alpha_sigma, self.width, self.norm = alpha_sigma, width, norm
 
-    def forward(self, z: State, t: Times, context: State, where: Positions | None = None) -> Logits:
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         clean = self.norm**2 / self.width
         alpha, sigma = self.alpha_sigma(t)
         state = z[..., : self.width] / (clean * alpha.square() + sigma.square()).sqrt()
@@ -141,7 +141,7 @@ def gaussian_network(
         denoiser = SelfConditioning(
             denoiser, width, estimate_width, estimate, settings.self_conditioning, settings.self_conditioning_period
         )
-    denoiser = BeliefInput(denoiser, process.log_likelihood) if has_beliefs else denoiser
+    denoiser = BeliefInput(denoiser, process.belief) if has_beliefs else denoiser
     return PosteriorHead(denoiser, process.add_evidence) if add_evidence else denoiser
 
 

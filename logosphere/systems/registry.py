@@ -19,8 +19,6 @@ from importlib import import_module
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-import yaml
-
 from logosphere.errors import UserError, suggest
 from logosphere.migration import check_current_option
 from logosphere.networks.config import NetworkConfig
@@ -85,6 +83,8 @@ class Preset:
 @cache
 def published_presets() -> dict[str, dict[str, Preset]]:
     """The published presets by system and name."""
+    import yaml  # not needed to import the package
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     content: dict[str, dict[str, dict[str, Any]]] = {}
     for file in sorted(files("logosphere.systems").joinpath("presets").iterdir(), key=lambda file: file.name):

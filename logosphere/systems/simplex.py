@@ -345,7 +345,7 @@ def _model(
         if transform is not None and settings.input in ("scaled", "doubled"):
             denoiser = TransformedInput(denoiser, transform)
         if settings.input == "belief":
-            denoiser = BeliefInput(denoiser, process.log_likelihood)
+            denoiser = BeliefInput(denoiser, process.belief)
         if settings.posterior_head:
             denoiser = PosteriorHead(denoiser, process.add_evidence)
     return Model(process, denoiser, length=length, block=length)

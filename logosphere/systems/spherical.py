@@ -14,6 +14,8 @@ from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusi
 from logosphere.processes.spherical.projected import ProjectedSphericalDiffusion
 from logosphere.processes.spherical.published import PublishedDigitDiffusion, PublishedSphericalDiffusion
 from logosphere.processes.spherical.times import SCHEDULES, AnyOrder, RollingOffsets
+from logosphere.processes.spherical.wide import WideSphericalDiffusion
+from logosphere.rng import WIDE
 from logosphere.systems.registry import SystemInfo, check_choice, register
 from logosphere.systems.spherical_parts import (
     MIXTURES,
@@ -249,6 +251,8 @@ def _build(
         kind = ProjectedSphericalDiffusion
     elif _has_valid_digits(settings):
         kind = DigitSphericalDiffusion
+    elif codec.num_classes > WIDE and settings.base is None:
+        kind = WideSphericalDiffusion
     process = kind(
         codec,
         bridge,

@@ -199,4 +199,4 @@ def _network(process: SphericalDiffusion, length: int, network: NetworkConfig, s
             inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
             probability = 0.5 if settings.self_conditioning is True else settings.self_conditioning
             inner = SelfConditioning(inner, codec.num_classes, codec.num_classes, probability=probability)
-    return BeliefInput(inner, process.log_likelihood) if settings.input == "belief" else inner
+    return BeliefInput(inner, process.belief) if settings.input == "belief" else inner

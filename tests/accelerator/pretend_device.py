@@ -18,7 +18,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "masked_select"}
+SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "bincount", "masked_scatter_backward"}
+SYNCHRONISING |= {"_unique2", "unique_dim", "unique_consecutive"}
 """Operations whose result the processor has to wait for; indexing with booleans is another."""
 CROSSING = {"copy_", "_to_copy"}
 """Operations that may see two devices, as on CUDA."""
@@ -35,6 +36,10 @@ BOOLEAN = (torch.bool, torch.uint8)
 
 synchronisations: Counter[str] = Counter()
 """How often the processor had to wait for the device, by operation."""
+uploads: Counter[str] = Counter()
+"""Copies from the CPU to the device: "blocking", for which CUDA waits until the stream is idle, and "asynchronous"."""
+places: Counter[str] = Counter()
+"""The operations of `synchronisations` and the blocking copies of `uploads`, by the line that requested them."""
 
 
 class Limits:
@@ -65,15 +70,21 @@ def float64_counted(places: Counter[str], package: str) -> AbstractContextManage
     """Inside this block results of 64-bit floating point are counted, by the line of a package that requested them."""
 
     def count() -> None:
-        frame = sys._getframe()
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file != __file__ and f"/{package}/" in file:
-                places[f"{file.rpartition(f'/{package}/')[2]}:{frame.f_lineno}"] += 1
-                return
-            frame = frame.f_back
+        if place := calling_line(package):
+            places[place] += 1
 
     return _noticing(count)
+
+
+def calling_line(package: str) -> str | None:
+    """The innermost line of a package in the present stack; None if there is none, as in a backward pass."""
+    frame = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != __file__ and f"/{package}/" in file:
+            return f"{file.rpartition(f'/{package}/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 class DeviceTensor(Tensor):
@@ -136,10 +147,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not (on_device or target):
         return func(*args, **kwargs)
     operation = _operation(func)
+    operation.count_uploads(args, kwargs, tensors, target)
     if on_device:
         operation.check(args, tensors)
         operation.check_order(tensors)
-        operation.count(args, target)
+        operation.count(args, kwargs, target)
         if operation.name == "_fused_sdp_choice":
             return MATH
     inside = {name: _unwrapped(value) for name, value in kwargs.items()}
@@ -190,14 +202,34 @@ class _Operation:
         if self.name in UNORDERED and torch.are_deterministic_algorithms_enabled() and tensors[0].is_floating_point():
             raise RuntimeError(f"{self.name} on CUDA does not have a deterministic implementation")
 
-    def count(self, args: tuple[Any, ...], target: bool) -> None:
+    def count(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: bool) -> None:
         """Note if the processor has to wait for this operation."""
         if self.name in SYNCHRONISING:
-            synchronisations[self.name] += 1
+            _count(self.name)
+        elif self.name == "repeat_interleave" and self.func._overloadname.startswith("Tensor"):
+            if kwargs.get("output_size") is None:
+                _count(self.name)
         elif self.name == "_to_copy" and not target:
-            synchronisations["copy to the CPU"] += 1
+            _count("copy to the CPU")
+        elif self.name == "copy_" and type(args[0]) is not DeviceTensor:
+            _count("copy to the CPU")
         elif self.name in INDEXING and any(index is not None and index.dtype in BOOLEAN for index in args[1]):
-            synchronisations["boolean index"] += 1
+            _count("boolean index")
+
+    def count_uploads(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], target: bool) -> None:
+        """Note if this operation copies from the CPU to the device, as CUDA also does for indices and in `where`."""
+        foreign = sum(type(tensor) is not DeviceTensor for tensor in tensors)
+        if not target or not foreign:
+            return
+        if self.name in CROSSING:
+            if type(args[-1 if self.name == "_to_copy" else 1]) is DeviceTensor:
+                return
+            asynchronous = kwargs.get("non_blocking", self.name == "copy_" and len(args) > 2 and args[2])
+            _count_upload(1, asynchronous=bool(asynchronous))
+        elif self.name in INDEXING:
+            _count_upload(sum(type(index) is not DeviceTensor for index in _tensors(args[1])), asynchronous=False)
+        elif self.name == "where":
+            _count_upload(foreign, asynchronous=False)
 
     def seeded(self, *args: Any, **kwargs: Any) -> Any:
         """The result with random numbers of the device's generators, which the CPU would refuse."""
@@ -216,6 +248,17 @@ class _Operation:
         finally:
             own.set_state(twin.get_state())
             twin.set_state(kept)
+
+
+def _count(operation: str) -> None:
+    synchronisations[operation] += 1
+    places[f"{operation} in {calling_line('logosphere')}"] += 1
+
+
+def _count_upload(copies: int, *, asynchronous: bool) -> None:
+    uploads["asynchronous" if asynchronous else "blocking"] += copies
+    if copies and not asynchronous:
+        places[f"blocking copy to the device in {calling_line('logosphere')}"] += copies
 
 
 @cache

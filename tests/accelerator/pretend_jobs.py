@@ -123,6 +123,22 @@ def train(system: str, preset: str, options: dict[str, Any] | None = None) -> Re
     return {"synchronisations per step": waits}
 
 
+def synchronise(
+    system: str, preset: str, done: float = 0.6, static_shapes: bool = False, accumulate: int = 1
+) -> Report:
+    """How often one training step waits for the device, after two others, and where."""
+    model = build_model(system, preset)
+    trainer = Trainer(model, ema=0.9, accumulate=accumulate, static_shapes=static_shapes)
+    *first, last = batches(3, model.length)
+    for batch in first:
+        trainer.train_step(batch, done)
+    counters = (pretend_device.synchronisations, pretend_device.uploads, pretend_device.places)
+    for counter in counters:
+        counter.clear()
+    trainer.train_step(last, done)
+    return dict(zip(("waits", "uploads", "places"), map(dict, counters), strict=True))
+
+
 def resume(system: str, preset: str, options: dict[str, Any]) -> None:
     """A saved and resumed training takes the same next steps as one that continues."""
     with tempfile.TemporaryDirectory() as folder:
@@ -339,6 +355,16 @@ def shortened() -> str:
     return f"{text.strip().splitlines()[-1]} [{' < '.join(reversed(where))}]"
 
 
-ALL: list[Callable[..., Report]] = [train, settings, deterministic, sample, infill, guide, conditions, lengths]
+ALL: list[Callable[..., Report]] = [
+    train,
+    synchronise,
+    settings,
+    deterministic,
+    sample,
+    infill,
+    guide,
+    conditions,
+    lengths,
+]
 ALL += [command_line, remasker, ode, without_float64]
 JOBS = {job.__name__: job for job in ALL}

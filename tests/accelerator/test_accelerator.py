@@ -77,6 +77,30 @@ def test_training_evaluation_saving_and_resuming(system: str, preset: str, devic
     print(json.dumps({system: device.run("train", system=system, preset=preset)}))
 
 
+MAX_WAITS = 2
+"""How often a training step may read the device: the number of masked positions, and the loss with its gradient."""
+
+
+@pytest.mark.parametrize("system", ls.systems())
+def test_a_training_step_waits_for_the_device_at_most_twice(system: str, device: Device) -> None:
+    for settings in ({"done": 0.1}, {"done": 0.6, "accumulate": 1}, {"done": 0.6, "static_shapes": True}):
+        report = device.run("synchronise", system=system, preset="default", **settings)
+        assert 1 <= sum(report["waits"].values()) <= MAX_WAITS, report["places"]
+        assert report["uploads"].get("blocking", 0) == 0, report["places"]
+
+
+def test_accumulation_adds_no_reading_of_losses(device: Device) -> None:
+    for parts in (1, 2, 4):
+        report = device.run("synchronise", system="gidd", preset="default", accumulate=parts)
+        assert sum(report["waits"].values()) == 1, report["places"]
+
+
+@pytest.mark.parametrize("system", ["mdlm", "md4", "genmd4", "ardm", "sedd-absorb", "d3pm-absorbing"])
+def test_static_shapes_leave_one_reading(system: str, device: Device) -> None:
+    report = device.run("synchronise", system=system, preset="default", static_shapes=True)
+    assert sum(report["waits"].values()) == 1, report["places"]
+
+
 @pytest.mark.parametrize("system, preset", few())
 def test_every_supported_sampler(system: str, preset: str, device: Device) -> None:
     assert device.run("sample", system=system, preset=preset)["samplers"]

@@ -44,6 +44,8 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmaskin
     `truncate_ends`: likelihoods are integrated over the times of training alone (GIDD's evaluation), which is no bound.
     """
 
+    shares_times = True
+
     def __init__(
         self,
         mixing: MixingDistribution,

@@ -7,6 +7,7 @@ and have no closed form, so this process stores V × V matrices, one for each of
 """
 
 import math
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,7 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
     (D3PM's code) instead of the posterior ∝ x̂ q(z | x).
     """
 
+    shares_times = True
     kind: Kind = "bound"
     guides_transitions = True
     products: Tensor
@@ -156,12 +158,17 @@ class DiscretizedGaussian(Process, DiscreteTransitions):
 
     def _log_step(self, x: Float[Tensor, "n ... V"], z: State, late: State, early: State) -> Float[Tensor, "n ... V"]:
         """log q(z_s = k | z_t, x) = log q(z_t | z_s = k) + log q(z_s = k | x), normalised, for n distributions x."""
-        marginal, kernel = torch.empty_like(x), torch.empty_like(x[0])
-        for t, s in {*zip(late.flatten().tolist(), early.flatten().tolist(), strict=True)}:
-            rows = (late == t) & (early == s)
-            marginal[:, rows] = x[:, rows] @ self.products[s].to(x.dtype)
-            kernel[rows] = self._kernel(s, t).to(x.dtype).T[z[rows]]
-        return (marginal.clamp_min(TINY).log() + kernel.clamp_min(TINY).log()).log_softmax(-1)
+        flat, states = x.flatten(1, -2), z.flatten()
+        marginal, kernel = torch.empty_like(flat), torch.empty_like(flat[0])
+        pairs = (late * (self.timesteps + 1) + early).flatten()
+        order = pairs.argsort(stable=True)
+        counts = sorted(Counter(pairs.tolist()).items())  # the only reading of a device; the rest is by index
+        for (pair, _), rows in zip(counts, order.split([count for _, count in counts]), strict=True):
+            t, s = divmod(pair, self.timesteps + 1)
+            marginal[:, rows] = flat[:, rows] @ self.products[s].to(x.dtype)
+            kernel[rows] = self._kernel(s, t).to(x.dtype).T[states[rows]]
+        step = (marginal.clamp_min(TINY).log() + kernel.clamp_min(TINY).log()).log_softmax(-1)
+        return step.view(x.shape)
 
     def _kernel(self, s: int, t: int) -> Float[Tensor, "V V"]:
         """q(z_t | z_s), the product of the steps between."""

@@ -45,6 +45,7 @@ class SingleStep(Process):
     time_conditional = False
     max_steps = 1
     chunkable = True
+    shares_times = True
 
     def __init__(self, vocab_size: int):
         super().__init__()
@@ -62,7 +63,8 @@ class SingleStep(Process):
         return ForwardSample(self.corrupt(u, t, noise), t, torch.ones_like(t))
 
     def needs_prediction(self, z: State, moving: Positions) -> Positions:
-        return moving & (z == self.mask)
+        """All: a position is masked until it moves."""
+        return moving
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Logits:
         return self.add_evidence(torch.zeros(*t.shape, self.mask, device=t.device), z, t)
@@ -91,6 +93,7 @@ class GenMD4(Process, DiscreteTransitions, LearnedForward):
 
     kind: Kind = "bound"
     chunkable = True
+    shares_times = True
 
     def __init__(
         self,

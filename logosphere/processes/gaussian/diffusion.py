@@ -29,6 +29,8 @@ from logosphere.types import Float, Int64, Positions, State, Times
 
 T_DECODE = 1e-3
 """The time at which the path ends and tokens are decoded. It is a label: schedules run over the times from it to 1."""
+AFTER_DECODE = float(torch.nextafter(torch.tensor(T_DECODE), torch.tensor(1.0)))
+"""The smallest time of the path: float32 must not round one to T_DECODE."""
 T_MAX = 1 - 1e-9
 """The largest schedule time at which the slope of λ is evaluated; it is infinite at 1 where no signal is left."""
 
@@ -41,6 +43,7 @@ class GaussianDiffusion(Process, OnlineStatistics):
     times in between.
     """
 
+    shares_times = True
     recon_time = T_DECODE
 
     def __init__(
@@ -130,9 +133,7 @@ class GaussianDiffusion(Process, OnlineStatistics):
             fraction = torch.zeros_like(fraction)
         last = step == self.intervals
         time = 1 - (step + fraction) / self.intervals
-        # float32 must not round a time of the path to T_DECODE
-        lowest = torch.nextafter(torch.tensor(T_DECODE), torch.tensor(1.0))
-        t = torch.where(last, T_DECODE, (T_DECODE + (1 - T_DECODE) * time).float().clamp_min(lowest.to(w.device)))
+        t = torch.where(last, T_DECODE, (T_DECODE + (1 - T_DECODE) * time).float().clamp_min(AFTER_DECODE))
         weight = torch.where(last, weight, weight * (1 - T_DECODE) / self.intervals).float()
         t, weight = t.repeat_interleave(block, 1), weight.repeat_interleave(block, 1)
         t = torch.where(free, t, 0.0)

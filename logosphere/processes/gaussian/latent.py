@@ -76,6 +76,7 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
         latest = schedule.time(torch.tensor(min_decode_logsnr, dtype=torch.float64))
         self.max_decode_time = T_DECODE + (1 - T_DECODE) * float(latest.clamp(0, 1))
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
+        self._progress: tuple[tuple[int, int, torch.device], float] | None = None
         self.register_buffer("recon_ema", torch.zeros(2, dtype=torch.float64))
         self.register_buffer("pending", torch.zeros(2, dtype=torch.float64), persistent=False)
 
@@ -84,7 +85,14 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
     @property
     def training_autoencoder(self) -> bool:
         """Whether the autoencoder is trained in this step."""
-        return self.training and (self.joint or bool(self.progress < self.stage_one))
+        return self.training and (self.joint or self._completed() < self.stage_one)
+
+    def _completed(self) -> float:
+        """The value of `progress`, read from the device only after something else than `update_statistics` wrote it."""
+        version = (self.progress.data_ptr(), self.progress._version, self.progress.device)
+        if self._progress is None or self._progress[0] != version:
+            self._progress = version, float(self.progress)
+        return self._progress[1]
 
     @property
     def denoiser_active(self) -> bool:
@@ -100,13 +108,15 @@ class LatentDiffusion(GaussianDiffusion, AutoencoderStage):
     def update_statistics(self, progress: float = 0.0) -> None:
         if self.training_autoencoder:
             self.codec.update_statistics()
-        if bool(self.pending[1] > 0):
-            weight = (1 - EMA_DECAY) / (1 - EMA_DECAY ** (self.recon_ema[1] + 1))
-            self.recon_ema[0] += weight * (self.pending[0] / self.pending[1] - self.recon_ema[0])
-            self.recon_ema[1] += 1
-            self.pending.zero_()
+        total, count = self.pending
+        observed = count > 0
+        weight = torch.where(observed, (1 - EMA_DECAY) / (1 - EMA_DECAY ** (self.recon_ema[1] + 1)), 0.0)
+        self.recon_ema[0] += weight * (total / count.clamp_min(1) - self.recon_ema[0])
+        self.recon_ema[1] += observed
+        self.pending.zero_()
         super().update_statistics(progress)
         self.progress.fill_(progress)
+        self._progress = (self.progress.data_ptr(), self.progress._version, self.progress.device), progress
 
     # ---- tokens and latents ---------------------------------------------------------------------------------------
 

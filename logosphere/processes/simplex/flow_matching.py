@@ -228,6 +228,7 @@ class TangentFlow(Process):
     Cells cover r from 0 to 1/2, where the token is certain for the exact field and is decoded.
     """
 
+    shares_times = True
     kind = "surrogate"
     predicts_tokens = False
     recon_time = 1 - END

@@ -144,6 +144,8 @@ def couple_optimally(start: State, u: State, squared: Callable[[State, State], F
 class SimplexProcess(Process, OnlineStatistics):
     """A conditional path for all positions at once, at times from a time sampler."""
 
+    shares_times = True
+
     def __init__(self, codec: Codec, path: ConditionalPath, time_sampler: TimeSampler, *, loss: Loss = "cross-entropy"):
         super().__init__()
         self.codec, self.path, self.time_sampler, self.loss_type = codec, path, time_sampler, loss
@@ -186,11 +188,11 @@ class SimplexProcess(Process, OnlineStatistics):
 
         For a path with a tail s = 1 is a whole cell before the data, and training draws from the interval between.
         """
-        within = torch.as_tensor(self.path.offset or 0.0, device=w.device)
+        within = torch.full((), self.path.offset or 0.0, device=w.device)
         if self.path.offset is None:  # w is uniform within the cell, too
             ends = running_sum(self.time_sampler.probabilities(group_size=block), 0)[cell]
             within = (1 - (ends - w) * weight).clamp(0, 1)
-        half = torch.as_tensor(0.5, device=w.device)
+        half = torch.full((), 0.5, device=w.device)
         beyond = half if not self.path.tail else within if self.training else torch.zeros_like(half)
         position = torch.where(cell < self.cells, cell + within, self.cells + beyond)
         return (1 - position / (self.cells + 1)).float()

@@ -135,6 +135,12 @@ class SphericalDiffusion(
         return self.path_name == "joint"
 
     @property
+    def shares_times(self) -> bool:  # type: ignore[override]
+        """Not where positions have offsets of their own, nor in any order."""
+        in_any_order = self.any_order_fraction > 0 if self.training else self.path_name == "any-order"
+        return self.rolling is None and not in_any_order
+
+    @property
     def path_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """A chain and a start that changes with time have the joint path only."""
         return ("joint", "any-order") if self.constant_start and not self.chain else ("joint",)
@@ -238,7 +244,8 @@ class SphericalDiffusion(
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform orthogonal to both, without simulation."""
-        a, b, origin = self._sample_ab(t, noise)
+        a, b, which = self._sample_ab(t, noise)
+        origin = self.origins[which]
         cosine = origin[..., :1]  # the same with every vertex
         across = (origin - cosine * u) / (1 - cosine.square()).sqrt()
         nu = noise.normal(*u.shape)
@@ -247,11 +254,11 @@ class SphericalDiffusion(
         return torch.where(t[..., None] > 0, a * u + b * across + c * sphere.normalise(nu), u)
 
     def _sample_ab(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs (a, b) [B, L, 1] from the table, and the start they belong to."""
+        """Pairs (a, b) [B, L, 1] from the table, and the index of the start they belong to."""
         node, which = self._node(t), self._sample_start(t, noise)
         particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
         at = (which, node, particle)
-        return self.a[at][..., None], self.b[at][..., None], self.origins[which]
+        return self.a[at][..., None], self.b[at][..., None], which
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
         if self.path_name == "any-order" and not self.training:
@@ -337,10 +344,12 @@ class SphericalDiffusion(
 
         A waiting position, t = 1, covers its whole path at once when it moves, and the evidence cancels (times.py).
         """
+        return self._rate(self.squared_drift_error(out, u, z, self._s(t)), self.cross_entropy(out, u), t)
+
+    def _rate(self, error: Tensor, cross_entropy: Tensor, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The rate of the bound, given |η_θ - η_x|² and the cross-entropy."""
         node = self._node(t)
-        error = self.squared_drift_error(out, u, z, self._s(t))
         rate = error * self.lengths[node] / (2 * self.bridge.total_noise)
-        cross_entropy = self.cross_entropy(out, u)
         rate = rate + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
         return torch.where(t == 1, cross_entropy, rate)
 
@@ -355,10 +364,17 @@ class SphericalDiffusion(
 
         Plain cross-entropy includes waiting positions, as masked diffusion includes masks.
         """
-        cross_entropy, node = self.cross_entropy(out, u), self._node(t)
+        cross_entropy = self.cross_entropy(out, u)
         if self.training:
-            moving = (weight > 0) & (t < 1)
-            self.time_sampler.observe(node[moving], rate[moving], cross_entropy[moving])
+            self._observe(rate, cross_entropy, t, weight > 0)
+        return self._weighted_loss(rate, cross_entropy, t, weight)
+
+    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
+        moving = where & (t < 1)
+        self.time_sampler.observe(self._node(t), rate, cross_entropy, moving)
+
+    def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
+        node = self._node(t)
         if self.loss_type == "drift":
             return rate * weight
         late = self.switch is not None and self.progress >= self.switch
