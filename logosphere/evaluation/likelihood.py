@@ -61,7 +61,8 @@ def estimate_bounds(
 ) -> Iterator[Estimate]:
     """The estimate of each batch; noise depends on (seed, sample id) and not on the division into batches.
 
-    The network computes in `precision` (networks/precision.py). The processes of a group divide the rows of each batch, and each gets the estimates of all rows.
+    The network computes in `precision` (networks/precision.py). The processes of a group divide the rows of each
+    batch, and each gets the estimates of all rows.
     """
     training, dtype = model.training, find_precision(precision, model.device)
     predict = model.denoiser if predict is None else predict

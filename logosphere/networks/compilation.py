@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.io import cache_folder
-from logosphere.networks.backbone import KVCache
+from logosphere.networks.attention import KVCache
 
 MAX_SHAPES = 8
 """Shapes of the inputs for which a block is compiled; others, such as texts of random lengths, are not."""
@@ -31,7 +31,7 @@ def compile_blocks(blocks: Iterable[nn.Module], length: int | None = None) -> No
     shared: dict[str, dict[object, Callable[..., Tensor]]] = {}
     for block in blocks:
         code = shared.setdefault(repr(block), {})  # blocks of the same layers; convolutions differ in their dilations
-        block.forward = CompiledForward(block, code, length)  # type: ignore[method-assign]
+        block.forward = CompiledForward(block, code, length)
 
 
 class CompiledForward:
@@ -60,7 +60,7 @@ class CompiledForward:
         if key not in self.code:
             if len(self.code) == MAX_SHAPES:
                 return None
-            self.code[key] = torch.compile(_copy(_call), dynamic=False)
+            self.code[key] = torch.compile(_callable(), dynamic=False)
         return self.code[key]
 
 
@@ -69,10 +69,10 @@ def _call(block: nn.Module, *inputs: object) -> Tensor:
     return out
 
 
-def _copy(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function with a code object of its own, by which torch finds compiled code."""
-    assert isinstance(function, FunctionType)
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+def _callable() -> Callable[..., Tensor]:
+    """A function like `_call` with a code object of its own, by which torch finds compiled code."""
+    code = (lambda block, *inputs: type(block).forward(block, *inputs)).__code__
+    return FunctionType(code.replace(), globals())
 
 
 def _describe(inputs: Iterable[object]) -> tuple[object, ...]:

@@ -1,10 +1,10 @@
 """Rotations, attention and feed-forward layers on CPUs as single differentiable functions.
 
-Each elementwise operation of a layer is a pass over its activations, and torch stores its inputs for the backward pass.
-The functions here need fewer passes and store less. In float32 they have the same values and gradients as the operations
-they replace, to the last bit. In bfloat16 attention is a plain product, softmax and product: torch's own kernel for CPUs
-takes two to four times as long there, for up to some 512 positions. On other devices, and in compiled code, whose
-operations the compiler fuses, backbone.py uses plain operations.
+Each elementwise operation of a layer is a pass over its activations, and torch stores its inputs for the backward
+pass. The functions here need fewer passes and store less. In float32 they have the same values and gradients as the
+operations they replace, to the last bit. In bfloat16 attention is a plain product, softmax and product: torch's own
+kernel for CPUs takes two to four times as long there, for up to some 512 positions. On other devices, and in compiled
+code, whose operations the compiler fuses, attention.py and backbone.py use plain operations.
 """
 
 from typing import Any

@@ -63,7 +63,7 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1."""
     compile: bool = False
-    """Compile the network with torch.compile."""
+    """Compile the blocks of the network for training (torch.compile); the code is cached for later trainings."""
     shard: bool = False
     """Shard weights, gradients and moments over the processes (FSDP): for large networks."""
     recompute: bool = False

@@ -18,6 +18,8 @@ from logosphere.errors import UserError
 from logosphere.evaluation.report import Report, evaluate
 from logosphere.io import write_tensors
 from logosphere.model import Model
+from logosphere.networks.compilation import compile_blocks
+from logosphere.networks.convolution import UNetStage
 from logosphere.networks.precision import precision_name
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import AutoencoderStage
@@ -157,11 +159,11 @@ class _Session:
                 "each; use a larger --batch or fewer processes."
             )
         # Runs name their precision since "auto" can be bfloat16 on a CPU; those before were float32 there.
-        before = "float32" if model.device.type == "cpu" else "auto"
+        auto = "float32" if model.device.type == "cpu" else "auto"
         self.trainer = Trainer(
             model, optim=config.optim, ema=config.ema, seed=config.seed, accumulate=config.accumulate,
-            precision=before if config.precision == "auto" else config.precision, cond_dropout=config.cond_dropout, group=group, sharded=config.shard,
-            steps=config.steps or 0,
+            precision=auto if config.precision == "auto" else config.precision, cond_dropout=config.cond_dropout,
+            group=group, sharded=config.shard, steps=config.steps or 0,
         )  # fmt: skip
         self.elapsed, self.best = Elapsed(), float("inf")
         group.on_main(run.clean_temporary)
@@ -170,9 +172,11 @@ class _Session:
         self.resumed = saved is not None
         if saved is not None:
             self.elapsed, self.best = Elapsed(saved["seconds"], saved["cpu_seconds"]), saved["best"]
-        if config.compile:  # blocks only: their shapes never change
-            for blocks in stacks_of_blocks(model):
-                blocks.compile()
+        if config.compile:
+            for stack in stacks_of_blocks(model):
+                compile_blocks(
+                    stack.blocks, None if isinstance(stack, UNetStage) else getattr(stack, "length", model.length)
+                )
         group.on_main(lambda: _precompute(model, config, corpus))  # the others then find it done
         _precompute(model, config, corpus)
         group.on_main(lambda: run.truncate_metrics(self.trainer.step if self.resumed else -1))

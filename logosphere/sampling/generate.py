@@ -68,8 +68,8 @@ def generate(
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
     seed. `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
-    the last step; the network computes in `precision` (float32, bfloat16 or auto). `watch` is called with every frame. The processes of a `group` share the sequences and all get them:
-    a sequence depends only on the seed and its number.
+    the last step; the network computes in `precision` (float32, bfloat16 or auto). `watch` is called with every frame.
+    The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
