@@ -52,7 +52,7 @@ def rotate(x: Float[Tensor, "B H M h"], table: Float[Tensor, "2 M h"]) -> Float[
 
 
 def split_and_rotate(
-    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int
+    qkv: Float[Tensor, "B M E"], table: Float[Tensor, "2 M h"], heads: int
 ) -> tuple[Float[Tensor, "B H M h"], Float[Tensor, "B H M h"], Float[Tensor, "B H M h"]]:
     """Return rotated queries, rotated keys and values of a projection of positions."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
@@ -60,7 +60,7 @@ def split_and_rotate(
 
 
 def attend_by_operations(
-    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
+    qkv: Float[Tensor, "B M E"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
 ) -> Float[Tensor, "B M D"]:
     """Return rotary attention in the precision of qkv by plain operations, which a compiler fuses."""
     q, k, v = split_and_rotate(qkv, table, heads)

@@ -47,7 +47,7 @@ class _RotateQueriesAndKeys(torch.autograd.Function):
     """Splits the projection of positions into rotated queries and keys, and values."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Float[Tensor, "B M D"], table: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Float[Tensor, "B M E"], table: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(table)
         rows = qkv.float().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, M, h]
         return rotate_pairs(rows[:2], table), rows[2]
@@ -64,7 +64,7 @@ class _RotateQueriesAndKeys(torch.autograd.Function):
 
 
 def rotate_queries_and_keys(
-    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int
+    qkv: Float[Tensor, "B M E"], table: Float[Tensor, "2 M h"], heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries, rotated keys and values, each [B, H, M, h] in float32, of a projection of positions."""
     rotated, v = _RotateQueriesAndKeys.apply(qkv, table, heads)

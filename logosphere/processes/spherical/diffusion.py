@@ -266,9 +266,7 @@ class SphericalDiffusion(
         t, weight = self._sample_times(w, free, noise)
         return ForwardSample(self.corrupt(u, t, noise), t, weight)
 
-    def _sample_times(
-        self, w: Float[Tensor, "B J"], free: Positions, noise: Noise
-    ) -> tuple[Times, Float[Tensor, "B M"]]:
+    def _sample_times(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Times, Tensor]:
         """Times at the quantiles w, and their weights: 0 where a position waits at t = 1 or is clean at t = 0.
 
         Sequences with states of the any-order path have the weights of its bound, so that the mean of all is a bound.
