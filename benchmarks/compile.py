@@ -4,7 +4,7 @@
 
 Each measurement runs in a process of its own with one thread: the first finds no compiled code (cold; neither torch's
 precompiled headers), the second the code of the first (warm). Compilation is the first compiled step less a later one,
-in CPU seconds of the process and of the compilers that it starts, and includes importing torch's compiler.
+in CPU seconds of the process and of the compilers that it starts.
 """
 
 import json

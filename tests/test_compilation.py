@@ -52,7 +52,9 @@ def compile_model(model: Model) -> None:
 
 
 def train(trainer: Trainer, rows: int = BATCH, length: int | None = None) -> tuple[float, float]:
-    tokens = torch.randint(VOCABULARY, (rows, length or trainer.model.length), generator=torch.Generator().manual_seed(trainer.step))
+    tokens = torch.randint(
+        VOCABULARY, (rows, length or trainer.model.length), generator=torch.Generator().manual_seed(trainer.step)
+    )
     progress = trainer.train_step(Batch.of(tokens, first=trainer.step * rows), 0.5)
     return progress.loss, progress.gradient
 
