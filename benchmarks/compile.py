@@ -57,7 +57,8 @@ def measure(system: str, precision: str) -> dict[str, float]:
     compile_cpu = cpu - paired["seconds"]
     saved = paired["bare_seconds"] * (1 - paired["ratio"])
     return {
-        "compile CPU s": compile_cpu, "compile wall s": wall - paired["seconds"], "eager step s": paired["bare_seconds"],
+        "compile CPU s": compile_cpu, "compile wall s": wall - paired["seconds"],
+        "eager step s": paired["bare_seconds"],
         "ratio": paired["ratio"], "quartile 1": paired["ratio_quartile_1"], "quartile 3": paired["ratio_quartile_3"],
         "break-even steps": compile_cpu / saved if saved > 0 else float("inf"),
     }  # fmt: skip
