@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import logosphere as ls
-from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
+from logosphere.runs.costs import count_step_flops
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 

@@ -52,6 +52,11 @@ class PeerBlock(nn.Module):
 class Peer(nn.Module):
     """Simulation-free training states, and a DDiT network that reads them; the coordinate of the mask is not read."""
 
+    rotary: Tensor
+    alpha: Tensor
+    rho: Tensor
+    frequencies: Tensor
+
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size

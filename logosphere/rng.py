@@ -109,7 +109,7 @@ def normal_rows(keys: Int64[Tensor, " N"], count: int) -> Float[Tensor, "N n"]:
 
 
 def _box_muller(keys: Int64[Tensor, " N"], out: Float[Tensor, "N n"], offset: int = 0) -> Iterator[slice]:
-    """Fill rows with standard normal numbers, √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks of them.
+    """Fill rows with standard normal numbers √(-2 log u) (cos φ, sin φ) (Box and Muller 1958), and yield blocks.
 
     u is the size of a word, of which float32 keeps the upper 24 significant bits, and φ has the lower 32 bits; numbers
     reach 9 standard deviations. The cosines and the sines of a row's words are its two halves.
@@ -271,6 +271,12 @@ def categorical(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64
 
     Summed in float64: with the usual float32 Gumbel trick every category below 6e-8 would never be drawn.
     """
+    if log_p.dim() == 2 and log_p.numel() > BLOCK and log_p.device.type == "cpu":
+        return torch.cat([_invert_cdf(log_p[rows], u[rows]) for rows in row_blocks(log_p)])
+    return _invert_cdf(log_p, u)
+
+
+def _invert_cdf(log_p: Float[Tensor, "... K"], u: Float[Tensor, "..."]) -> Int64[Tensor, "..."]:
     cumulative = running_sum(log_p.double().softmax(-1))
     threshold = u.to(log_p.device)[..., None] * cumulative[..., -1:]
     # 'right' skips categories of probability 0 even when u is at their edge.

@@ -11,7 +11,7 @@ from toy_models import SMALL, fill_zero_weights
 
 import logosphere as ls
 from logosphere import UserError
-from logosphere.networks.backbone import Attention, plane_frequencies, rotary_table, rotate
+from logosphere.networks.attention import Attention, plane_frequencies, rotary_table, rotate
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone, UNetStage
 from logosphere.report.images import encode_png, make_image_grid

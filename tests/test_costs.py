@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import logosphere as ls
 from logosphere.model import Model
-from logosphere.networks import backbone
+from logosphere.networks import attention, backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer
 from logosphere.rng import CounterNoise
@@ -64,7 +64,7 @@ def test_flops_do_not_depend_on_the_implementation_of_attention(system: str, mon
     def plain(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
         return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
-    monkeypatch.setattr(backbone, "attend", plain)
+    monkeypatch.setattr(attention, "attend", plain)
     assert count_step_flops(model, BATCH) == fused
 
 

@@ -12,7 +12,7 @@ import logosphere as ls
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.io import write_tensors
-from logosphere.networks.backbone import attend, block_causal_mask
+from logosphere.networks.attention import attend, block_causal_mask
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.tokens import build_embedding
-from logosphere.networks.backbone import Backbone, ConditionTokens, KVCache, LinearHead
+from logosphere.networks.attention import KVCache
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.types import Bool, Float, State, Tokens
 

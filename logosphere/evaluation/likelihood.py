@@ -10,6 +10,7 @@ from torch import Tensor
 from logosphere.codecs.base import Autoencoder
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, Noise
 from logosphere.types import Batch, Bool, Float, Int64, Kind, Predict
@@ -55,13 +56,17 @@ def estimate_bounds(
     draws: int,
     seed: int,
     predict: Predict | None = None,
+    precision: str = "float32",
     group: ProcessGroup = SINGLE,
 ) -> Iterator[Estimate]:
     """The estimate of each batch; noise depends on (seed, sample id) and not on the division into batches.
 
-    The processes of a group divide the rows of each batch, and each gets the estimates of all rows.
+    The network computes in `precision` (networks/precision.py). The processes of a group divide the rows of each
+    batch, and each gets the estimates of all rows.
     """
-    training = model.training
+    training, dtype = model.training, find_precision(precision, model.device)
+    predict = model.denoiser if predict is None else predict
+    predict = None if predict is None else with_precision(predict, dtype)
     model.eval()
     try:
         for batch in batches:
@@ -71,7 +76,7 @@ def estimate_bounds(
             sharing = group if rows >= group.size else SINGLE  # every process needs at least one row
             part = batch.select(sharing.local_slice(rows)).to(model.device)
             noise = CounterNoise(seed, 0, part.ids, part.global_index, part.total)
-            with torch.no_grad():
+            with torch.no_grad(), casts_kept(dtype, model.device):
                 bound = model.bound(part, noise, draws, predict)
             yield Estimate(
                 sharing.all_gather(bound.recon.double().cpu(), rows),

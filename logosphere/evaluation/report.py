@@ -17,6 +17,7 @@ from logosphere.errors import UserError, plural
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.io import json_safe, write_json
 from logosphere.model import Model
+from logosphere.networks.precision import find_precision, precision_name
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
@@ -74,11 +75,14 @@ class Report:
     """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
     other_paths: tuple[PathBound, ...] = ()
     """Bounds along the other paths that the network was trained on."""
+    precision: str = "float32"
+    """The precision in which the network computed."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
         preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
-        return f"{value} ({self.kind_and_path}; {self.sample_size}{preset})"
+        precision = "" if self.precision == "float32" else f"; {self.precision}"
+        return f"{value} ({self.kind_and_path}; {self.sample_size}{preset}{precision})"
 
     @property
     def kind_and_path(self) -> str:
@@ -111,7 +115,8 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            content = {"preset": DEFAULT, "path": "", "other_paths": []} | content  # older reports have none of them
+            older = {"preset": DEFAULT, "path": "", "other_paths": [], "precision": "float32"}
+            content = older | content  # older reports have none of them
             found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
             found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
             return Report(**found)
@@ -141,11 +146,13 @@ def evaluate(
     data: str = "",
     tokenizer: str = "",
     weights: str = "",
+    precision: str = "float32",
     watch: Callable[[Estimate], None] | None = None,
     group: ProcessGroup = SINGLE,
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
+    The network computes in `precision`: float32, bfloat16, or auto (bfloat16 where the processor has it).
     `units_per_token` converts bits per token into bits per character or byte. `watch` is called after each batch. The
     processes of a `group` divide the sequences, and each gets the report.
     """
@@ -156,7 +163,10 @@ def evaluate(
     digest = hashlib.sha256()
     parts: list[Estimate] = []
     hashed = _hash_batches(_as_batches(batches), digest.update)
-    for part in estimate_bounds(model, hashed, draws=draws, seed=seed, predict=denoiser, group=group):
+    estimates = estimate_bounds(
+        model, hashed, draws=draws, seed=seed, predict=denoiser, precision=precision, group=group
+    )
+    for part in estimates:
         parts.append(part)
         if watch is not None:
             watch(part)
@@ -192,6 +202,7 @@ def evaluate(
         counts=estimate.count.tolist(),
         preset=DEFAULT if model.spec is None else preset_label(model.spec),
         path=model.process.path_name,
+        precision=precision_name(find_precision(precision, model.device)),
     )
 
 

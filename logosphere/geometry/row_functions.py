@@ -26,7 +26,7 @@ REACH = 7.0
 
 
 class RowPolynomials:
-    """f(x, row) - f(0, row) for rows of unit vectors, of which `squared_norm` is that of the coordinates in question."""
+    """f(x, row) - f(0, row) for rows of unit vectors; `squared_norm` is that of their coordinates x."""
 
     def __init__(self, f: RowFunction, x: Float[Tensor, "N K"], squared_norm: Float[Tensor, " N"]):
         self.f, self.x = f, x

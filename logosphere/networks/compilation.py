@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.io import cache_folder
-from logosphere.networks.backbone import KVCache
+from logosphere.networks.attention import KVCache
 
 MAX_SHAPES = 8
 """Shapes of the inputs for which a block is compiled; others, such as texts of random lengths, are not."""

@@ -11,6 +11,8 @@ MAX_WIDTH, MAX_DEPTH, MAX_VOCABULARY = 1 << 17, 1 << 10, 1 << 24
 MAX_NEIGHBOURS = 8
 """Each neighbour costs a matrix; attention covers larger distances."""
 
+PRECISIONS = ("auto", "float32", "bfloat16")
+
 MIN_SIDE = 4
 """Shortest side, in pixels, of the smallest grid of a U-Net."""
 

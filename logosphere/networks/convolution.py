@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
+from logosphere.networks.attention import rotary_table
 from logosphere.networks.backbone import (
     Block,
     ConditionTokens,
@@ -24,7 +25,6 @@ from logosphere.networks.backbone import (
     cross_attend,
     cross_attention_layers,
     input_subtraction_weight,
-    rotary_table,
     run_checkpointed,
 )
 from logosphere.networks.config import NetworkConfig

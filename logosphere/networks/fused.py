@@ -1,10 +1,10 @@
 """Rotations, attention and feed-forward layers on CPUs as single differentiable functions.
 
-Each elementwise operation of a layer is a pass over its activations, and torch stores its inputs for the backward pass.
-The functions here need fewer passes and store less. In float32 they have the same values and gradients as the operations
-they replace, to the last bit. In bfloat16 attention is a plain product, softmax and product: torch's own kernel for CPUs
-takes two to four times as long there, for up to some 512 positions. On other devices, and in compiled code, whose
-operations the compiler fuses, backbone.py uses plain operations.
+Each elementwise operation of a layer is a pass over its activations, and torch stores its inputs for the backward
+pass. The functions here need fewer passes and store less. In float32 they have the same values and gradients as the
+operations they replace, to the last bit. In bfloat16 attention is a plain product, softmax and product: torch's own
+kernel for CPUs takes two to four times as long there, for up to some 512 positions. On other devices, and in compiled
+code, whose operations the compiler fuses, attention.py and backbone.py use plain operations.
 """
 
 from typing import Any
@@ -112,18 +112,7 @@ def attend_plainly(
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=qkv.dtype).masked_fill_(~mask, -torch.inf)
-    return _PlainAttention.apply(qkv, table, heads, bias)  # type: ignore[no-any-return]
-
-
-def attend_by_operations(
-    q: Float[Tensor, "B H M h"], k: Float[Tensor, "B H M h"], v: Float[Tensor, "B H M h"], mask: Tensor | None
-) -> Float[Tensor, "B H M h"]:
-    """Return softmax(q kᵀ / √h) v in the precision of v by plain operations, which a compiler fuses."""
-    with torch.autocast(q.device.type, enabled=False):
-        scores = (q * q.shape[-1] ** -0.5).to(v.dtype) @ k.to(v.dtype).transpose(-1, -2)
-        if mask is not None:
-            scores = torch.where(mask, scores, -torch.inf)
-        return scores.softmax(-1) @ v
+    return _PlainAttention.apply(qkv, table, heads, bias)
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -146,7 +135,7 @@ def square_relu(x: Tensor) -> Tensor:
     """Return max(x, 0)² and overwrite x, which nothing else may read: the output of a linear layer."""
     if not torch.is_grad_enabled():
         return x.relu_().square_()
-    return _SquaredReLU.apply(x)  # type: ignore[no-any-return]
+    return _SquaredReLU.apply(x)
 
 
 class _FeedForward(torch.autograd.Function):
@@ -158,7 +147,7 @@ class _FeedForward(torch.autograd.Function):
         linear = torch.ops.mkldnn._linear_pointwise  # bias and ReLU within the product
         r = linear(x, w1, b1, "relu", [], "")
         ctx.save_for_backward(x, w1, w2, r)
-        return linear(r * r, w2, b2, "none", [], "")  # type: ignore[no-any-return]
+        return linear(r * r, w2, b2, "none", [], "")
 
     @staticmethod
     @once_differentiable
@@ -173,4 +162,4 @@ class _FeedForward(torch.autograd.Function):
 
 def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
     """Return W₂ max(W₁ x + b₁, 0)² + b₂ in bfloat16."""
-    return _FeedForward.apply(x.bfloat16(), w1, b1, w2, b2)  # type: ignore[no-any-return]
+    return _FeedForward.apply(x.bfloat16(), w1, b1, w2, b2)

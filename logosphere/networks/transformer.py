@@ -12,7 +12,8 @@ from torch import Tensor
 from logosphere.codecs.base import Codec
 from logosphere.codecs.tokens import CoordinateStem, DigitCodec, build_embedding
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone, ConditionTokens, KVCache, LinearHead, block_causal_mask
+from logosphere.networks.attention import KVCache, block_causal_mask
+from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
 from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, pack_output
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig

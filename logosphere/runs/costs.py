@@ -37,7 +37,9 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.precision import find_precision
 from logosphere.networks.transformer import BlockTransformer
+from logosphere.parallel.process_group import find_device
 from logosphere.rng import CounterNoise
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.settings import SILENT, Display
@@ -201,7 +203,7 @@ def cost(recipe: TrainConfig, vocab_size: int, processes: int = 1, conditions: M
     network = recipe.network
     attention = 12 * network.depth * network.width * positions * recipe.length
     rows = -(-recipe.batch // (processes * recipe.accumulate))
-    half = recipe.precision == "bfloat16"
+    half = find_precision(recipe.precision, find_device(recipe.device)) == torch.bfloat16
     kept = network.depth * network.width * (1 if recipe.recompute else ACTIVATIONS) * (2 if half else 4)
     return Cost(
         parameters=parameters,

@@ -16,6 +16,7 @@ from logosphere.io import load_strict, read_tensors
 from logosphere.model import Model, Spec
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
+from logosphere.networks.precision import find_precision, precision_name
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
@@ -46,6 +47,7 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
+    config = replace(config, precision=precision_name(find_precision(config.precision, model.device)))
     return Run.create(path, config, model.spec, corpus, parent), model
 
 

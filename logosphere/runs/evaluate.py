@@ -82,6 +82,7 @@ def evaluate_run(
                 data=f"{corpus.name} {config.split}",
                 tokenizer=tokenizer.fingerprint,
                 weights=config.weights,
+                precision=config.precision,
                 watch=watch,
                 group=group,
             )

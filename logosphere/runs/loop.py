@@ -20,6 +20,7 @@ from logosphere.io import write_tensors
 from logosphere.model import Model
 from logosphere.networks.compilation import compile_blocks
 from logosphere.networks.convolution import UNetStage
+from logosphere.networks.precision import precision_name
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import AutoencoderStage
 from logosphere.runs.config import TrainConfig
@@ -157,10 +158,12 @@ class _Session:
                 f"A batch of {config.batch} cannot be shared by {group.size} processes in {config.accumulate} parts "
                 "each; use a larger --batch or fewer processes."
             )
+        # Runs name their precision since "auto" can be bfloat16 on a CPU; those before were float32 there.
+        auto = "float32" if model.device.type == "cpu" else "auto"
         self.trainer = Trainer(
             model, optim=config.optim, ema=config.ema, seed=config.seed, accumulate=config.accumulate,
-            precision=config.precision, cond_dropout=config.cond_dropout, group=group, sharded=config.shard,
-            steps=config.steps or 0,
+            precision=auto if config.precision == "auto" else config.precision, cond_dropout=config.cond_dropout,
+            group=group, sharded=config.shard, steps=config.steps or 0,
         )  # fmt: skip
         self.elapsed, self.best = Elapsed(), float("inf")
         group.on_main(run.clean_temporary)
@@ -257,7 +260,7 @@ def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: Proce
         return evaluate(
             trainer.model, batches, draws=VALIDATION_DRAWS, rng=config.seed, name=config.system,
             unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint,
-            group=group,
+            precision=precision_name(trainer.precision), group=group,
         )  # fmt: skip
 
 

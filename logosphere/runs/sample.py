@@ -151,6 +151,7 @@ def _draw(
             condition=find_condition(run, label, config.source, config.signal, config.n),
             guidance=config.guidance,
             guide=guide,
+            precision=config.precision,
             renoise_known=renoise,
             watch=watch,
             group=group,

@@ -12,6 +12,7 @@ from logosphere.errors import UserError
 
 Split = Literal["train", "valid", "test"]
 Weights = Literal["ema", "best", "model"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class EvaluateConfig:
     """The unit of bits; auto: the unit of the tokenizer."""
     weights: Weights = "ema"
     """Averaged weights, the best of them on the validation split, or the live ones."""
+    precision: Precision = "auto"
+    """Precision of the network; auto: bfloat16 where the processor has instructions for it, else float32."""
     seed: int = 0
     """Fixes the noise."""
 
@@ -101,8 +104,10 @@ class SampleConfig:
     """Take the most likely tokens in the last step."""
     weights: Weights = "ema"
     """Averaged weights, the best of them, or the live ones."""
+    precision: Precision = "auto"
+    """Precision of the network; auto: bfloat16 where the processor has instructions for it, else float32."""
     seed: int = 0
-    """Fixes the texts."""
+    """Fixes the texts, together with the precision."""
 
     def check(self) -> None:
         """Raise for options that contradict each other."""

@@ -13,6 +13,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import check_guidable
+from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, as_generator
@@ -56,6 +57,7 @@ def generate(
     condition: Condition | None = None,
     guidance: float = 1.0,
     guide: Guide | None = None,
+    precision: str = "float32",
     watch: Callable[[Frame], object] | None = None,
     group: ProcessGroup = SINGLE,
 ) -> Generation:
@@ -66,12 +68,13 @@ def generate(
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
     seed. `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
-    the last step; `watch` is called with every frame. The processes of a `group` share the sequences and all get them:
-    a sequence depends only on the seed and its number.
+    the last step; the network computes in `precision` (float32, bfloat16 or auto). `watch` is called with every frame.
+    The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
     network = model.denoiser if denoiser is None else denoiser
     if network is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+    dtype = find_precision(precision, model.device)
     sampler = _choose_sampler(model, sampler, stepper)
     cached = cached or sampler.cached
     stepper = as_stepper(sampler.stepper).begin_sampling()
@@ -92,10 +95,10 @@ def generate(
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
     time_grid = model_time_grid(model, stepper.steps(model.length, steps), grid, sampler.blocks)
     started = time.perf_counter()
-    with _evaluation_mode(model, network):
+    with _evaluation_mode(model, network), casts_kept(dtype, model.device):
         # A cache of predictions excludes the state of a sampling run, and so do evaluations of some rows.
         conditional, unconditional = _bind_condition(
-            network, condition, guidance, counter, stateful=not (cached or stepper.adaptive)
+            with_precision(network, dtype), condition, guidance, counter, stateful=not (cached or stepper.adaptive)
         )
         guided = GuidanceConfig(guidance, unconditional, temperature, guide)
         predict, stepper = guided.apply(model.process, conditional, stepper)
@@ -136,12 +139,13 @@ def sample(
     condition: Condition | None = None,
     guidance: float = 1.0,
     guide: Guide | None = None,
+    precision: str = "float32",
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
-        guide=guide,
+        guide=guide, precision=precision,
     )  # fmt: skip
     return drawn.tokens
 

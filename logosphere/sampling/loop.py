@@ -13,7 +13,7 @@ from torch import Tensor
 from logosphere.codecs.base import HIDDEN
 from logosphere.errors import UserError, suggest
 from logosphere.networks.base import check_block
-from logosphere.processes.base import Process, cosine_grid, uniform_grid
+from logosphere.processes.base import Process, cosine_grid, mark_shared_time, uniform_grid
 from logosphere.rng import Noise
 from logosphere.sampling.steppers import Rule, Stepper, ancestral, as_stepper
 from logosphere.types import Batch, Float, Int64, Logits, Positions, Predict, State, Times, Tokens
@@ -168,6 +168,9 @@ def sample_loop(
     stepper = as_stepper(stepper)
     stepper.check(process)
     rows = stepper.position_times(process, codec.expand_to_states(grid.times.to(free.device)), free, noise)
+    shared: list[bool] = (
+        (rows == rows[..., :1]).flatten(1).all(1) & free.all()
+    ).tolist()  # read once, not in each step
     confidence = (~free).float() if watched else None
     likeliest = torch.full_like(free, HIDDEN, dtype=torch.long) if watched else None
     for step, (t_row, s_row) in enumerate(pairwise(rows), start=1):
@@ -196,5 +199,7 @@ def sample_loop(
             return out
 
         t, s = torch.where(free, t_row, 0.0), torch.where(free, s_row, 0.0)
+        if shared[step - 1]:
+            t = mark_shared_time(t)
         z = stepper(process, evaluate, z, t, s, step_noise)
         yield Frame(step, len(rows) - 1, s, z, codec.decode_partial(z), confidence, likeliest)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from logosphere.errors import UserError
+from logosphere.networks.config import PRECISIONS
 
-PRECISIONS = ("auto", "float32", "bfloat16")
 DECAYS = ("cosine", "linear")
 
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.precision import autocast_to, find_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise, Noise
@@ -253,7 +254,7 @@ class Trainer:
     ):
         check_training(ema, cond_dropout, accumulate, precision)
         self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
-        self.cond_dropout, self.group, self.precision = cond_dropout, group, _dtype(precision, model.device)
+        self.cond_dropout, self.group, self.precision = cond_dropout, group, find_precision(precision, model.device)
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
         self.optim = optim or OptimizerConfig()
@@ -353,16 +354,8 @@ class Trainer:
         The generator is seeded by the seed and the step, the same for all processes and parts of a batch, which must
         agree on how often the network is called.
         """
-        device, half = self.model.device, self.precision != torch.float32
+        device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed((self.seed + 1) * 1_000_003 + self.step)
-            with torch.autocast(device.type, self.precision) if half else nullcontext():
+            with autocast_to(self.precision, device):
                 yield
-
-
-def _dtype(precision: str, device: torch.device) -> torch.dtype:
-    """float32, bfloat16, or 'auto': bfloat16 on GPUs that support it."""
-    if precision == "auto":
-        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if bf16 else torch.float32
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32

@@ -204,6 +204,21 @@ def synchronisations_are_counted() -> None:
     x.sum().item(), bool((x > 0).all()), x[x > 0], x.nonzero(), x.cpu(), x.tolist()
     expected = {"_local_scalar_dense": 2, "boolean index": 1, "nonzero": 1, "copy to the CPU": 2}
     assert dict(pretend_device.synchronisations) == expected, pretend_device.synchronisations
+    pretend_device.synchronisations.clear()
+    torch.zeros(3).copy_(x), x.long().unique(), x.repeat_interleave(x.long())
+    assert sum(pretend_device.synchronisations.values()) == 3, pretend_device.synchronisations
+    y = ones(3).requires_grad_()
+    torch.zeros(3, device="cuda").masked_scatter(x > 0, y).sum().backward()
+    assert pretend_device.synchronisations["masked_scatter_backward"] == 1, pretend_device.synchronisations
+
+
+def copies_to_the_device_are_counted() -> None:
+    x, index = ones(3), torch.tensor([0, 2])
+    pretend_device.uploads.clear()
+    index.cuda(), torch.tensor(1.0, device="cuda"), x[index], x.copy_(torch.ones(3))
+    index.to("cuda", non_blocking=True)
+    torch.full((3,), 2.0, device="cuda"), x + torch.tensor(1.0), torch.where(x > 0, x, 0.0)
+    assert dict(pretend_device.uploads) == {"blocking": 4, "asynchronous": 1}, pretend_device.uploads
 
 
 def unordered_sums_are_refused_in_deterministic_mode() -> None:
@@ -260,6 +275,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         checkpointing_works,
         attention_equals_that_of_the_cpu,
         synchronisations_are_counted,
+        copies_to_the_device_are_counted,
         unordered_sums_are_refused_in_deterministic_mode,
         float64_is_refused_in_no_float64,
         float64_is_counted_in_float64_counted,

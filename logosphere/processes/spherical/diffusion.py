@@ -245,8 +245,7 @@ class SphericalDiffusion(
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
         """X = a e + b u₀ + c ν with (a, b) from the table and ν uniform orthogonal to both, without simulation."""
         a, b, which = self._sample_ab(t, noise)
-        origin = self.origins[which]
-        cosine = origin[..., :1]  # the same with every vertex
+        cosine = (origin := self.origins[which])[..., :1]  # the same with every vertex
         across = (origin - cosine * u) / (1 - cosine.square()).sqrt()
         nu = noise.normal(*u.shape)
         nu = nu - sphere.dot(nu, u) * u - sphere.dot(nu, across) * across
@@ -255,9 +254,8 @@ class SphericalDiffusion(
 
     def _sample_ab(self, t: Times, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (a, b) [B, L, 1] from the table, and the index of the start they belong to."""
-        node, which = self._node(t), self._sample_start(t, noise)
-        particle = (noise.uniform(*t.shape) * self.a.shape[-1]).long()
-        at = (which, node, particle)
+        which = self._sample_start(t, noise)
+        at = (which, self._node(t), (noise.uniform(*t.shape) * self.a.shape[-1]).long())
         return self.a[at][..., None], self.b[at][..., None], which
 
     def sample_zt(self, u: State, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> ForwardSample:
@@ -347,7 +345,6 @@ class SphericalDiffusion(
         return self._rate(self.squared_drift_error(out, u, z, self._s(t)), self.cross_entropy(out, u), t)
 
     def _rate(self, error: Tensor, cross_entropy: Tensor, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The rate of the bound, given |η_θ - η_x|² and the cross-entropy."""
         node = self._node(t)
         rate = error * self.lengths[node] / (2 * self.bridge.total_noise)
         rate = rate + torch.where(node == self.timesteps - 1, cross_entropy, 0.0)
@@ -366,19 +363,14 @@ class SphericalDiffusion(
         """
         cross_entropy = self.cross_entropy(out, u)
         if self.training:
-            self._observe(rate, cross_entropy, t, weight > 0)
+            self.time_sampler.observe(self._node(t), rate, cross_entropy, (weight > 0) & (t < 1))
         return self._weighted_loss(rate, cross_entropy, t, weight)
-
-    def _observe(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, where: Positions) -> None:
-        moving = where & (t < 1)
-        self.time_sampler.observe(self._node(t), rate, cross_entropy, moving)
 
     def _weighted_loss(self, rate: Tensor, cross_entropy: Tensor, t: Tensor, weight: Tensor) -> Float[Tensor, "..."]:
         node = self._node(t)
         if self.loss_type == "drift":
             return rate * weight
-        late = self.switch is not None and self.progress >= self.switch
-        if self.loss_type == "bound-weighted" or late:
+        if self.loss_type == "bound-weighted" or (self.switch is not None and self.progress >= self.switch):
             return cross_entropy * (self.time_sampler.nats_per_ce(node) * weight).to(cross_entropy.dtype)
         if self.loss_type == "importance-weighted":
             return cross_entropy * (self.time_sampler.base[node] * weight).to(cross_entropy.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import Bridge
-from logosphere.rng import Noise
+from logosphere.rng import WIDE, Noise
 from logosphere.types import Float, Int64
 
 SphericalStep = Callable[[Bridge, Tensor, Tensor, Tensor, Tensor, Tensor, Noise], Tensor]
@@ -36,6 +36,9 @@ def bridge(
 ) -> Tensor:
     ds = (then - s)[:, None]
     pull = bridge.drift_strength(x.gather(1, k[:, None]), s)
+    if x.shape[1] > WIDE:
+        towards = (k[:, None], (pull * ds).to(x.dtype))
+        return _exponential_step_by_rows(x, towards, _bridge_variance(bridge, s, then), noise)
     drift = torch.zeros_like(x).scatter(1, k[:, None], (pull * ds).to(x.dtype))
     return _exponential_step(x, drift, _bridge_variance(bridge, s, then), noise)
 
@@ -66,5 +69,29 @@ def _bridge_variance(bridge: Bridge, s: Tensor, then: Tensor) -> Float[Tensor, "
 
 
 def _exponential_step(x: Tensor, drift: Tensor, variance: Tensor, noise: Noise) -> Tensor:
+    if x.shape[1] > WIDE:
+        return _exponential_step_by_rows(x, drift, variance, noise)
     ambient = drift + variance.clamp_min(0).sqrt() * noise.normal(*x.shape).to(x.dtype)
     return sphere.normalise(sphere.exp(x, sphere.project(x, ambient)))
+
+
+def _exponential_step_by_rows(
+    x: Float[Tensor, "N d"],
+    drift: Float[Tensor, "N d"] | tuple[Int64[Tensor, "N 1"], Float[Tensor, "N 1"]],
+    variance: Float[Tensor, "N 1"],
+    noise: Noise,
+) -> Float[Tensor, "N d"]:
+    """`_exponential_step` for many coordinates, in the memory of the noise; a drift may have one coordinate per row."""
+    moved, blocks = noise.normal_blocks(*x.shape)
+    deviation = variance.clamp_min(0).sqrt().to(x.dtype)
+    for rows in blocks:
+        v, here = moved[rows].mul_(deviation[rows]), x[rows]
+        if isinstance(drift, tuple):
+            v.scatter_add_(1, drift[0][rows], drift[1][rows])
+        else:
+            v.add_(drift[rows])
+        v.addcmul_(here, -sphere.dot(here, v).expand_as(v))
+        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        v.mul_(torch.sinc(length / torch.pi)).addcmul_(here, length.cos().expand_as(v))
+        v.div_(torch.linalg.vector_norm(v, dim=1, keepdim=True))
+    return moved.to(x.dtype)

@@ -20,7 +20,7 @@ from logosphere.processes.base import MAX_LOGIT, Encoded, ForwardSample
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.steps import SphericalStep
 from logosphere.rng import Noise, hash64, row_blocks
-from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Times
+from logosphere.types import Batch, Bool, Float, Int64, Logits, Positions, State, Times
 
 MANY = 1024
 """From this number of tokens on, log-likelihoods are polynomials of the cosine (geometry/row_functions.py)."""
@@ -54,12 +54,14 @@ class WideSphericalDiffusion(SphericalDiffusion):
             return along
         return along + rows[:, :-1].sum(1, keepdim=True) * level[:, :1]
 
-    # ---- forward ----------------------------------------------------------------------------------------------------
+    # ---- forward ------------------------------------------------------------------------------------------------
 
     def corrupt(self, u: State, t: Times, noise: Noise) -> State:
-        """X = a e + b (u₀ - φ e)/√(1 - φ²) + c ν, φ = <u₀, e>, in the memory of the normal numbers g of which ν is made:
+        """X = a e + b (u₀ - φ e)/√(1 - φ²) + c ν, φ = <u₀, e>, in the memory of the normal vector g with ν = g_⊥/|g_⊥|:
 
-        X = r g + q u₀ + (a - r g_x - q φ) e with r = c / |g_⊥|, q = (b - r g_u) / √(1 - φ²), g_u = <g, u₀ - φ e>/√(1 - φ²)
+            X = r g + q u₀ + (a - r g_x - q φ) e
+
+        with r = c / |g_⊥|, q = (b - r g_u) / √(1 - φ²) and g_u = <g, u₀ - φ e> / √(1 - φ²).
         """
         token = self._token_ids(u)
         a, b, which = self._sample_ab(t, noise)
@@ -94,16 +96,16 @@ class WideSphericalDiffusion(SphericalDiffusion):
         if self.path_name != "any-order" or self.training:
             return super().sample_zt(u, w, free, noise)
         waiting, weight = self.any_order.waiting(w, free, noise)
-        z = self._set_vertices(self.prior(*free.shape, noise), self._token_ids(u), ~waiting)
+        z = self._set_vertices(self.prior(len(free), free.shape[1], noise), self._token_ids(u), ~waiting)
         return ForwardSample(z, waiting.float(), weight)
 
     @staticmethod
-    def _set_vertices(z: State, token: Int64[Tensor, "..."], where: Positions) -> State:
+    def _set_vertices(z: State, token: Int64[Tensor, "..."], where: Bool[Tensor, "..."]) -> State:
         """Replace states by vertices of tokens, in place."""
         own = torch.where(where[..., None], 1.0, z.gather(-1, token[..., None]))
         return z.mul_(~where[..., None]).scatter_(-1, token[..., None], own)
 
-    # ---- the posterior of a token -----------------------------------------------------------------------------------
+    # ---- the posterior of a token -------------------------------------------------------------------------------
 
     def log_likelihood(self, z: State, t: Float[Tensor, "..."]) -> Float[Tensor, "... K"]:
         if z.requires_grad:
@@ -165,7 +167,7 @@ class WideSphericalDiffusion(SphericalDiffusion):
         across, sine = self._across(x, self.levels).double(), (1 - phi.square()).sqrt()
         return lambda cosine, row: tangent_normal_log_p(cosine, (across[row] - phi * cosine) / sine, moments[row], d)
 
-    # ---- the bound and the loss ---------------------------------------------------------------------------------------
+    # ---- the bound and the loss ---------------------------------------------------------------------------------
 
     def cross_entropy(self, out: Logits, u: State) -> Float[Tensor, " N"]:
         return torch.nn.functional.cross_entropy(out, self._token_ids(u), reduction="none")
@@ -186,7 +188,7 @@ class WideSphericalDiffusion(SphericalDiffusion):
         token, s = self._token_ids(u), self._s(t)
         measured = self._choose_rows(z, token) if self.training else torch.ones_like(token, dtype=torch.bool)
 
-        def strength(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        def strength(rows: slice) -> tuple[Tensor | slice, Tensor, Tensor]:
             some = measured[rows].nonzero().squeeze(1) if z.device.type == "cpu" else slice(None)
             cosine = z[rows, : self.num_classes][some]
             return some, cosine, self.bridge.drift_strength(cosine, s[rows][some])
@@ -194,20 +196,21 @@ class WideSphericalDiffusion(SphericalDiffusion):
         cross_entropy, error = _DriftError.apply(out.float(), token, strength)
         ce = cross_entropy.detach()
         if self.training:
-            self._observe(self._rate(error, ce, t), ce, t, (weight > 0) & measured)
+            observed = (weight > 0) & (t < 1) & measured
+            self.time_sampler.observe(self._node(t), self._rate(error, ce, t), ce, observed)
             error = error * measured * MEASURED_ONE_IN
         rate = self._rate(error, ce, t)
         return rate, self._weighted_loss(rate, cross_entropy, t, weight)
 
     @staticmethod
-    def _choose_rows(z: Float[Tensor, "N d"], token: Int64[Tensor, " N"]) -> Positions:
-        """Choose positions by a hash of state and token, so that the choice does not depend on the rest of the batch."""
+    def _choose_rows(z: Float[Tensor, "N d"], token: Int64[Tensor, " N"]) -> Bool[Tensor, " N"]:
+        """Choose positions by a hash of state and token, whatever else is in the batch."""
         # The global generator is set by seed and step in training, so that all processes have the same key.
         key = int(torch.randint(1 << 31, ()))
         bits = z[:, :2].contiguous().view(torch.int64).squeeze(1)
         return (hash64(hash64(bits, key) + token, key) >> 32) % MEASURED_ONE_IN == 0
 
-    # ---- backward -----------------------------------------------------------------------------------------------------
+    # ---- backward -----------------------------------------------------------------------------------------------
 
     def apply_step(self, rule: SphericalStep, out: Logits, z: State, t: Tensor, s: Tensor, noise: Noise) -> State:
         token, last = self.draw(out, noise), (s == 0) & (t > 0)
@@ -227,8 +230,11 @@ class _DriftError(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, out: Logits, token: Int64[Tensor, " N"], strength: Callable[[slice], tuple[Any, Tensor, Tensor]]
+    def forward(
+        ctx: Any,
+        out: Logits,
+        token: Int64[Tensor, " N"],
+        strength: Callable[[slice], tuple[Tensor | slice, Tensor, Tensor]],
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         logits, index = out.detach(), token[:, None]
         cross_entropy, error = logits.new_empty(len(logits)), logits.new_zeros(len(logits))
@@ -250,7 +256,7 @@ class _DriftError(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, scale: Float[Tensor, " N"], _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Float[Tensor, " N"], _: Tensor) -> tuple[Tensor, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             raise RuntimeError(

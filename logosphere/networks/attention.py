@@ -1,0 +1,210 @@
+"""Attention of networks: rotary positions, masks, a cache of keys and values, self- and cross-attention.
+
+Masks are full (all positions), causal (position i sees positions up to i), and block-causal (noisy blocks see
+themselves and the clean blocks before them, `block_causal_mask`).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.errors import UserError
+from logosphere.networks.fused import (
+    PLAIN_LIMIT,
+    attend_plainly,
+    computes_in_bfloat16,
+    is_eager_cpu,
+    rotate_queries_and_keys,
+)
+from logosphere.types import Bool, Float, Int64
+
+ROTARY_BASE = 10_000.0
+
+
+def rotary_table(length: int, head_width: int, axes: tuple[int, ...] = ()) -> Float[Tensor, "2 L h"]:
+    """Return cos and sin of coordinate × frequency (Su et al. 2021, RoPE).
+
+    A position of a sequence has one coordinate. A position of an image has one for each axis, and the rotation planes
+    of a head alternate between the axes (Heo et al. 2024, axial RoPE), so that a head can attend along any axis.
+    """
+    if axes and math.prod(axes) != length:
+        raise UserError(f"A shape of {'x'.join(map(str, axes))} has {math.prod(axes)} positions, not {length}.")
+    coordinates = torch.cartesian_prod(*map(torch.arange, axes or (length,))).view(length, -1).float()
+    frequencies, axis = plane_frequencies(head_width, max(1, len(axes)))
+    angles = coordinates[:, axis] * frequencies
+    angles = torch.cat([angles, angles], dim=1)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def plane_frequencies(head_width: int, axes: int) -> tuple[Float[Tensor, " n"], Int64[Tensor, " n"]]:
+    """Return the frequency of each rotation plane, base^(-i/n) with i counted within its axis, and its axis."""
+    planes = torch.arange(head_width // 2)
+    count = (head_width // 2 + axes - 1 - planes % axes) // axes  # planes of the same axis
+    return ROTARY_BASE ** (-(planes // axes).float() / count), planes % axes
+
+
+def rotate(x: Float[Tensor, "B H M h"], table: Float[Tensor, "2 M h"]) -> Float[Tensor, "B H M h"]:
+    """Rotate each pair of features by the angle of its position."""
+    left, right = x.chunk(2, dim=-1)
+    return x * table[0] + torch.cat([-right, left], dim=-1) * table[1]
+
+
+def split_and_rotate(
+    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int
+) -> tuple[Float[Tensor, "B H M h"], Float[Tensor, "B H M h"], Float[Tensor, "B H M h"]]:
+    """Return rotated queries, rotated keys and values of a projection of positions."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return rotate(q, table), rotate(k, table), v
+
+
+def attend_by_operations(
+    qkv: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
+) -> Float[Tensor, "B M D"]:
+    """Return rotary attention in the precision of qkv by plain operations, which a compiler fuses."""
+    q, k, v = split_and_rotate(qkv, table, heads)
+    with torch.autocast(qkv.device.type, enabled=False):
+        scores = (q * q.shape[-1] ** -0.5).to(v.dtype) @ k.to(v.dtype).transpose(-1, -2)
+        if mask is not None:
+            scores = torch.where(mask, scores, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def block_causal_mask(length: int, block: int) -> Bool[Tensor, "N N"]:
+    """Return whether query q sees key k, over the 2L positions [noisy ; clean] of block diffusion (BD3-LM).
+
+    Noisy block b sees itself and the clean blocks before b; clean block b sees clean blocks up to b (Arriola et al.
+    2025).
+    """
+    b = torch.arange(length) // block
+    same, before = b[:, None] == b, b[:, None] > b
+    return torch.cat([torch.cat([same, before], 1), torch.cat([torch.zeros_like(same), same | before], 1)], 0)
+
+
+class KVCache:
+    """Keys and values of the positions computed so far, for one attention layer."""
+
+    def __init__(self, batch: int, heads: int, length: int, head_width: int, like: Tensor):
+        self.keys = like.new_empty(batch, heads, length, head_width)
+        self.values = like.new_empty(batch, heads, length, head_width)
+        self.filled = 0
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values of further positions, and return those of all positions so far."""
+        end = self.filled + keys.shape[2]
+        self.keys[:, :, self.filled : end], self.values[:, :, self.filled : end] = keys, values
+        self.filled = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+def attend(
+    q: Float[Tensor, "B H M h"],
+    k: Float[Tensor, "B H N h"],
+    v: Float[Tensor, "B H N h"],
+    mask: Bool[Tensor, "..."] | None,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Float[Tensor, "B H M h"]:
+    """Return softmax(q kᵀ / √h) v, by torch's fused kernel (Vaswani et al. 2017).
+
+    On a CPU always in float32: the backward pass in bfloat16 takes three times as long there.
+    """
+    if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return attend(q.float(), k.float(), v.float(), mask, dropout, causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+
+
+GROUP = 128
+"""Queries that are evaluated together where a mask leaves most keys out."""
+
+
+def attend_in_groups(
+    q: Float[Tensor, "B H M h"], k: Float[Tensor, "B H N h"], v: Float[Tensor, "B H N h"], mask: Bool[Tensor, "M N"]
+) -> Float[Tensor, "B H M h"]:
+    """Return masked attention, for groups of queries one after another, each with the keys that any of them sees.
+
+    Of the 2L × 2L pairs of block diffusion this evaluates little more than the L² that its mask has.
+    """
+    mixed = []
+    for start in range(0, len(mask), GROUP):
+        rows = mask[start : start + GROUP]
+        seen = rows.any(0).nonzero()[:, 0]
+        mixed.append(
+            attend(q[:, :, start : start + GROUP], k.index_select(2, seen), v.index_select(2, seen), rows[:, seen])
+        )
+    return torch.cat(mixed, 2)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention.
+
+    Queries and keys have a bias, which is initialised such that each head attends to one neighbour. Without it a head
+    can select a position only by content, and a network of noisy inputs takes hundreds of steps to learn positions.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width, bias=False)
+
+    @torch.no_grad()
+    def init_to_neighbours(self, *, ahead: bool, axes: int = 1) -> None:
+        """Initialise the biases so that each head attends to one relative position.
+
+        The offsets of successive heads are 1, 2, 3 … back; with `ahead`, 1 back, 1 ahead, 2 back, 2 ahead …; the axes
+        of an image alternate. Biases q = r (1, 0) and k = r (cos ωδ, sin ωδ) in each plane add r² Σ_ω cos(ω(i - j - δ))
+        to the attention logits, largest at j = i - δ. r = 3 concentrates a head there; r = 1 learns much more slowly.
+        """
+        rank, head_axis = torch.arange(self.heads) // axes, torch.arange(self.heads) % axes
+        offset = (1 + rank // 2) * (1 - 2 * (rank % 2)) if ahead else 1 + rank
+        width = self.qkv.in_features // self.heads
+        frequencies, axis = plane_frequencies(width, axes)
+        angles = offset[:, None] * frequencies * (axis == head_axis[:, None])
+        q, k, _ = self.qkv.bias.zero_().view(3, self.heads, width)
+        q[:, : width // 2] = 3
+        k.copy_(3 * torch.cat([angles.cos(), angles.sin()], 1))
+
+    def forward(
+        self,
+        h: Float[Tensor, "B M D"],
+        table: Float[Tensor, "2 M h"],
+        mask: Bool[Tensor, "M N"] | None,
+        causal: bool,
+        cache: KVCache | None,
+    ) -> Float[Tensor, "B M D"]:
+        (B, M, D), eager = h.shape, is_eager_cpu(h)
+        qkv, dropout = self.qkv(h), self.dropout if self.training else 0.0
+        if h.device.type == "cpu" and computes_in_bfloat16() and M <= PLAIN_LIMIT and cache is None and dropout == 0:
+            mask = torch.ones(M, M, dtype=torch.bool).tril_() if causal else mask
+            return self.out((attend_plainly if eager else attend_by_operations)(qkv, table, self.heads, mask))
+        q, k, v = (rotate_queries_and_keys if eager else split_and_rotate)(qkv, table, self.heads)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        if mask is not None and M > PLAIN_LIMIT and eager and dropout == 0:
+            mixed = attend_in_groups(q, k, v, mask)
+        else:
+            mixed = attend(q, k, v, mask, dropout, causal)
+        return self.out(mixed.transpose(1, 2).reshape(B, M, D))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of positions to a memory: vectors of another sequence."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self, h: Float[Tensor, "B M D"], memory: Float[Tensor, "B S D"], valid: Bool[Tensor, "B S"]
+    ) -> Float[Tensor, "B M D"]:
+        B, M, D = h.shape
+        q = self.query(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.key_value(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = attend(q, k, v, valid[:, None, None])
+        return self.out(mixed.transpose(1, 2).reshape(B, M, D))
