@@ -6,7 +6,9 @@ torch does not compile functions whose shapes are checked by a decorator, so the
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +142,16 @@ def test_without_a_compiler_the_error_is_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match="needs a C.. compiler, and 'no-such-compiler' is not installed"):
         prepare_compiler()
+
+
+def test_compiled_code_is_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another folder was chosen; torch itself chooses a temporary one when it is imported."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", sys.executable)  # any program that exists
+    for chosen, expected in (
+        (str(Path(tempfile.gettempdir()) / "torchinductor_someone"), str(tmp_path / "compiled")),
+        (str(tmp_path / "mine"), str(tmp_path / "mine")),
+    ):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen)
+        prepare_compiler()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected

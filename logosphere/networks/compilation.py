@@ -8,7 +8,9 @@ in many shapes, with caches of growing length, each of which would be compiled a
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FunctionType
 
 import torch
@@ -94,7 +96,10 @@ def prepare_compiler() -> None:
             f"--compile needs a C++ compiler, and '{compiler}' is not installed; install it, name another in the "
             "environment variable CXX, or leave out --compile."
         )
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    chosen = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    own = chosen.parent == Path(tempfile.gettempdir()) and chosen.name.startswith("torchinductor_")
+    if own or not chosen.name:  # torch sets the variable itself when it is imported, to a folder that does not last
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "compiled")
     from torch._inductor import config  # takes seconds, which only compilation needs
 
     if config.cpp.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
