@@ -1,14 +1,16 @@
-"""Training steps, sampling and evaluation compared with bare torch steps of the same size, and with the machine's peak.
+"""Training, sampling and evaluation compared with bare torch steps of the same size and with the machine's peak.
 
-    python benchmarks/peers.py [train] [sample] [evaluate] [memory] [--rounds 15] [--json FILE]
+    python benchmarks/peers.py [--parts train sample evaluate blocks memory growth] [--rounds 15]
 
-The peers are networks of the usual types, written here as plainly as their authors write them: GPT-2 (learned positions,
-GELU, tied head), BERT (post-norm, separate projections, all logits) and DDiT (adaLN by time, rotary positions, GELU),
-each with AdamW, gradient clipping and (DDiT) an EMA. A peer's step has the same width, depth, heads, batch, length,
-vocabulary and precision as ours. Each round runs every contestant once, in turn; a ratio is the median over rounds of
-ours / peer in CPU seconds of one thread, with quartiles. Share of peak: FLOPs of the matrix products of a step (6 P +
-12 depth · width · length per token; heads count where logits are computed) / CPU seconds / the speed of a 1024³ product
-in the same precision, measured in the same rounds.
+The peers are networks of the usual types, written here as plainly as their authors write them: GPT-2 (learned
+positions, GELU, tied head), BERT (post-norm, separate projections, all logits) and DDiT (adaLN by time, rotary
+positions, GELU), each with fused AdamW, gradient clipping and (DDiT) an EMA. A peer's step has the same width, depth,
+heads, batch, length, vocabulary and precision as ours. Each round runs every contestant once, in turn; a ratio is the
+median over rounds of ours / peer in CPU seconds of one thread, with quartiles. Memory is kept as the command line keeps
+it, for all contestants.
+
+Share of peak: FLOPs of the matrix products of a step (`count_step_flops`) / CPU seconds / the speed of a 1024³ product
+in the same precision, measured in the same rounds. `evaluate` needs text8 (LOGOSPHERE_DATA, or a download).
 """
 
 import argparse
@@ -18,32 +20,24 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from peer_networks import Shape, peer_step
+from torch import Tensor
 
 import logosphere as ls
-from logosphere.runs.costs import count_step_flops
+from logosphere.networks.precision import casts_kept, with_precision
+from logosphere.rng import GeneratorNoise
+from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
+from logosphere.runs.evaluate import evaluate_run
+from logosphere.runs.settings import EvaluateConfig
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
 torch.set_num_threads(1)  # with several threads CPU seconds include waiting
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The size of a network and of its batches."""
-
-    name: str
-    width: int
-    depth: int
-    heads: int
-    vocabulary: int
-    batch: int
-    length: int = 128
+ls.keep_freed_memory()
 
 
 SHAPES = (
@@ -53,199 +47,6 @@ SHAPES = (
 )
 SYSTEMS = {"ar": "gpt2", "mdlm": "bert", "rdlm": "ddit-sphere", "rdlm-heat": "ddit-sphere"}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-# ---- peers -------------------------------------------------------------------------------------------------------
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Return [B, H, L, h]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-class GPT2Block(nn.Module):
-    """Pre-norm causal attention and a GELU layer (Radford et al. 2019)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.heads, width = shape.heads, shape.width
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, h: Tensor) -> Tensor:
-        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm1(h)).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + self.out(mixed.transpose(1, 2).contiguous().flatten(2))
-        return h + self.down(F.gelu(self.up(self.norm2(h))))
-
-
-class GPT2(nn.Module):
-    """Next-token cross-entropy at every position; the head shares the weights of the embedding."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.tokens, self.positions = (
-            nn.Embedding(shape.vocabulary, shape.width),
-            nn.Embedding(shape.length, shape.width),
-        )
-        self.blocks = nn.ModuleList(GPT2Block(shape) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(shape.width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        h = self.tokens(tokens) + self.positions.weight
-        for block in self.blocks:
-            h = block(h)
-        logits = F.linear(self.norm(h), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten())
-
-
-class BERTBlock(nn.Module):
-    """Post-norm attention with separate projections and a GELU layer (Devlin et al. 2018)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.heads, width = shape.heads, shape.width
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, h: Tensor) -> Tensor:
-        q, k, v = (split_heads(project(h), self.heads) for project in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        h = self.norm1(h + self.out(mixed))
-        return self.norm2(h + self.down(F.gelu(self.up(h))))
-
-
-class BERT(nn.Module):
-    """Cross-entropy at masked positions; logits are computed at all positions, as its usual code does."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.mask = shape.vocabulary
-        self.tokens = nn.Embedding(shape.vocabulary + 1, shape.width)
-        self.positions = nn.Embedding(shape.length, shape.width)
-        self.norm = nn.LayerNorm(shape.width)
-        self.blocks = nn.ModuleList(BERTBlock(shape) for _ in range(shape.depth))
-        self.transform, self.transform_norm = nn.Linear(shape.width, shape.width), nn.LayerNorm(shape.width)
-        self.bias = nn.Parameter(torch.zeros(shape.vocabulary + 1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        masked = torch.rand(tokens.shape) < torch.rand(len(tokens), 1)
-        h = self.norm(self.tokens(tokens.masked_fill(masked, self.mask)) + self.positions.weight)
-        for block in self.blocks:
-            h = block(h)
-        logits = F.linear(self.transform_norm(F.gelu(self.transform(h))), self.tokens.weight, self.bias)
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.masked_fill(~masked, -100).flatten())
-
-
-class DDiTBlock(nn.Module):
-    """adaLN by the time of a sequence, rotary positions and a GELU layer (Peebles and Xie 2022; Lou et al. 2023)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.heads, width = shape.heads, shape.width
-        self.norm1, self.norm2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.modulation = nn.Linear(128, 6 * width)
-
-    def forward(self, h: Tensor, c: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(c)[:, None].chunk(6, -1)
-        q, k, v = (
-            split_heads(part, self.heads) for part in self.qkv(self.norm1(h) * (1 + scale_a) + shift_a).chunk(3, -1)
-        )
-        q, k = (x * cos + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * sin for x in (q, k))
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        h = h + gate_a * self.out(mixed.transpose(1, 2).flatten(2))
-        up = self.up(self.norm2(h) * (1 + scale_f) + shift_f)
-        return h + gate_f * self.down(F.gelu(up, approximate="tanh"))
-
-
-class DDiT(nn.Module):
-    """Cross-entropy at all positions of noisy inputs: masked tokens, or states on the sphere with `sphere`."""
-
-    def __init__(self, shape: Shape, *, sphere: bool):
-        super().__init__()
-        self.sphere, self.vocabulary = sphere, shape.vocabulary
-        self.embed = (
-            nn.Linear(shape.vocabulary, shape.width) if sphere else nn.Embedding(shape.vocabulary + 1, shape.width)
-        )
-        self.time = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU())
-        self.blocks = nn.ModuleList(DDiTBlock(shape) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(shape.width, bias=False)
-        self.modulation = nn.Linear(128, 2 * shape.width)
-        self.head = nn.Linear(shape.width, shape.vocabulary)
-        half = shape.width // shape.heads // 2
-        angles = torch.arange(shape.length)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("cos", angles.cos().repeat(1, 2))
-        self.register_buffer("sin", angles.sin().repeat(1, 2))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        t = torch.rand(len(tokens))
-        x = sphere_state(tokens, t, self.vocabulary) if self.sphere else mask_tokens(tokens, t, self.vocabulary)
-        waves = 1000 * t[:, None] * torch.exp(-math.log(10_000) * torch.arange(64) / 64)
-        c = self.time(torch.cat([waves.cos(), waves.sin()], -1))
-        h = self.embed(x)
-        for block in self.blocks:
-            h = block(h, c, self.cos, self.sin)
-        shift, scale = self.modulation(c)[:, None].chunk(2, -1)
-        logits = self.head(self.norm(h) * (1 + scale) + shift)
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-
-
-def mask_tokens(tokens: Tensor, t: Tensor, mask: int) -> Tensor:
-    """Return tokens, each masked with probability t."""
-    return tokens.masked_fill(torch.rand(tokens.shape) < t[:, None], mask)
-
-
-def sphere_state(tokens: Tensor, t: Tensor, vocabulary: int) -> Tensor:
-    """Return points on the sphere between the uniform distribution (t = 1) and the tokens, with tangent noise.
-
-    x = cos ω μ + sin ω n with the mean direction μ on the geodesic and a normalised tangent normal n: the operations of a
-    simulation-free transition, at angles that are not those of a bridge.
-    """
-    token = F.one_hot(tokens, vocabulary).float()
-    uniform = torch.full((vocabulary,), vocabulary**-0.5)
-    angle = math.acos(vocabulary**-0.5)
-    s = t[:, None, None]
-    mean = (torch.sin((1 - s) * angle) * token + torch.sin(s * angle) * uniform) / math.sin(angle)
-    noise = torch.randn_like(mean)
-    noise = noise - (noise * mean).sum(-1, keepdim=True) * mean
-    noise = noise / noise.norm(dim=-1, keepdim=True)
-    omega = 0.5 * (s * (1 - s)).sqrt()
-    return torch.cos(omega) * mean + torch.sin(omega) * noise
-
-
-def build_peer(name: str, shape: Shape) -> nn.Module:
-    """Return the network of a peer."""
-    match name:
-        case "gpt2":
-            return GPT2(shape)
-        case "bert":
-            return BERT(shape)
-        case _:
-            return DDiT(shape, sphere=name == "ddit-sphere")
-
-
-def peer_step(name: str, shape: Shape, dtype: torch.dtype, tokens: Tensor) -> Callable[[], None]:
-    """Return the training step of a peer: forward, backward, clipping, AdamW, and the EMA of diffusion codes."""
-    network = build_peer(name, shape)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-    parameters = list(network.parameters())
-    averages = [p.detach().clone() for p in parameters] if name.startswith("ddit") else []
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = network(tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        for average, parameter in zip(averages, parameters, strict=bool(averages)):
-            average.lerp_(parameter.detach(), 1e-3)
-
-    return step
 
 
 # ---- measurement -------------------------------------------------------------------------------------------------
@@ -344,27 +145,156 @@ def measure_training(
 
 def print_training_row(row: dict[str, Any]) -> None:
     """Print one row of the table."""
-    low, middle, high = row["ratio"]
-    share = row["share_of_peak"]
-    print(
-        f"{row['shape']:14} {row['precision']:9} {row['system']:10} / {row['peer']:12} {middle:5.2f} [{low:.2f}, {high:.2f}]"
-        f"   share of peak {share[1]:.2f} [{share[0]:.2f}, {share[2]:.2f}]   {1000 * row['seconds']:7.1f} ms"
-        f"  peer {1000 * row['peer_seconds']:7.1f} ms",
-        file=sys.stderr, flush=True,
-    )  # fmt: skip
+    (low, middle, high), share = row["ratio"], row["share_of_peak"]
+    columns = [
+        f"{row['shape']:14} {row['precision']:9} {row['system']:10} / {row['peer']:12}",
+        f"{middle:5.2f} [{low:.2f}, {high:.2f}]",
+        f"share of peak {share[1]:.2f} [{share[0]:.2f}, {share[2]:.2f}]",
+        f"{1000 * row['seconds']:7.1f} ms, peer {1000 * row['peer_seconds']:7.1f} ms",
+    ]
+    print("   ".join(columns), file=sys.stderr, flush=True)
+
+
+# ---- sampling, evaluation, memory and growth -----------------------------------------------------------------------
+
+
+def build_model(system: str, shape: Shape, **options: Any) -> ls.Model:
+    """Return a model of a shape in evaluation mode."""
+    torch.manual_seed(0)
+    return ls.build(
+        system, vocab_size=shape.vocabulary, length=shape.length, width=shape.width, depth=shape.depth,
+        heads=shape.heads, **options,
+    ).eval()  # fmt: skip
+
+
+@torch.no_grad()
+def evaluate_network(network: Any, z: Tensor, t: Tensor, count: int, dtype: torch.dtype) -> None:
+    """Evaluate a denoiser so many times."""
+    with casts_kept(dtype, z.device):
+        for _ in range(count):
+            network(z, t, context=z)
+
+
+def measure_sampling(rounds: int, steps: int = 32) -> list[dict[str, Any]]:
+    """Return the ratio of sampling to NFE evaluations of its own network, in both precisions."""
+    rows, shape = [], SHAPES[0]
+    for system in ("mdlm", "rdlm", "rdlm-heat"):
+        for precision, dtype in PRECISIONS.items():
+            model = build_model(system, shape)
+            noise = GeneratorNoise(torch.Generator().manual_seed(0), shape.batch)
+            z, t = model.process.prior(shape.batch, shape.length, noise), torch.full((shape.batch, shape.length), 0.5)
+            draw = partial(ls.generate, model, n=shape.batch, steps=steps, rng=0, precision=precision)
+            nfe = round(draw().nfe)
+            work = partial(evaluate_network, with_precision(model.denoiser, dtype), z, t, nfe, dtype)
+            seconds = interleave({"sampling": draw, "network": work}, rounds, warmup=1)
+            ratio = quartiles([a / b for a, b in zip(*seconds.values(), strict=True)])
+            rows.append({"system": system, "precision": precision, "nfe": nfe, "ratio": ratio})
+            print(
+                f"sampling {system:10} {precision:9} {ratio[1]:.3f} [{ratio[0]:.3f}, {ratio[2]:.3f}] of NFE forwards",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+    return rows
+
+
+def measure_evaluation() -> list[dict[str, Any]]:
+    """Return CPU seconds in which the bundled models are evaluated on text8 to a standard error of 0.01."""
+    rows = []
+    for name in ("ar", "mdlm", "rdlm"):
+        for precision in PRECISIONS:
+            config = EvaluateConfig(data="text8", sequences=1024, draws=2, precision=precision)
+            started = time.process_time()
+            report = evaluate_run(f"pretrained:{name}", config, other_paths=False)
+            seconds = time.process_time() - started
+            needed = seconds * (report.error / 0.01) ** 2
+            rows.append({"model": name, "bits": report.bits, "error": report.error, "precision": precision,
+                         "seconds": seconds, "seconds_to_0.01": needed})  # fmt: skip
+            text = f"evaluate {name:5} {report}: {seconds:.1f} CPU s, {needed:.1f} to ± 0.01"
+            print(text, file=sys.stderr, flush=True)
+    return rows
+
+
+def measure_blocks(rounds: int) -> list[dict[str, Any]]:
+    """Return the training step of block diffusion (block 16) relative to that of masked diffusion, by length."""
+    rows = []
+    for length in (128, 512, 1024):
+        shape = Shape("blocks", 256, 4, 4, 28, 4096 // length // 2, length)
+        for precision in PRECISIONS:
+            tokens = torch.randint(28, (shape.batch, length), generator=torch.Generator().manual_seed(0))
+            steps = {name: our_step(name, shape, precision, tokens)[0] for name in ("bd3lm", "mdlm")}
+            seconds = interleave(dict(steps), rounds, warmup=1)
+            ratio = quartiles([a / b for a, b in zip(*seconds.values(), strict=True)])
+            rows.append({"length": length, "precision": precision, "ratio": ratio})
+            print(f"bd3lm / mdlm, length {length:5} {precision:9} {ratio[1]:.2f} [{ratio[0]:.2f}, {ratio[2]:.2f}]",
+                  file=sys.stderr, flush=True)  # fmt: skip
+    return rows
+
+
+def measure_memory() -> list[dict[str, Any]]:
+    """Return the peak of resident memory of training steps with 50,257 tokens (256 x 4, 8 x 128)."""
+    rows = []
+    for system in ("ar", "mdlm"):
+        for precision in PRECISIONS:
+            shape = Shape("memory", 256, 4, 4, 50_257, 8)
+            tokens = torch.randint(shape.vocabulary, (8, 128), generator=torch.Generator().manual_seed(0))
+            step, _ = our_step(system, shape, precision, tokens)
+            reset_peak_memory()
+            for _ in range(4):
+                step()
+            rows.append({"system": system, "precision": precision, "peak_bytes": peak_memory_bytes()})
+            print(f"memory {system:5} {precision:9} {rows[-1]['peak_bytes'] / 1e6:.0f} MB", file=sys.stderr, flush=True)
+            del step
+    return rows
+
+
+def measure_growth(rounds: int) -> list[dict[str, Any]]:
+    """Return the exponent b of cost ~ size^b, for vocabulary, sampling steps and number of texts; 1 is linear."""
+    rows = []
+
+    def compare(what: str, small: Callable[[], object], large: Callable[[], object], factor: float) -> None:
+        seconds = interleave({"small": small, "large": large}, rounds, warmup=1)
+        growth = quartiles([math.log(b / a) / math.log(factor) for a, b in zip(*seconds.values(), strict=True)])
+        rows.append({"what": what, "factor": factor, "exponent": growth})
+        print(f"growth {what:28} x {factor:g}: exponent {growth[1]:.2f}", file=sys.stderr, flush=True)
+
+    for system in SYSTEMS:
+        steps = []
+        for vocabulary in (8192, 32_768):
+            shape = Shape("growth", 160, 4, 5, vocabulary, 8)
+            tokens = torch.randint(vocabulary, (8, 128), generator=torch.Generator().manual_seed(0))
+            steps.append(our_step(system, shape, "bfloat16", tokens)[0])
+        compare(f"{system}, vocabulary", *steps, 4)
+    for system in ("mdlm", "rdlm-heat"):
+        model = build_model(system, SHAPES[0])
+
+        def draw(n: int, steps: int, model: ls.Model = model) -> Callable[[], object]:
+            return lambda: ls.generate(model, n=n, steps=steps, rng=0, precision="bfloat16")
+
+        compare(f"{system}, sampling steps", draw(8, 16), draw(8, 64), 4)
+        compare(f"{system}, texts", draw(8, 16), draw(32, 16), 4)
+    return rows
+
+
+PARTS = ("train", "sample", "evaluate", "blocks", "memory", "growth")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS))
     parser.add_argument("--shapes", nargs="*", type=int, default=list(range(len(SHAPES))))
     parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS))
-    arguments = parser.parse_args()
-    rows = measure_training(
-        arguments.rounds, arguments.systems, [SHAPES[i] for i in arguments.shapes], arguments.precisions
-    )
-    print(json.dumps(rows))
+    chosen = parser.parse_args()
+    shapes = [SHAPES[i] for i in chosen.shapes]
+    measures: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "train": lambda: measure_training(chosen.rounds, chosen.systems, shapes, chosen.precisions),
+        "sample": lambda: measure_sampling(chosen.rounds),
+        "evaluate": measure_evaluation,
+        "blocks": lambda: measure_blocks(chosen.rounds),
+        "memory": measure_memory,
+        "growth": lambda: measure_growth(chosen.rounds),
+    }
+    print(json.dumps({part: measures[part]() for part in chosen.parts}))
 
 
 if __name__ == "__main__":
