@@ -48,6 +48,22 @@ def test_a_resumed_run_is_bit_identical(recipe: TrainConfig, corpus: Corpus, tmp
     assert len(uninterrupted.metrics()) == 12 + 3
 
 
+def test_a_run_names_its_precision_and_one_from_before_stays_in_float32(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that begins where "auto" is bfloat16 is resumed in it elsewhere; older recipes hold "auto" for float32."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    run = create_run(replace(RECIPE, precision="auto"), corpus, tmp_path / "run")
+    assert run.config.precision == "bfloat16"
+    exact, _ = complete_run(replace(RECIPE, precision="float32"), corpus, tmp_path / "exact")
+    older = create_run(replace(RECIPE, precision="float32"), corpus, tmp_path / "older")
+    recipe = older.path / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"precision": "float32"', '"precision": "auto"'))
+    assert Run(older.path).config.precision == "auto"
+    list(run_training(Run(older.path), corpus))
+    assert tensor_bytes(older.path / "model.safetensors") == tensor_bytes(exact.path / "model.safetensors")
+
+
 def test_a_killed_run_resumes_from_its_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
     """The process is killed between two checkpoints, while a line of metrics is being written."""
     uninterrupted, _ = complete_run(RECIPE, corpus, tmp_path / "straight")

@@ -60,7 +60,7 @@ class _RotateQueriesAndKeys(torch.autograd.Function):
         out = torch.empty(B, M, 3, H, h)
         parts = out.permute(2, 0, 3, 1, 4)
         parts[:2], parts[2] = rotate_pairs(grad, table, sign=-1), grad_values
-        return out.view(B, M, -1), None, None
+        return out.flatten(2), None, None
 
 
 def rotate_queries_and_keys(
@@ -102,7 +102,7 @@ class _PlainAttention(torch.autograd.Function):
         out = torch.empty(B, M, 3, H, h, dtype=grad.dtype)
         parts = out.permute(2, 0, 3, 1, 4)
         parts[:2], parts[2] = rotate_pairs(rows, table, sign=-1), weights.transpose(-1, -2) @ g
-        return out.view(B, M, -1), None, None, None
+        return out.flatten(2), None, None, None
 
 
 def attend_plainly(

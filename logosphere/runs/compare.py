@@ -17,7 +17,7 @@ from logosphere.report.write import write_comparison_report
 from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
-from logosphere.runs.create import build_model, create_run_and_model
+from logosphere.runs.create import build_model, create_run_and_model, resolve_precision
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
@@ -140,7 +140,7 @@ def plan_runs(
         raise UserError(f"There must be at least 1 seed, not {seeds}.")
     planned = []
     for spec in specs:
-        config = apply_budget(budget, spec.configure(common), corpus)
+        config = resolve_precision(apply_budget(budget, spec.configure(common), corpus))
         for number in range(seeds):
             name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec.name)
             folder = out / (name if number == 0 else f"{name}-seed{number}")
@@ -154,7 +154,7 @@ def find_existing(planned: PlannedRun) -> Run | None:
         return None
     run = Run(planned.folder)
     for name, wanted in asdict(planned.config).items():
-        if (found := asdict(run.config)[name]) != wanted:
+        if (found := asdict(run.config)[name]) != wanted and (name, found) != ("precision", "auto"):
             raise UserError(
                 f"{planned.folder} was trained with {name} = {found}, not {wanted}; "
                 "choose another --out for this comparison."

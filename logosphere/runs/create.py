@@ -47,8 +47,12 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
-    config = replace(config, precision=precision_name(find_precision(config.precision, model.device)))
-    return Run.create(path, config, model.spec, corpus, parent), model
+    return Run.create(path, resolve_precision(config), model.spec, corpus, parent), model
+
+
+def resolve_precision(config: TrainConfig) -> TrainConfig:
+    """The configuration with "auto" replaced by the precision of its device, so that a resumed run has the same."""
+    return replace(config, precision=precision_name(find_precision(config.precision, find_device(config.device))))
 
 
 def build_model(config: TrainConfig, corpus: Corpus) -> Model:
