@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -230,20 +231,26 @@ def measure_blocks(rounds: int) -> list[dict[str, Any]]:
 
 
 def measure_memory() -> list[dict[str, Any]]:
-    """Return the peak of resident memory of training steps with 50,257 tokens (256 x 4, 8 x 128)."""
+    """Return the peak of resident memory of training steps with 50,257 tokens, each in a process of its own."""
     rows = []
     for system in ("ar", "mdlm"):
         for precision in PRECISIONS:
-            shape = Shape("memory", 256, 4, 4, 50_257, 8)
-            tokens = torch.randint(shape.vocabulary, (8, 128), generator=torch.Generator().manual_seed(0))
-            step, _ = our_step(system, shape, precision, tokens)
-            reset_peak_memory()
-            for _ in range(4):
-                step()
-            rows.append({"system": system, "precision": precision, "peak_bytes": peak_memory_bytes()})
-            print(f"memory {system:5} {precision:9} {rows[-1]['peak_bytes'] / 1e6:.0f} MB", file=sys.stderr, flush=True)
-            del step
+            command = [sys.executable, __file__, "--memory-of", system, precision]
+            found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            rows.append({"system": system, "precision": precision, "peak_bytes": int(found)})
+            print(f"memory {system:5} {precision:9} {int(found) / 1e6:.0f} MB", file=sys.stderr, flush=True)
     return rows
+
+
+def print_peak_memory(system: str, precision: str) -> None:
+    """Print the peak of resident memory of four training steps: 256 x 4, 8 x 128 tokens of 50,257."""
+    shape = Shape("memory", 256, 4, 4, 50_257, 8)
+    tokens = torch.randint(shape.vocabulary, (8, 128), generator=torch.Generator().manual_seed(0))
+    step, _ = our_step(system, shape, precision, tokens)
+    reset_peak_memory()
+    for _ in range(4):
+        step()
+    print(peak_memory_bytes())
 
 
 def measure_growth(rounds: int) -> list[dict[str, Any]]:
@@ -284,7 +291,10 @@ def main() -> None:
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS))
     parser.add_argument("--shapes", nargs="*", type=int, default=list(range(len(SHAPES))))
     parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS))
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.memory_of:
+        return print_peak_memory(*chosen.memory_of)
     shapes = [SHAPES[i] for i in chosen.shapes]
     measures: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "train": lambda: measure_training(chosen.rounds, chosen.systems, shapes, chosen.precisions),

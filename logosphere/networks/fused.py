@@ -29,13 +29,15 @@ def computes_in_bfloat16() -> bool:
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-def rotate_pairs(x: Float[Tensor, "... M h"], table: Float[Tensor, "2 M h"], sign: int = 1) -> Float[Tensor, "... M h"]:
-    """Return x rotated by the angles of its positions; `sign` = -1 rotates back.
+def rotate_pairs(
+    x: Float[Tensor, "... M h"], table: Float[Tensor, "2 M h"], out: Float[Tensor, "... M h"], sign: int = 1
+) -> Float[Tensor, "... M h"]:
+    """Write x, rotated by the angles of its positions, to `out`, and return it; `sign` = -1 rotates back.
 
     (a, b) ↦ (a cos θ - b sin θ, b cos θ + a sin θ) for the halves a, b of the features of a head.
     """
     half = x.shape[-1] // 2
-    out = torch.mul(x, table[0], out=torch.empty(x.shape))
+    torch.mul(x, table[0], out=out)
     sin = table[1, :, :half] * sign
     part = torch.empty(*x.shape[:-1], half)
     out[..., :half] -= torch.mul(x[..., half:], sin, out=part)
@@ -50,7 +52,7 @@ class _RotateQueriesAndKeys(torch.autograd.Function):
     def forward(ctx: Any, qkv: Float[Tensor, "B M E"], table: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(table)
         rows = qkv.float().unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, M, h]
-        return rotate_pairs(rows[:2], table), rows[2]
+        return rotate_pairs(rows[:2], table, torch.empty(rows[:2].shape)), rows[2]
 
     @staticmethod
     @once_differentiable
@@ -59,7 +61,8 @@ class _RotateQueriesAndKeys(torch.autograd.Function):
         _, B, H, M, h = grad.shape
         out = torch.empty(B, M, 3, H, h)
         parts = out.permute(2, 0, 3, 1, 4)
-        parts[:2], parts[2] = rotate_pairs(grad, table, sign=-1), grad_values
+        rotate_pairs(grad, table, parts[:2], sign=-1)
+        parts[2] = grad_values
         return out.flatten(2), None, None
 
 
@@ -80,7 +83,8 @@ class _PlainAttention(torch.autograd.Function):
         ctx: Any, qkv: Float[Tensor, "B M E"], table: Tensor, heads: int, bias: Tensor | None
     ) -> Float[Tensor, "B M D"]:
         rows = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, M, h]
-        rotated, v = rotate_pairs(rows[:2].float(), table).to(qkv.dtype), rows[2].contiguous()
+        rotated = rotate_pairs(rows[:2].float(), table, torch.empty(rows[:2].shape)).to(qkv.dtype)
+        v = rows[2].contiguous()
         rotated[0] *= v.shape[-1] ** -0.5
         scores = rotated[0] @ rotated[1].transpose(-1, -2)
         if bias is not None:
@@ -101,7 +105,8 @@ class _PlainAttention(torch.autograd.Function):
         rows[0] *= h**-0.5
         out = torch.empty(B, M, 3, H, h, dtype=grad.dtype)
         parts = out.permute(2, 0, 3, 1, 4)
-        parts[:2], parts[2] = rotate_pairs(rows, table, sign=-1), weights.transpose(-1, -2) @ g
+        parts[:2] = rotate_pairs(rows, table, torch.empty_like(rows), sign=-1)
+        parts[2] = weights.transpose(-1, -2) @ g
         return out.flatten(2), None, None, None
 
 
@@ -128,7 +133,7 @@ class _SquaredReLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (r,) = ctx.saved_tensors
-        return (grad * r).mul_(2)  # the same as grad (2 r) to the last bit
+        return torch.addcmul(grad.new_zeros(()), grad, r, value=2)  # 2 grad r in one pass
 
 
 def square_relu(x: Tensor) -> Tensor:

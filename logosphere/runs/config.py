@@ -59,7 +59,7 @@ class TrainConfig:
     validation_sequences: int = 128
     """Sequences of the validation split it is measured on."""
     precision: str = "auto"
-    """auto, float32 or bfloat16."""
+    """auto, float32 or bfloat16; auto is bfloat16 where the processor has instructions for it."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1."""
     compile: bool = False
