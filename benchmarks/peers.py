@@ -33,7 +33,7 @@ from logosphere.networks.precision import casts_kept, with_precision
 from logosphere.rng import GeneratorNoise
 from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
 from logosphere.runs.evaluate import evaluate_run
-from logosphere.runs.settings import EvaluateConfig
+from logosphere.runs.settings import EvaluateConfig, Precision
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
@@ -47,7 +47,7 @@ SHAPES = (
     Shape("256x4, V=8192", 256, 4, 4, 8192, 16),
 )
 SYSTEMS = {"ar": "gpt2", "mdlm": "bert", "rdlm": "ddit-sphere", "rdlm-heat": "ddit-sphere"}
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 # ---- measurement -------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def our_step(system: str, shape: Shape, precision: str, tokens: Tensor) -> tuple
 
 
 def measure_training(
-    rounds: int, systems: list[str], shapes: list[Shape], precisions: list[str]
+    rounds: int, systems: list[str], shapes: list[Shape], precisions: list[Precision]
 ) -> list[dict[str, Any]]:
     """Return a row for each system, shape and precision: the ratio to its peer, and the share of peak of both."""
     rows = []
@@ -269,7 +269,7 @@ def measure_growth(rounds: int) -> list[dict[str, Any]]:
             shape = Shape("growth", 160, 4, 5, vocabulary, 8)
             tokens = torch.randint(vocabulary, (8, 128), generator=torch.Generator().manual_seed(0))
             steps.append(our_step(system, shape, "bfloat16", tokens)[0])
-        compare(f"{system}, vocabulary", *steps, 4)
+        compare(f"{system}, vocabulary", steps[0], steps[1], 4)
     for system in ("mdlm", "rdlm-heat"):
         model = build_model(system, SHAPES[0])
 

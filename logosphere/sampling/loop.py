@@ -5,12 +5,13 @@ z₁ ~ prior;   z_s ~ step(denoiser(z_t, t), t → s) along a time grid;   x = d
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from logosphere.codecs.base import HIDDEN
+from logosphere.codecs.base import HIDDEN, Codec
 from logosphere.errors import UserError, suggest
 from logosphere.networks.base import check_block
 from logosphere.processes.base import Process, cosine_grid, mark_shared_time, uniform_grid
@@ -135,13 +136,17 @@ class Frame:
     steps: int
     t: Float[Tensor, "B M"]
     z: State
-    tokens: Tokens
-    """Tokens decoded so far; codecs.base.HIDDEN where there is none yet."""
+    codec: Codec
     confidence: Float[Tensor, "B M"] | None = None
     """The largest token probability of the last prediction for each state: 1 where a state is known, 0 where there was
     no prediction yet. None if the loop is not watched, and if the network does not predict tokens."""
     likeliest: Int64[Tensor, "B M"] | None = None
     """That token, HIDDEN where there was no prediction yet; None if `confidence` is None."""
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """Tokens decoded so far; codecs.base.HIDDEN where there is none yet."""
+        return self.codec.decode_partial(self.z)
 
 
 def sample_loop(
@@ -202,4 +207,4 @@ def sample_loop(
         if shared[step - 1]:
             t = mark_shared_time(t)
         z = stepper(process, evaluate, z, t, s, step_noise)
-        yield Frame(step, len(rows) - 1, s, z, codec.decode_partial(z), confidence, likeliest)
+        yield Frame(step, len(rows) - 1, s, z, codec, confidence, likeliest)
