@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from toy_languages import generator
 
 import logosphere as ls
 from logosphere.model import Model
 from logosphere.networks import attention, backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.transformer import BlockTransformer
-from logosphere.rng import CounterNoise
+from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import FlopCounter, cost, count_step_flops
 from logosphere.types import Batch
@@ -52,6 +53,17 @@ def test_counted_flops_are_those_of_the_formula(system: str, head: float, length
         with torch.no_grad(), FlopCounter() as counter:
             model.bound(batch, noise)
     assert counter.total == pytest.approx(expected, abs=slack)
+
+
+def test_flops_count_masked_pairs_that_a_cpu_skips() -> None:
+    """From 512 positions on, attention leaves out keys that no query of a group sees."""
+    model = build("bd3lm", 320)
+    heads = 2 * BATCH * 320 * WIDTH * VOCABULARY
+    expected = 3 * (forward_flops(model) - 0.5 * heads)
+    assert count_step_flops(model, BATCH) == pytest.approx(expected, abs=heads)
+    with FlopCounter() as counter:
+        model.bound(Batch.of(torch.zeros(BATCH, 320, dtype=torch.long)), GeneratorNoise(generator(1), BATCH))
+    assert counter.total < 0.8 * expected / 3
 
 
 @pytest.mark.parametrize("system", ["ar", "bd3lm"])

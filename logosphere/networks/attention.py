@@ -5,6 +5,8 @@ themselves and the clean blocks before them, `block_causal_mask`).
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +120,18 @@ def attend(
 
 GROUP = 128
 """Queries that are evaluated together where a mask leaves most keys out."""
+_skips_masked_keys = True
+
+
+@contextmanager
+def all_pairs_evaluated() -> Iterator[None]:
+    """Evaluate masked pairs of positions too, so that counted operations do not depend on the device."""
+    global _skips_masked_keys
+    before, _skips_masked_keys = _skips_masked_keys, False
+    try:
+        yield
+    finally:
+        _skips_masked_keys = before
 
 
 def attend_in_groups(
@@ -183,7 +197,7 @@ class Attention(nn.Module):
         q, k, v = (rotate_queries_and_keys if eager else split_and_rotate)(qkv, table, self.heads)
         if cache is not None:
             k, v = cache.extend(k, v)
-        if mask is not None and M > PLAIN_LIMIT and eager and dropout == 0:
+        if mask is not None and M > PLAIN_LIMIT and eager and dropout == 0 and _skips_masked_keys:
             mixed = attend_in_groups(q, k, v, mask)
         else:
             mixed = attend(q, k, v, mask, dropout, causal)

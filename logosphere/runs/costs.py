@@ -35,6 +35,7 @@ from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.attention import all_pairs_evaluated
 from logosphere.networks.backbone import Backbone, LinearHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.precision import find_precision
@@ -116,13 +117,13 @@ def count_step_flops(model: Model, batch: int) -> float:
     """Floating-point operations of the matrix products of one training step (forward and backward), counted.
 
     Times are stratified over the sequences, so a few of them represent a batch. A network is counted at the positions
-    where it is evaluated: a masked diffusion needs its head at masks only.
+    where it is evaluated: a masked diffusion needs its head at masks only. Pairs of positions count, masked or not.
     """
     rows = min(ROWS, batch)
     sample = Batch.of(torch.zeros(rows, model.length, dtype=torch.long, device=model.device))
     training = model.training
     model.train()
-    with FlopCounter() as forward:
+    with all_pairs_evaluated(), FlopCounter() as forward:
         bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total))
     with FlopCounter(backward=True) as backward:
         bound.loss.sum().backward()
