@@ -49,10 +49,10 @@ def measure_bare(steps: int) -> dict[str, Any]:
 
 def measure_training(system: str, steps: int, chunk: int | None) -> dict[str, Any]:
     import logosphere as ls
-    from logosphere.processes import base
+    from logosphere.processes import bound as bounds
 
     if chunk is not None:
-        base.CHUNK = chunk
+        bounds.CHUNK = chunk
     model = ls.build(system, vocab_size=V, length=LENGTH, **NETWORK)
     started = time.process_time()
     for _ in ls.fit(model, (make_batch() for _ in range(steps)), steps=steps):

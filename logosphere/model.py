@@ -11,8 +11,8 @@ from logosphere.errors import UserError
 from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.self_conditioning import bound_by_group
-from logosphere.processes.base import Process, bound, bounds
-from logosphere.processes.bound import leave_one_out_bound, mean_bound, mixture_bound
+from logosphere.processes.base import Process
+from logosphere.processes.bound import bounds, leave_one_out_bound, mean_bound, mixture_bound
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths, SeveralPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
 from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
@@ -90,8 +90,10 @@ class Model(nn.Module):
         return drawn[0] if draws == 1 else mean_bound(drawn)
 
     def _draws(self, process: Process, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
-        w = noise.low_discrepancy_times(draws, self.length // self.block)
-        return [bound(process, predict, batch, part, noise) for part in w.unbind(1)]
+        found = []
+        for w in noise.low_discrepancy_times(draws, self.length // self.block).unbind(1):
+            found += bounds(process, predict, batch, [w], noise)  # one after another: states of one draw are in memory
+        return found
 
     def with_path(self, name: str) -> "Model":
         """The same model with bounds and samples along another path of its process; weights are shared."""

@@ -88,7 +88,7 @@ def test_recomputed_activations_are_not_counted(monkeypatch: pytest.MonkeyPatch)
     for blocks in stacks:
         blocks.recompute = True
     assert stacks and count_step_flops(model, BATCH) == stored
-    monkeypatch.setattr("logosphere.processes.base.CHUNK", 10 * VOCABULARY)
+    monkeypatch.setattr("logosphere.processes.bound.CHUNK", 10 * VOCABULARY)
     assert count_step_flops(model, BATCH) == stored
 
 

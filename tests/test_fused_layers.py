@@ -9,11 +9,13 @@ from logosphere.networks.attention import (
     attend,
     attend_by_operations,
     attend_in_groups,
+    attend_plainly,
     block_causal_mask,
     rotary_table,
+    rotate_queries_and_keys,
     split_and_rotate,
 )
-from logosphere.networks.fused import attend_plainly, feed_forward, rotate_queries_and_keys, square_relu
+from logosphere.networks.backbone import feed_forward, square_relu
 
 B, M, H, h = 3, 12, 2, 8
 

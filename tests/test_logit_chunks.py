@@ -6,7 +6,7 @@ from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
-from logosphere.processes import base
+from logosphere.processes import bound as bounds
 from logosphere.rng import CounterNoise
 from logosphere.types import Batch
 
@@ -21,7 +21,7 @@ def test_chunks_give_the_same_bound_and_gradients(name: str, monkeypatch: pytest
     batch = Batch.of(language.sample(6, generator(1)))
     results = []
     for largest in (15, 1 << 24):
-        monkeypatch.setattr(base, "CHUNK", largest)
+        monkeypatch.setattr(bounds, "CHUNK", largest)
         model.zero_grad()
         bound = model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total))
         bound.loss.sum().backward()
@@ -38,7 +38,7 @@ def test_chunks_give_the_gradient_of_unequally_weighted_losses(name: str, monkey
     batch = Batch.of(language.sample(6, generator(1)))
     results = []
     for largest in (15, 1 << 24):
-        monkeypatch.setattr(base, "CHUNK", largest)
+        monkeypatch.setattr(bounds, "CHUNK", largest)
         model.zero_grad()
         bound = model.bound(batch, CounterNoise(1, 2, batch.ids, batch.global_index, batch.total))
         (bound.loss * torch.arange(6)).sum().backward()
@@ -67,9 +67,9 @@ def largest_tensor(model: ls.Model, batch: Batch) -> int:
 
 @pytest.mark.parametrize("name", ["mdlm", "udlm", "sedd-absorb"])
 def test_no_tensor_holds_all_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "CHUNK", 1 << 16)
+    monkeypatch.setattr(bounds, "CHUNK", 1 << 16)
     model = ls.build(name, vocab_size=4000, length=64, width=8, depth=1, heads=1).train()
     batch = Batch.of(torch.randint(4000, (8, 64), generator=generator(1)))
     assert largest_tensor(model, batch) <= 1 << 16
-    monkeypatch.setattr(base, "CHUNK", 1 << 30)
+    monkeypatch.setattr(bounds, "CHUNK", 1 << 30)
     assert largest_tensor(model, batch) > 10 << 16

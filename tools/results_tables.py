@@ -179,7 +179,8 @@ def render_page(text: str, records: list[Record], tables: dict[str, Table]) -> s
 
 
 def find_pages(root: Path = ROOT) -> list[Path]:
-    return [root / "README.md", root / "docs" / "results.md", *sorted((root / "docs" / "results").glob("*.md"))]
+    pages = [root / "README.md", root / "docs" / "performance.md", root / "docs" / "results.md"]
+    return pages + sorted((root / "docs" / "results").glob("*.md"))
 
 
 def find_problems(pages: Iterable[Path]) -> list[str]:

@@ -1,16 +1,23 @@
 """The transformer backbone of all networks, in the manner of DiT (Peebles and Xie 2022), and its parts."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from logosphere.networks.attention import Attention, CrossAttention, KVCache, rotary_table
+from logosphere.networks.attention import (
+    Attention,
+    CrossAttention,
+    KVCache,
+    computes_in_bfloat16,
+    is_eager_cpu,
+    rotary_table,
+)
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.fused import computes_in_bfloat16, feed_forward, is_eager_cpu, square_relu
 from logosphere.types import Bool, Float, Int64
 
 
@@ -93,6 +100,56 @@ def shift(h: Tensor, axis: int, by: int) -> Tensor:
     kept = h.narrow(axis, min(max(by, 0), size), max(size - abs(by), 0))
     pad = [0, 0] * (h.dim() - 1 - axis) + [min(max(-by, 0), size), min(max(by, 0), size)]
     return F.pad(kept, pad)
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """max(x, 0)²; only max(x, 0) is stored, in the memory of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        r = x.relu_()
+        ctx.save_for_backward(r)
+        return r * r
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (r,) = ctx.saved_tensors
+        return torch.addcmul(grad.new_zeros(()), grad, r, value=2)  # 2 grad r in one pass
+
+
+def square_relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)² and overwrite x, which nothing else may read: the output of a linear layer."""
+    if not torch.is_grad_enabled():
+        return x.relu_().square_()
+    return _SquaredReLU.apply(x)
+
+
+class _FeedForward(torch.autograd.Function):
+    """W₂ max(W₁ x + b₁, 0)² + b₂ in bfloat16; the squares are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        w1, b1, w2, b2 = (weight.to(x.dtype) for weight in (w1, b1, w2, b2))
+        linear = torch.ops.mkldnn._linear_pointwise  # bias and ReLU within the product
+        r = linear(x, w1, b1, "relu", [], "")
+        ctx.save_for_backward(x, w1, w2, r)
+        return linear(r * r, w2, b2, "none", [], "")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, w1, w2, r = ctx.saved_tensors
+        g, r, rows = grad.flatten(0, -2), r.flatten(0, -2), x.flatten(0, -2)
+        dw2 = g.t() @ (r * r)
+        dr = (g @ w2).mul_(r)  # half of the gradient: the 2 of 2 r is applied to smaller tensors
+        dx, dw1, db1 = dr @ (2 * w1), 2 * (dr.t() @ rows).float(), 2 * dr.sum(0).float()
+        return dx.view_as(x), dw1, db1, dw2.float(), g.sum(0).float()
+
+
+def feed_forward(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """Return W₂ max(W₁ x + b₁, 0)² + b₂ in bfloat16."""
+    return _FeedForward.apply(x.bfloat16(), w1, b1, w2, b2)
 
 
 class Block(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from logosphere.errors import UserError
 from logosphere.networks.base import Denoiser, Wrapper
-from logosphere.processes.base import Process, bound
+from logosphere.processes.base import Process
+from logosphere.processes.bound import bound
 from logosphere.processes.capabilities import LearnedCodec
 from logosphere.rng import Noise
 from logosphere.types import Batch, Bound, Float, Logits, State, Times, Where

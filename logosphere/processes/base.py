@@ -10,30 +10,21 @@ have defaults. What only some processes can do is declared by the classes of cap
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
-from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward, OnlineStatistics
-from logosphere.processes.chunks import evaluate_chunks
 from logosphere.rng import Noise
 from logosphere.types import (
     Batch,
-    Bound,
-    ChunkedPredict,
     Float,
-    Indices,
     Kind,
     Logits,
     Positions,
-    Predict,
     State,
     Times,
-    Where,
-    pack,
 )
 
 MAX_LOGIT = 1e4
@@ -203,147 +194,9 @@ class Process(nn.Module, ABC):
         return uniform_grid(steps)
 
 
-CHUNK = 9 << 20
-"""Logits computed at a time where rows can be computed in chunks: 36 MiB of float32.
-
-A few arrays of this size are alive at once, so it should be small; but blocks of up to 32 MiB may be kept by glibc's
-malloc when they are freed (its largest mmap threshold), while larger ones are returned to the system.
-"""
-
-
-class _Draw(NamedTuple):
-    """One draw of the states of a batch, before the network is evaluated."""
-
-    encoded: Encoded
-    free: Positions
-    sample: ForwardSample
-    needs: Positions
-    """Positions that need a prediction."""
-    everywhere: bool
-    """Whether these are all positions, as far as the host knows."""
-
-
-def bound(process: Process, predict: Predict, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> Bound:
-    """An unbiased draw of the bound (Sohl-Dickstein et al. 2015; continuous time: Kingma et al. 2021, VDM):
-
-        -log p(x) <= E[-log p(x | z_recon)] + ∫ E[elbo_rate(t)] dt + KL(q(z_1 | x) || p(z_1))
-
-    The time integral and the reconstruction are both averages over the quantile w, so one evaluation serves them.
-    """
-    return bounds(process, predict, batch, [w], noise)[0]
-
-
-def bounds(
-    process: Process, predict: Predict, batch: Batch, quantiles: Sequence[Float[Tensor, "B J"]], noise: Noise
-) -> list[Bound]:
-    """Draws of the bound at these quantiles. All states are drawn first, so that the device is read once for all."""
-    draws = [_draw(process, batch, w, noise) for w in quantiles]
-    selected = _select_positions(process, predict, draws)
-    return [_bound_of(process, predict, batch, draw, where, noise) for draw, where in zip(draws, selected, strict=True)]
-
-
-def _draw(process: Process, batch: Batch, w: Float[Tensor, "B J"], noise: Noise) -> _Draw:
-    encoded = process.encode(batch, noise)
-    free = process.codec.expand_to_states(batch.free)
-    z, t, weight = process.sample_zt(encoded.u, w, free, noise)
-    if w.shape[1] == 1 and batch.all_free and process.shares_times:
-        t = mark_shared_time(t)
-    needs = process.needs_prediction(z, free)
-    return _Draw(encoded, free, ForwardSample(z, t, weight), needs, batch.all_free and needs is free)
-
-
 def mark_shared_time(t: Times) -> Times:
     """Times of which each row is one number, stored once, so that networks see by the stride that they share a time.
 
     On a CPU they are left as they are: comparing them costs nothing there, and dense values are faster.
     """
     return t if t.device.type == "cpu" else t[:, :1].expand_as(t)
-
-
-def _select_positions(process: Process, predict: Predict, draws: Sequence[_Draw]) -> Sequence[Indices | None]:
-    """The positions at which each draw is evaluated: None for all, or their indices.
-
-    A device has to be read for the number of indices. One reading serves all draws: with the numbers known, a stable
-    sort of each field gives its indices without another.
-    """
-    needs = [draw.needs for draw in draws]
-    if isinstance(process, AutoencoderStage) and not process.denoiser_active:
-        empty = torch.zeros(0, dtype=torch.long, device=needs[0].device)
-        return [(empty, empty)] * len(draws)
-    everywhere = all(draw.everywhere for draw in draws) or (process.static_shapes and not _observes(process))
-    if everywhere and isinstance(predict, ChunkedPredict):
-        return [None] * len(draws)
-    if len(draws) == 1 or needs[0].device.type == "cpu":
-        return [(index[0], index[1]) for index in (field.nonzero(as_tuple=True) for field in needs)]
-    counts = torch.stack([field.sum() for field in needs]).tolist()
-    order = [(~field).flatten().byte().argsort(stable=True)[:count] for field, count in zip(needs, counts, strict=True)]
-    return [(index // field.shape[1], index % field.shape[1]) for index, field in zip(order, needs, strict=True)]
-
-
-def _observes(process: Process) -> bool:
-    """Whether the process measures statistics of what it evaluates, to which further positions would be added."""
-    return process.training and isinstance(process, OnlineStatistics) and len(process.accumulators()) > 0
-
-
-def _bound_of(
-    process: Process, predict: Predict, batch: Batch, draw: _Draw, where: Indices | None, noise: Noise
-) -> Bound:
-    """The bound of a draw of states, evaluated at these positions."""
-    (u, recon, recon_loss), (z, t, weight), free = draw.encoded, draw.sample, draw.free
-    rate, loss = _evaluate(process, predict, draw, where)
-    last = pack(t, where) <= process.recon_time
-
-    def per_sequence(values: Float[Tensor, " N"]) -> Float[Tensor, " B"]:
-        if where is None:
-            return values.view(free.shape).sum(1)
-        return torch.zeros(free.shape, dtype=values.dtype, device=values.device).index_put_(where, values).sum(1)
-
-    weights = pack(weight, where)
-    diffusion = per_sequence(torch.where(last, 0, rate) * weights)
-    total_loss = recon_loss + per_sequence(loss)
-    if process.training and isinstance(process, LearnedCodec):
-        total_loss = total_loss + process.auxiliary_loss(batch, u, t, diffusion.detach(), noise)
-    return Bound(
-        recon=recon + per_sequence(torch.where(last, rate, 0) * weights),
-        diffusion=diffusion,
-        prior=(process.prior_kl(u) * free).sum(1),
-        loss=total_loss,
-        count=batch.scored_tokens,
-        kind=process.kind,
-        log_q=process.log_q(u, z, t, free) if isinstance(process, LearnedForward) else None,
-    )
-
-
-def _evaluate(
-    process: Process, predict: Predict, draw: _Draw, where: Indices | None
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """The rate of the bound and the loss at the selected positions; 0 at those that need no prediction.
-
-    For large vocabularies logits are computed a few rows at a time (chunks.py), so that neither they nor their softmax
-    are in memory as a whole.
-    """
-    u, (z, t, weight) = draw.encoded.u, draw.sample
-    x, picked, times, weights = (pack(field, where) for field in (u, z, t, weight))
-    counted = draw.needs.flatten() if where is None and not draw.everywhere else None
-    if counted is not None:  # values that no formula turns into an infinite number
-        times = torch.where(counted, times, 1.0)
-    asked: Where = where if isinstance(predict, ChunkedPredict) else draw.needs
-
-    def evaluate(out: Logits, rows: slice) -> tuple[Tensor, Tensor]:
-        with torch.autocast(z.device.type, enabled=False):  # half precision is for networks, not for divergences
-            if counted is not None:
-                out = torch.where(counted[rows, None], out, 0.0)
-            rate, loss = process.rate_and_loss(out, x[rows], picked[rows], times[rows], weights[rows])
-        if counted is None:
-            return rate, loss
-        return torch.where(counted[rows], rate, 0.0), torch.where(counted[rows], loss, 0.0)
-
-    if isinstance(process, AutoencoderStage) and not process.denoiser_active:
-        return evaluate(torch.zeros(0, process.codec.num_classes, device=z.device), slice(None))
-    count, size = len(times), max(1, CHUNK // process.codec.num_classes)
-    if count <= size or not process.chunkable or not isinstance(predict, ChunkedPredict):
-        out = predict(z, t, context=u, where=asked)
-        return evaluate(pack(out, None) if asked is None else out, slice(None))
-    chunks = predict.logit_chunks(z, t, context=u, where=where)
-    learned = any(p.requires_grad for p in process.parameters())
-    return evaluate_chunks(chunks, evaluate, size, recompute=learned or z.device.type != "cpu")
