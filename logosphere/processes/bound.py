@@ -27,11 +27,11 @@ from logosphere.types import (
     pack,
 )
 
-CHUNK = 9 << 20
-"""Logits computed at a time where rows can be computed in chunks: 36 MiB of float32.
+CHUNK = 6 << 20
+"""Logits computed at a time where rows can be computed in chunks: 24 MiB of float32.
 
-A few arrays of this size are alive at once, so it should be small; but blocks of up to 32 MiB may be kept by glibc's
-malloc when they are freed (its largest mmap threshold), while larger ones are returned to the system.
+A few arrays of this size are alive at once, and glibc's malloc keeps freed blocks of up to 32 MiB, so it should be
+small; but the gradient of the head, as large as its weights, is added to once for every chunk.
 """
 
 
