@@ -16,6 +16,7 @@ in the same precision, measured in the same rounds. `evaluate` needs text8 (LOGO
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -92,23 +93,24 @@ def multiply(dtype: torch.dtype) -> Callable[[], object]:
 MULTIPLY_FLOPS = 4 * 2 * 1024**3
 
 
-def our_step(system: str, shape: Shape, precision: str, tokens: Tensor) -> tuple[Callable[[], None], float]:
-    """Return our training step and its FLOPs."""
+def build_model(system: str, shape: Shape) -> ls.Model:
+    """Return a model of a shape; its weights are the same in every call."""
     torch.manual_seed(0)
-    model = ls.build(
-        system,
-        vocab_size=shape.vocabulary,
-        length=shape.length,
-        width=shape.width,
-        depth=shape.depth,
+    return ls.build(
+        system, vocab_size=shape.vocabulary, length=shape.length, width=shape.width, depth=shape.depth,
         heads=shape.heads,
-    )
+    )  # fmt: skip
+
+
+def our_step(system: str, shape: Shape, precision: str, tokens: Tensor) -> tuple[Callable[[], None], ls.Model]:
+    """Return our training step, and its model."""
+    model = build_model(system, shape)
     trainer = Trainer(model, ema=0.999, precision=precision)
 
     def step() -> None:
         trainer.train_step(Batch.of(tokens, first=trainer.step * len(tokens)), 0.0)
 
-    return step, count_step_flops(model, shape.batch)
+    return step, model
 
 
 def measure_training(
@@ -128,7 +130,8 @@ def measure_training(
             contestants |= {peer: peer_step(peer, shape, dtype, tokens) for peer in peers}
             contestants["product"] = multiply(dtype)
             seconds = interleave(contestants, rounds)
-            for system, (_, flops) in steps.items():
+            for system, (_, model) in steps.items():
+                flops = count_step_flops(model, shape.batch)
                 ratio = quartiles([a / b for a, b in zip(seconds[system], seconds[SYSTEMS[system]], strict=True)])
                 peak = [MULTIPLY_FLOPS / s for s in seconds["product"]]
                 share = quartiles([flops / a / p for a, p in zip(seconds[system], peak, strict=True)])
@@ -157,15 +160,6 @@ def print_training_row(row: dict[str, Any]) -> None:
 
 
 # ---- sampling, evaluation, memory and growth -----------------------------------------------------------------------
-
-
-def build_model(system: str, shape: Shape, **options: Any) -> ls.Model:
-    """Return a model of a shape in evaluation mode."""
-    torch.manual_seed(0)
-    return ls.build(
-        system, vocab_size=shape.vocabulary, length=shape.length, width=shape.width, depth=shape.depth,
-        heads=shape.heads, **options,
-    ).eval()  # fmt: skip
 
 
 @torch.no_grad()
@@ -236,7 +230,8 @@ def measure_memory() -> list[dict[str, Any]]:
     for system in ("ar", "mdlm"):
         for precision in PRECISIONS:
             command = [sys.executable, __file__, "--memory-of", system, precision]
-            found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            environment = os.environ | {"THP_MEM_ALLOC_ENABLE": "1"}  # as the command line sets it
+            found = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
             rows.append({"system": system, "precision": precision, "peak_bytes": int(found)})
             print(f"memory {system:5} {precision:9} {int(found) / 1e6:.0f} MB", file=sys.stderr, flush=True)
     return rows
