@@ -245,7 +245,8 @@ class _DriftError(torch.autograd.Function):
             largest, highest = part.amax(1), p.amax(1)
             cross_entropy[rows] = largest - highest.log() - part.gather(1, own).squeeze(1)
             p.scatter_add_(1, own, p.new_full((), -1.0).expand_as(own))
-            part.copy_(p)
+            if ctx.needs_input_grad[0]:  # otherwise the logits may be read again
+                part.copy_(p)
             some, cosine, pull = strength(rows)
             excess = pull.mul_(p[some])
             along = (excess * cosine).sum(1)
