@@ -3,8 +3,8 @@
 glibc maps every array above 32 MiB anew and returns it to the kernel when it is freed; the kernel then clears each page
 at its next first use. A training step with a large vocabulary spends up to two thirds of its time on this. With
 `keep_freed_memory` arrays of all sizes come from the heap, and the heap is not shrunk (mallopt(3): M_MMAP_MAX = 0,
-M_TRIM_THRESHOLD at its maximum). Arrays of different sizes then leave gaps, so peak memory can grow; `release_if_scarce`
-restores the usual settings once half of the memory of the machine is in use.
+M_TRIM_THRESHOLD at its maximum). Arrays of different sizes then leave gaps, so peak memory can grow;
+`release_if_scarce` restores the usual settings once half of the memory of the machine is in use.
 
 The command line does this, `import logosphere` does not. A program calls `logosphere.keep_freed_memory()`. Variables of
 the user (MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_, …, or glibc.malloc in GLIBC_TUNABLES) take precedence. Other C

@@ -178,9 +178,7 @@ def test_categorical_by_blocks_draws_the_same_tokens() -> None:
 def test_evaluation_leaves_the_prediction_as_it_is() -> None:
     """The memory of logits holds their gradient in training only; a denoiser may keep what it returns."""
     model = ls.build("rdlm-heat", vocab_size=300, length=4, denoiser=None)
-    stored = torch.randn(8, 300, generator=generator(1))
-    before = stored.clone()
-    model.nelbo(
-        torch.zeros(2, 4, dtype=torch.long), 0, denoiser=lambda z, t, context, where: stored[: int(where.sum())]
-    )
+    stored = torch.randn(8, 300, generator=torch.Generator().manual_seed(1))
+    before, tokens = stored.clone(), torch.zeros(2, 4, dtype=torch.long)
+    model.nelbo(tokens, 0, denoiser=lambda z, t, context, where: stored[: int(where.sum())])
     assert torch.equal(stored, before)
