@@ -27,6 +27,7 @@ def test_differences_are_found() -> None:
     old = RECORDS["mdlm/default"]
     assert golden.differences(old, old, 0.0) == []
     assert "bound" in golden.differences(old, old | {"bound": old["bound"] + 1e-3}, TOLERANCE)[0]
+    assert "precision" in golden.differences(old, old | {"precision": "bfloat16"}, TOLERANCE)[0]
     assert "loss of step 1" in golden.differences(old, old | {"losses": [0.0, *old["losses"][1:]]}, TOLERANCE)[0]
     moved = [[(token + 1) % 11 for token in row] for row in old["samples"]]
     assert "100.0%" in golden.differences(old, old | {"samples": moved}, TOLERANCE)[0]

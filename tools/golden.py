@@ -22,6 +22,8 @@ from logosphere.errors import UserError
 
 VOCABULARY, LENGTH, BATCH, STEPS, DRAWS, SAMPLES = 11, 16, 8, 5, 4, 8
 SIZE: dict[str, Any] = {"width": 32, "depth": 2, "heads": 2}
+PRECISION = "float32"
+"""Rounding of bfloat16 products differs between processors by more than records may."""
 AGREEMENT = 0.95
 """Fraction of sampled tokens that must agree where numbers differ by rounding, which may change single draws."""
 
@@ -44,13 +46,14 @@ def record(case: str) -> dict[str, Any]:
         model = ls.build(name, vocab_size=VOCABULARY, length=LENGTH, preset=preset, **SIZE)
     except UserError as refusal:
         return {"refused": str(refusal)}
-    losses = [progress.loss for progress in ls.fit(model, batches, steps=STEPS, ema=0.5)]
+    losses = [progress.loss for progress in ls.fit(model, batches, steps=STEPS, ema=0.5, precision=PRECISION)]
     bound = model.eval().nelbo(language.sample(BATCH, rng), torch.Generator().manual_seed(2), draws=DRAWS)
     total = bound.total.double()
-    samples = ls.sample(model, n=SAMPLES, steps=8, rng=torch.Generator().manual_seed(3))
+    samples = ls.sample(model, n=SAMPLES, steps=8, rng=torch.Generator().manual_seed(3), precision=PRECISION)
     return {
         "losses": losses,
         "kind": bound.kind,
+        "precision": PRECISION,
         "bound": float(total.mean()),
         "error": float(total.std() / math.sqrt(BATCH)),
         "samples": samples.tolist(),
@@ -61,7 +64,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> l
     """What differs between two records of one case, in words."""
     if "refused" in old or "refused" in new:
         return [] if old.keys() == new.keys() else [f"{old.get('refused', 'built')} -> {new.get('refused', 'built')}"]
-    found = [] if old["kind"] == new["kind"] else [f"kind {old['kind']} -> {new['kind']}"]
+    found = [f"{key} {old[key]} -> {new[key]}" for key in ("kind", "precision") if old[key] != new[key]]
     for key in ("bound", "error"):
         if not _close(old[key], new[key], tolerance):
             found.append(f"{key} {old[key]!r} -> {new[key]!r}")
