@@ -134,14 +134,14 @@ class _FeedForward(torch.autograd.Function):
         linear = torch.ops.mkldnn._linear_pointwise  # bias and ReLU within the product
         r = linear(x, w1, b1, "relu", [], "")
         ctx.save_for_backward(x, w1, w2, r)
-        return linear(r * r, w2, b2, "none", [], "")
+        return linear(r.square(), w2, b2, "none", [], "")
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         x, w1, w2, r = ctx.saved_tensors
         g, r, rows = grad.flatten(0, -2), r.flatten(0, -2), x.flatten(0, -2)
-        dw2 = g.t() @ (r * r)
+        dw2 = g.t() @ r.square()
         dr = (g @ w2).mul_(r)  # half of the gradient: the 2 of 2 r is applied to smaller tensors
         dx, dw1, db1 = dr @ (2 * w1), 2 * (dr.t() @ rows).float(), 2 * dr.sum(0).float()
         return dx.view_as(x), dw1, db1, dw2.float(), g.sum(0).float()
