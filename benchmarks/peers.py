@@ -5,7 +5,7 @@
 The peers are networks of the usual types, written here as plainly as their authors write them: GPT-2 (learned
 positions, GELU, tied head), BERT (post-norm, separate projections, all logits) and DDiT (adaLN by time, rotary
 positions, GELU), each with fused AdamW, gradient clipping and (DDiT) an EMA. A peer's step has the same width, depth,
-heads, batch, length, vocabulary and precision as ours. Each round runs every contestant once, in turn; a ratio is the
+heads, batch, length, vocabulary and precision as ours. Each round runs every contestant once; a ratio is the
 median over rounds of ours / peer in CPU seconds of one thread, with quartiles. Memory is kept as the command line keeps
 it, for all contestants.
 

@@ -4,7 +4,7 @@
 
 The bare step has the shape of the authors' code: times, states exp_μ(ρ z) of a Riemannian normal from tables of α and ρ
 in float32, a linear embedding of the states, DDiT blocks of the same width and depth (adaLN from the time, rotary
-positions, GELU), cross-entropy at all positions, AdamW, an EMA, and nothing that a usable training loop has besides.
+positions, GELU), cross-entropy at all positions, AdamW, an EMA, and nothing else of a usable training loop.
 Both run in turns in one process. The growth exponent is log(seconds ratio) / log(vocabulary ratio) between neighbouring
 vocabularies, scaled to the same number of positions; where a step is linear in the vocabulary it is at most 1.
 """

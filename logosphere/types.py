@@ -97,7 +97,7 @@ class LogitChunks(NamedTuple):
     project: Callable[[Float[Tensor, "n D"], slice], Logits]
     """(features of some rows, these rows) -> logits."""
     parameters: tuple[Tensor, ...] = ()
-    """What `project` depends on besides the features."""
+    """What `project` depends on in addition to the features."""
 
     def __call__(self, rows: slice) -> Logits:
         return self.project(self.features[rows], rows)
