@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py [--parts train sample evaluate blocks memory growth] [--rounds 15]
 
-The peers are networks of the usual types, written here as plainly as their authors write them: GPT-2 (learned
+The peers (peer_networks.py) are networks of the usual types, written as plainly as their authors do: GPT-2 (learned
 positions, GELU, tied head), BERT (post-norm, separate projections, all logits) and DDiT (adaLN by time, rotary
 positions, GELU), each with fused AdamW, gradient clipping and (DDiT) an EMA. A peer's step has the same width, depth,
 heads, batch, length, vocabulary and precision as ours. Each round runs every contestant once; a ratio is the
