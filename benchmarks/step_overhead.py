@@ -15,8 +15,9 @@ from harness import measure_paired_ratio, print_table
 
 import logosphere as ls
 from logosphere.data.batches import Crops
-from logosphere.networks.backbone import Backbone, LinearHead
+from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.training.trainer import Trainer
 
 LENGTH, BATCH, VOCABULARY, ROUNDS = 128, 32, 28, 15

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.tokens import build_embedding
+from logosphere.codecs.tokens import TokenEmbedding
 from logosphere.networks.attention import KVCache
-from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
+from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.types import Bool, Float, State, Tokens
 
 EMA_DECAY = 0.98
@@ -177,7 +178,7 @@ class CausalDecoder(Decoder):
         self.enter = nn.Linear(features, network.width)
         self.places = nn.Parameter(0.2 * torch.randn(latents, network.width))
         self.begin = LocalQueryInit(memory=latents, memory_width=features, count=length, width=network.width)
-        self.stem = build_embedding(vocab_size + 1, network.width)
+        self.stem = TokenEmbedding(vocab_size + 1, network.width)
         self.trunk = Backbone(network, latents + length, reads_time=False, bidirectional=False)
         self.head = LinearHead(network.width, vocab_size)
         position = torch.arange(latents + length)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from logosphere.autoencoders.decoders import Standardiser
 from logosphere.autoencoders.pretrained import PretrainedEncoder
-from logosphere.codecs.tokens import build_embedding
+from logosphere.codecs.tokens import TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.io import cache_folder, sync, write_json
 from logosphere.networks.backbone import Backbone
@@ -72,7 +72,7 @@ class TransformerEncoder(TokenEncoder):
     def __init__(self, vocab_size: int, length: int, network: NetworkConfig):
         super().__init__()
         self.width = network.width
-        self.stem = build_embedding(vocab_size, network.width)
+        self.stem = TokenEmbedding(vocab_size, network.width)
         self.trunk = Backbone(network, length, reads_time=False)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "B L D"]:

@@ -53,6 +53,14 @@ class Codec(nn.Module, ABC):
         """Build the input layer of a network for these states: [B, M, …] -> [B, M, width]."""
 
 
+class TokenRows(ABC):
+    """An input layer with one vector for each token, to which an output head can be tied."""
+
+    @abstractmethod
+    def token_rows(self, vocab_size: int) -> Float[Tensor, "V D"]:
+        """The vectors of the tokens."""
+
+
 class AutoencoderLoss(NamedTuple):
     """The loss of one batch of autoencoder training."""
 

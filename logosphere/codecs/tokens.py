@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.base import HIDDEN, Codec
+from logosphere.codecs.base import HIDDEN, Codec, TokenRows
 from logosphere.errors import UserError
 from logosphere.types import Float, Int64, State, Tokens
 
@@ -38,14 +38,18 @@ class TokenCodec(Codec):
         return field
 
     def build_stem(self, width: int) -> nn.Module:
-        return build_embedding(self.states, width)
+        return TokenEmbedding(self.states, width)
 
 
-def build_embedding(states: int, width: int) -> nn.Embedding:
-    """Build an embedding with small initial weights, so that the first blocks contribute from the start."""
-    table = nn.Embedding(states, width)
-    nn.init.normal_(table.weight, std=0.2)
-    return table
+class TokenEmbedding(nn.Embedding, TokenRows):
+    """An embedding with small initial weights, so that the first blocks contribute from the start."""
+
+    def __init__(self, states: int, width: int):
+        super().__init__(states, width)
+        nn.init.normal_(self.weight, std=0.2)
+
+    def token_rows(self, vocab_size: int) -> Float[Tensor, "V D"]:
+        return self.weight[:vocab_size]
 
 
 THRESHOLD = 0.5
@@ -79,7 +83,7 @@ class VertexCodec(Codec):
         return CoordinateStem(self.vocab_size, width)
 
 
-class CoordinateStem(nn.Linear):
+class CoordinateStem(nn.Linear, TokenRows):
     """A linear layer over the coordinates of the tokens; that of the mask follows from them."""
 
     def __init__(self, num_classes: int, width: int):
@@ -89,6 +93,9 @@ class CoordinateStem(nn.Linear):
 
     def forward(self, z: State) -> State:
         return super().forward(z[..., : self.in_features])
+
+    def token_rows(self, vocab_size: int) -> Float[Tensor, "V D"]:
+        return self.weight[:, :vocab_size].T
 
 
 class SimplexCodec(Codec):

@@ -289,25 +289,3 @@ class Backbone(nn.Module):
             inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
             h = run_checkpointed(block, *inputs) if self.recompute else block(*inputs)
         return self.norm(h if self.out is None else h - self.out * embedded)
-
-
-LARGE_VOCABULARY = 1024
-"""Logits from which the head computes in the precision of the network; below, float32 costs little."""
-
-
-class LinearHead(nn.Linear):
-    """Maps features to logits; its weights start at zero, which is a uniform prediction.
-
-    Logits are float32. In networks of lower precision the product of a large vocabulary is computed in that precision.
-    """
-
-    def __init__(self, width: int, vocab_size: int):
-        super().__init__(width, vocab_size)
-        nn.init.zeros_(self.weight)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        if self.out_features >= LARGE_VOCABULARY:
-            return super().forward(h).float()
-        with torch.autocast(h.device.type, enabled=False):
-            return super().forward(h.float())

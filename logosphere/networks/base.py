@@ -6,9 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from logosphere.codecs.base import TokenRows
 from logosphere.errors import UserError
-from logosphere.networks.backbone import ConditionTokens, LinearHead
+from logosphere.networks.backbone import ConditionTokens
 from logosphere.networks.conditioning import Conditioner
+from logosphere.networks.heads import LinearHead, TiedHead
 from logosphere.types import Condition, Float, LogitChunks, Logits, Rows, State, Times, Where, pack
 
 
@@ -112,7 +114,8 @@ class ConditionalNetwork(Denoiser, ABC):
     """A network that accepts a condition, if it was built with a conditioner."""
 
     conditioner: Conditioner | None
-    head: LinearHead
+    stem: nn.Module
+    head: LinearHead | TiedHead
 
     @abstractmethod
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
@@ -121,14 +124,30 @@ class ConditionalNetwork(Denoiser, ABC):
     def predict(self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None) -> Logits:
         """Return the logits, given the condition tokens."""
         h = self.features(z, t, context, memory)
-        return self.head(h if where is None else h[where])
+        return self.logits(h if where is None else h[where])
 
     def predict_parts(
         self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None
     ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
         h = pack(self.features(z, t, context, memory), where)
-        return LogitChunks(h, lambda h, rows: self.head(h), tuple(self.head.parameters()))
+        head, vectors = self.head, self.token_rows()
+        if vectors is None or isinstance(head, LinearHead):
+            return LogitChunks(h, lambda h, rows: head(h), tuple(head.parameters()))
+        return LogitChunks(h, lambda h, rows: head(h, vectors), (*head.parameters(), vectors))
+
+    def logits(self, h: Float[Tensor, "... D"]) -> Logits:
+        """Return the logits of features."""
+        vectors = self.token_rows()
+        return self.head(h) if vectors is None else self.head(h, vectors)
+
+    def token_rows(self) -> Float[Tensor, "V D"] | None:
+        """Return the input vectors of the tokens for a tied head; None for a head with weights of its own."""
+        if not isinstance(self.head, TiedHead):
+            return None
+        if not isinstance(self.stem, TokenRows):
+            raise UserError("tied=True needs a network that reads tokens or beliefs; these states have no table.")
+        return self.stem.token_rows(len(self.head.bias))
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         return self.predict(z, t, context, where, self._empty_tokens(len(z)))
@@ -148,6 +167,13 @@ class ConditionalNetwork(Denoiser, ABC):
 
     def with_condition(self, condition: Condition) -> Denoiser:
         return super().with_condition(condition) if self.conditioner is None else WithCondition(self, condition)
+
+
+def check_tied(denoiser: Denoiser) -> None:
+    """Raise UserError unless the network has a head that is tied to its input vectors of the tokens."""
+    networks = [module for module in denoiser.modules() if isinstance(module, ConditionalNetwork)]
+    if not networks or any(network.token_rows() is None for network in networks):
+        raise UserError("tied=True needs a network that predicts tokens; the outputs of this one are something else.")
 
 
 class WithCondition(Denoiser):

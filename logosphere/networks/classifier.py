@@ -10,8 +10,9 @@ from logosphere.codecs.base import Codec
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
-from logosphere.networks.backbone import Backbone, LinearHead
+from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.processes.base import Process
 from logosphere.types import Float, Predict, State, Times
 

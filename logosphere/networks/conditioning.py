@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.codecs.tokens import build_embedding
+from logosphere.codecs.tokens import TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.config import NetworkConfig
@@ -31,9 +31,9 @@ class Conditioner(nn.Module):
         width = network.width
         self.network = network
         self.nothing = nn.Parameter(0.2 * torch.randn(1, 1, width))
-        self.labels = build_embedding(network.labels, width) if network.labels else None
+        self.labels = TokenEmbedding(network.labels, width) if network.labels else None
         # One vector more than there are tokens: it marks the end of the source.
-        self.source = build_embedding(network.source + 1, width) if network.source else None
+        self.source = TokenEmbedding(network.source + 1, width) if network.source else None
         encoder = replace(network, depth=SOURCE_DEPTH, shape="", body="transformer", labels=0, source=0, signal=0)
         self.reader = Backbone(encoder, network.source_length, reads_time=False) if network.source else None
         self.signal = nn.Linear(network.signal, width) if network.signal else None

@@ -31,6 +31,8 @@ class NetworkConfig:
     """Fraction of activations dropped in training."""
     neighbours: int = 1
     """Positions on each side that a bidirectional transformer mixes directly, in addition to attention; 0 for none."""
+    tied: bool | None = None
+    """Output head with the input vectors of the tokens as weights; None: where a system's default preset has it."""
     body: str = "transformer"
     """Backbone: transformer, convolution (dilated, for DNA) or unet (for images)."""
     shape: str = ""

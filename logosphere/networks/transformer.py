@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from logosphere.codecs.base import Codec
-from logosphere.codecs.tokens import CoordinateStem, DigitCodec, build_embedding
+from logosphere.codecs.tokens import CoordinateStem, DigitCodec, TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
-from logosphere.networks.backbone import Backbone, ConditionTokens, LinearHead
+from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, pack_output
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
+from logosphere.networks.heads import LinearHead, build_head
 from logosphere.types import Float, LogitChunks, Logits, State, Times, Where
 
 
@@ -62,7 +63,7 @@ class FullTransformer(ConditionalNetwork):
         self.block, self.reads_time = length, reads_time
         self.stem = codec.build_stem(network.width)
         self.trunk = build_backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
-        self.head = LinearHead(network.width, codec.num_classes)
+        self.head = build_head(network.width, codec.num_classes, tied=bool(network.tied))
         self.conditioner = build_conditioner(network)
 
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
@@ -82,6 +83,8 @@ class DigitTransformer(ConditionalNetwork):
         self.digits, self.base = codec.digits, codec.base
         self.stem = CoordinateStem(codec.digits * codec.base, network.width)
         self.trunk = Backbone(network, length, reads_time=reads_time, reach=network.neighbours)
+        if network.tied:
+            raise UserError("tied=True needs one output for each token; digits=heads has one for each digit.")
         self.head = LinearHead(network.width, codec.digits * codec.base)
         self.conditioner = build_conditioner(network)
 
@@ -107,9 +110,9 @@ class CausalTransformer(ConditionalNetwork):
         super().__init__()
         check_transformer(network)
         self.block, self.reads_time, self.start = 1, False, vocab_size
-        self.stem = build_embedding(vocab_size + 1, network.width)
+        self.stem = TokenEmbedding(vocab_size + 1, network.width)
         self.trunk = Backbone(network, length, reads_time=False, bidirectional=False)
-        self.head = LinearHead(network.width, vocab_size)
+        self.head = build_head(network.width, vocab_size, tied=bool(network.tied))
         self.conditioner = build_conditioner(network)
 
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
@@ -141,7 +144,7 @@ class CausalSession(Denoiser):
         end = int(where.any(0).nonzero().max()) + 1
         if end > self.caches[0].filled:
             self._extend(context, end)
-        return self.model.head(self.features[where])
+        return self.model.logits(self.features[where])
 
     def _allocate(self, context: State) -> None:
         backbone, (B, L), like = self.model.trunk, context.shape, self.model.stem.weight
@@ -185,7 +188,7 @@ class BlockTransformer(ConditionalNetwork):
         self.block, self.reads_time = block, reads_time
         self.stem = codec.build_stem(network.width)
         self.trunk = Backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
-        self.head = LinearHead(network.width, codec.num_classes)
+        self.head = build_head(network.width, codec.num_classes, tied=bool(network.tied))
         self.register_buffer("mask", block_causal_mask(length, block), persistent=False)
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
         self.conditioner = build_conditioner(network)
@@ -226,11 +229,11 @@ class BlockSession(Denoiser):
         h = self._features(z[:, current], t[:, current], start)
         for cache in self.caches:
             cache.filled = start  # drop the noisy block again
-        return self.model.head(h[where[:, current]])
+        return self.model.logits(h[where[:, current]])
 
     def _cache(self, clean: State) -> None:
         """Cache the blocks finished since the last step; start again if earlier ones have changed."""
-        backbone, like = self.model.trunk, self.model.head.weight
+        backbone, like = self.model.trunk, self.model.head.bias
         cached = self.caches[0].filled if self.caches else -1
         if not 0 <= cached <= clean.shape[1] or not torch.equal(self.clean, clean[:, :cached]):
             heads, width = backbone.network.heads, backbone.network.width

@@ -36,8 +36,9 @@ from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.attention import all_pairs_evaluated
-from logosphere.networks.backbone import Backbone, LinearHead
+from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.networks.precision import find_precision
 from logosphere.networks.transformer import BlockTransformer
 from logosphere.parallel.process_group import find_device

@@ -10,9 +10,9 @@ from logosphere.codecs import embeddings
 from logosphere.codecs.embeddings import Embeddings
 from logosphere.codecs.tokens import CoordinateStem
 from logosphere.errors import UserError
-from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead, Wrapper
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion

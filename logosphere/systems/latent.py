@@ -210,6 +210,8 @@ def uniform_times() -> TimeSampler:
 def _network(
     process: LatentDiffusion, codec: TextAutoencoder, network: NetworkConfig, settings: LatentSettings
 ) -> Denoiser:
+    if network.tied:
+        raise UserError("tied=True needs a network that reads tokens or beliefs; latents have no table.")
     inner = FullTransformer(codec, codec.latents, network, reads_time=True)
     if not settings.self_conditioning:
         return inner

@@ -13,7 +13,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -141,6 +141,8 @@ class SystemInfo:
     """How it differs from similar systems, in one line."""
     sampler: str = "ancestral"
     """The sampler that is used unless another is named."""
+    tied: bool = False
+    """Whether the default preset ties the output head to the input vectors of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ def build(
     preset="paper" is the published system (see `presets(name)`); options given with a preset override the preset's.
     """
     from logosphere.model import Spec
+    from logosphere.networks.base import check_tied
 
     if vocab_size < 2:
         raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
@@ -237,8 +240,12 @@ def build(
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}
     network = NetworkConfig(**{key: value for key, value in options.items() if key in network_fields})
+    if network.tied is None:
+        network = replace(network, tied=entry.info.tied and preset == DEFAULT)
     settings = entry.settings(**{key: value for key, value in options.items() if key not in network_fields})
     model = entry.build(vocab_size, length, None if denoiser is None else network, settings)
+    if network.tied and denoiser is not None and model.denoiser is not None:
+        check_tied(model.denoiser)
     if denoiser is not FRESH:
         model.denoiser = denoiser
     model.spec = Spec(name, vocab_size, length, options, preset)

@@ -8,6 +8,7 @@ from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import STEPS, match_moments, tabulate_bridges
 from logosphere.geometry.bridges import Bridge, HeatBridge, LogBridge
 from logosphere.model import Model
+from logosphere.networks.base import check_block
 from logosphere.networks.config import NetworkConfig
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.spherical.digit_posterior import DigitSphericalDiffusion
@@ -40,6 +41,8 @@ CHOICES = {
     "codes": ("valid", "published"),
     "protocol": ("bound", "published"),
 }
+RISING = "rising"
+"""The fraction of any-order sequences that grows from 0 to 1 within the first half of training."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class RDLMSettings:
     posterior_head: bool | None = None
     """Add the evidence of a state about its own token to the logits; None: only where the network reads states, because
     a network that reads beliefs learns faster without."""
+    subtract_input_embedding: bool = False
+    """Subtract the embedding of a position's own state before the output head, for networks whose posterior head adds
+    the evidence of that state."""
     loss: str = "cross-entropy"
     """cross-entropy, importance-weighted (uniform in schedule time), bound-weighted, or drift (the bound)."""
     switch: float | None = None
@@ -92,9 +98,11 @@ class RDLMSettings:
     """Order of staggered positions and of the any-order path: random for each sequence, or left-to-right."""
     path: str = "joint"
     """Path of bounds and samples: joint (all positions move together) or any-order (one position at a time)."""
-    any_order_fraction: float | None = None
-    """Fraction of training sequences with states of the any-order path; None: 0.5 with path=any-order and plain
-    cross-entropy, else 0."""
+    any_order_fraction: float | str | None = None
+    """Fraction of training sequences with states of the any-order path, or rising: from 0 to 1 within the first half of
+    training; None: 0.5 with path=any-order and plain cross-entropy, else 0."""
+    block: int | None = None
+    """Positions of a block; blocks are generated from left to right. None: one block."""
 
     def __post_init__(self) -> None:
         for option, choices in CHOICES.items():
@@ -119,14 +127,34 @@ class RDLMSettings:
             raise UserError(f"stagger must be a fraction of the time from 0 to below 1, not {self.stagger}.")
         if self.stagger and (self.window is not None or self.timesteps is not None):
             raise UserError("stagger allows no window and no timesteps; leave these out, or use stagger=0.")
-        if self.any_order_fraction is not None and not 0 <= self.any_order_fraction < 1:
-            raise UserError(f"any_order_fraction must be from 0 to below 1, not {self.any_order_fraction}.")
-        if self.any_order_fraction and not self.has_plain_loss:
-            raise UserError("any_order_fraction > 0 requires loss=cross-entropy and switch=None.")
+        self._check_any_order_fraction()
+        self._check_block()
         if self.path == "any-order" and (self.has_mixture_path or self.timesteps is not None):
             raise UserError("path=any-order allows no timesteps and no start that changes with time; use path=joint.")
         if self.protocol == "published":
             self._check_published()
+
+    def _check_any_order_fraction(self) -> None:
+        fraction = self.any_order_fraction
+        if isinstance(fraction, str):
+            check_choice("any_order_fraction", fraction, (RISING,))
+            if self.path == "joint":
+                raise UserError(
+                    "any_order_fraction=rising ends with any-order sequences alone, after which the bound of the joint "
+                    "path is poor; use path=any-order."
+                )
+        elif fraction is not None and not 0 <= fraction < 1:
+            raise UserError(f"any_order_fraction must be from 0 to below 1, or {RISING}, not {fraction}.")
+        if fraction and not self.has_plain_loss:
+            raise UserError("any_order_fraction > 0 requires loss=cross-entropy and switch=None.")
+
+    def _check_block(self) -> None:
+        if self.block is None:
+            return
+        for option, default in (("base", None), ("projected", False), ("stagger", 0.0), ("protocol", "bound"),
+                                ("self_conditioning", False)):  # fmt: skip
+            if getattr(self, option) != default:
+                raise UserError(f"block={self.block} needs {option}={default}, not {getattr(self, option)}.")
 
     def _check_published(self) -> None:
         if self.time_sampler not in SCHEDULES:
@@ -155,7 +183,7 @@ class RDLMSettings:
         return str(self.start).partition(":")[0] in MIXTURES
 
     @property
-    def default_any_order_fraction(self) -> float:
+    def default_any_order_fraction(self) -> float | str:
         """The value of any_order_fraction=None."""
         return 0.5 if self.path == "any-order" and self.has_plain_loss else 0.0
 
@@ -164,12 +192,13 @@ class RDLMSettings:
 class RDLMHeatSettings(RDLMSettings):
     """Options of rdlm-heat."""
 
-    any_order_fraction: float | None = None
-    """Fraction of training sequences with states of the any-order path; None: 0.5 with plain cross-entropy, unless
-    positions are staggered, timesteps are fixed or the start changes with time; else 0."""
+    any_order_fraction: float | str | None = None
+    """Fraction of training sequences with states of the any-order path, or rising: from 0 to 1 within the first half of
+    training; None: 0.5 with plain cross-entropy, unless positions are staggered, timesteps are fixed or the start
+    changes with time; else 0."""
 
     @property
-    def default_any_order_fraction(self) -> float:
+    def default_any_order_fraction(self) -> float | str:
         """Half of the sequences also on the joint path, so that one network serves both paths."""
         plain = not self.has_mixture_path and self.timesteps is None and self.stagger == 0
         return 0.5 if (plain or self.path == "any-order") and self.has_plain_loss else 0.0
@@ -245,7 +274,9 @@ def _build(
         tables = [match_moments(table, d, published=is_published, scale=settings.rho_scale) for table in tables]
     fraction = settings.any_order_fraction
     times, digits = tables[0].times, codec.digits if isinstance(codec, DigitCodec) else 1
-    any_order = AnyOrder(settings.order, digits)  # type: ignore[arg-type]
+    block = length if settings.block is None else settings.block
+    check_block(length, block)
+    any_order = AnyOrder(settings.order, digits, length // block)  # type: ignore[arg-type]
     kind = SphericalDiffusion
     if settings.projected:
         kind = ProjectedSphericalDiffusion
@@ -266,7 +297,7 @@ def _build(
         rolling=RollingOffsets(settings.stagger, settings.order, digits) if settings.stagger else None,  # type: ignore[arg-type]
         path=settings.path,  # type: ignore[arg-type]
         any_order=any_order,
-        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,
+        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,  # type: ignore[arg-type]
     )
     return _model(process, length, network, settings)
 
@@ -277,4 +308,4 @@ def _has_valid_digits(settings: RDLMSettings) -> bool:
 
 def _model(process: SphericalDiffusion, length: int, network: NetworkConfig | None, settings: RDLMSettings) -> Model:
     denoiser = None if network is None else sphere_network(process, length, network, settings)
-    return Model(process, denoiser, length=length, block=length)
+    return Model(process, denoiser, length=length, block=settings.block or length)

@@ -20,6 +20,7 @@ from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSp
 from logosphere.processes.spherical.published import UniformProbability, table_times
 from logosphere.processes.spherical.times import noise_left, rdlm_importance_density, rdlm_time, rdlm_time_density
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
+from logosphere.systems.discrete import transformer
 
 if TYPE_CHECKING:
     from logosphere.systems.spherical import RDLMSettings
@@ -194,7 +195,14 @@ def _network(process: SphericalDiffusion, length: int, network: NetworkConfig, s
         if isinstance(codec, DigitCodec) and network.signal:
             raise UserError("A signal is given along tokens and not along their digits; leave out base.")
         states = length * codec.digits if isinstance(codec, DigitCodec) else length
-        inner = FullTransformer(codec, states, network, reads_time=time_conditional)
+        inner = transformer(
+            process,
+            states,
+            settings.block or states,
+            network,
+            time_conditional=time_conditional,
+            subtract_input=settings.subtract_input_embedding,
+        )
         if settings.self_conditioning:
             inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
             probability = 0.5 if settings.self_conditioning is True else settings.self_conditioning

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.backbone import LinearHead
 from logosphere.networks.base import PosteriorHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import LinearHead
 from logosphere.networks.wrappers import LogisticHead
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.discretized_gaussian import DiscretizedGaussian

@@ -68,7 +68,8 @@ class SphericalDiffusion(
     `exact`.
 
     `path` is the path of bounds and samples. Along the joint path positions may have `rolling` offsets. Training draws
-    states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path.
+    states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path;
+    "rising" is min(1, 2 p) after the fraction p of the training.
     """
 
     schedule = "geometric"
@@ -96,7 +97,7 @@ class SphericalDiffusion(
         rolling: RollingOffsets | None = None,
         path: PathName = "joint",
         any_order: AnyOrder | None = None,
-        any_order_fraction: float = 0.0,
+        any_order_fraction: float | Literal["rising"] = 0.0,
     ):
         super().__init__()
         self.codec, self.bridge, self.time_sampler, self.num_classes = codec, bridge, time_sampler, codec.num_classes
@@ -137,7 +138,7 @@ class SphericalDiffusion(
     @property
     def shares_times(self) -> bool:  # type: ignore[override]
         """Not where positions have offsets of their own, nor in any order."""
-        in_any_order = self.any_order_fraction > 0 if self.training else self.path_name == "any-order"
+        in_any_order = self.any_order_fraction != 0 if self.training else self.path_name == "any-order"
         return self.rolling is None and not in_any_order
 
     @property
@@ -282,7 +283,9 @@ class SphericalDiffusion(
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
         t = torch.where(weight > 0, t.clamp_max(T_MAX), t)
         if self.training and self.any_order_fraction:
-            chosen = noise.uniform(len(free))[:, None] < self.any_order_fraction
+            rising = self.any_order_fraction == "rising"
+            fraction = min(1.0, 2 * self.progress) if rising else self.any_order_fraction
+            chosen = noise.uniform(len(free))[:, None] < fraction
             waiting, weights = self.any_order.waiting(w, free, noise)
             t = torch.where(chosen, waiting.float(), t)
             weight = torch.where(chosen, weights.double(), weight)

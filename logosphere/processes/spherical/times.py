@@ -88,15 +88,18 @@ def rdlm_importance_density(
 Order = Literal["random", "left-to-right"]
 
 
-def order_positions(free: Positions, order: Order, noise: Noise, states_per_token: int = 1) -> Int64[Tensor, "B M"]:
-    """The rank of each free position, from 0, drawn for each sequence; other positions have the largest ranks.
+def order_positions(
+    free: Positions, order: Order, noise: Noise, states_per_token: int = 1, blocks: int = 1
+) -> Int64[Tensor, "B M"]:
+    """The rank of each free position within its block, from 0, drawn for each sequence; others have larger ranks.
 
     The states of one token (`states_per_token` of them) have the same rank.
     """
     free = free[:, ::states_per_token]
     place = torch.arange(free.shape[1], device=free.device).double().expand(free.shape)
     key = noise.uniform(*free.shape) if order == "random" else place
-    return torch.where(free, key, torch.inf).argsort(1).argsort(1).repeat_interleave(states_per_token, 1)
+    rank = torch.where(free, key, torch.inf).unflatten(1, (blocks, -1)).argsort(2).argsort(2)
+    return rank.flatten(1).repeat_interleave(states_per_token, 1)
 
 
 @dataclass(frozen=True)
@@ -151,17 +154,19 @@ class AnyOrder:
 
     This is the bound of masked diffusion with starts in place of masks. The sphere then shapes the training of the
     network, but not its evaluation. From left to right only the next of the waiting positions counts, n times.
-    The states of one token (`states_per_token` of them) move at the same time.
+    The states of one token (`states_per_token` of them) move at the same time. With `blocks`, which follow one
+    another, n is the number of positions of a block.
     """
 
     order: Order = "random"
     states_per_token: int = 1
+    blocks: int = 1
 
-    def waiting(self, w: Float[Tensor, "B 1"], free: Positions, noise: Noise) -> tuple[Positions, Float[Tensor, "B M"]]:
+    def waiting(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Positions, Float[Tensor, "B M"]]:
         """The positions still at the start after the fraction w of the n moves, and the weight of each of them."""
-        rank = order_positions(free, self.order, noise, self.states_per_token)
+        rank = order_positions(free, self.order, noise, self.states_per_token, self.blocks)
         count = self._count(free)
-        done = (w * count).floor().long().minimum(count - 1)
+        done = (w.repeat_interleave(free.shape[1] // w.shape[1], 1) * count).floor().long().minimum(count - 1)
         weights = count / (count - done) if self.order == "random" else count * (rank == done)
         return free & (rank >= done), weights.expand(free.shape).float()
 
@@ -169,10 +174,13 @@ class AnyOrder:
         """1 before a position has moved and 0 after it; the moves are spread evenly over the time of the sampler."""
         # Times are rounded: the small number keeps 7 moves from becoming 6.
         moves = (1 - rows[:, None].double()) * self._count(free) + 1e-4
-        return (order_positions(free, self.order, noise, self.states_per_token) >= moves.floor()).float()
+        rank = order_positions(free, self.order, noise, self.states_per_token, self.blocks)
+        return (rank >= moves.floor()).float()
 
-    def _count(self, free: Positions) -> Tensor:
-        return (free.sum(1, keepdim=True) // self.states_per_token).clamp_min(1)
+    def _count(self, free: Positions) -> Int64[Tensor, "B M"]:
+        """The number of tokens that move in the block of each position, at least 1."""
+        count = free.unflatten(1, (self.blocks, -1)).sum(2) // self.states_per_token
+        return count.clamp_min(1).repeat_interleave(free.shape[1] // self.blocks, 1)
 
 
 def interval_lengths(times: Tensor, *, chain: bool) -> Float[Tensor, " N"]:
