@@ -12,7 +12,7 @@ softmax and product, since torch's own kernel for CPUs takes two to four times a
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -182,48 +182,77 @@ def rotate_queries_and_keys(
 
 
 class _PlainAttention(torch.autograd.Function):
-    """softmax(R q (R k)ᵀ / √h) v with the rotation R of each position, in bfloat16; R is applied in float32."""
+    """softmax(R q (R k)ᵀ / √h) v with the rotation R of each position, in bfloat16; R is applied in float32.
+
+    With `clean`, keys and values of further positions follow those of the queries' own.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Float[Tensor, "B M E"], table: Tensor, heads: int, bias: Tensor | None
+        ctx: Any,
+        qkv: Float[Tensor, "B M E"],
+        table: Tensor,
+        heads: int,
+        bias: Tensor | None,
+        clean: Float[Tensor, "B N F"] | None,
+        clean_table: Tensor | None,
     ) -> Float[Tensor, "B M D"]:
         rows = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # [3, B, H, M, h]
         rotated = rotate_pairs(rows[:2].float(), table, torch.empty(rows[:2].shape)).to(qkv.dtype)
-        v = rows[2].contiguous()
-        rotated[0] *= v.shape[-1] ** -0.5
-        scores = rotated[0] @ rotated[1].transpose(-1, -2)
+        q, k, v = rotated[0], rotated[1], rows[2].contiguous()
+        if clean is not None and clean_table is not None:
+            k2, v2 = clean.unflatten(-1, (2, heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, N, h] each
+            k = torch.cat([k, rotate_pairs(k2.float(), clean_table, torch.empty(k2.shape)).to(qkv.dtype)], 2)
+            v = torch.cat([v, v2], 2)
+        q *= v.shape[-1] ** -0.5
+        scores = q @ k.transpose(-1, -2)
         if bias is not None:
             scores += bias
         weights = torch.softmax(scores, -1)
-        ctx.save_for_backward(rotated, v, weights, table)
+        ctx.save_for_backward(q, k, v, weights, table, clean_table)
         return (weights @ v).transpose(1, 2).flatten(2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "B M D"]) -> tuple[Tensor, None, None, None]:
-        rotated, v, weights, table = ctx.saved_tensors
-        B, H, M, h = v.shape
+    def backward(ctx: Any, grad: Float[Tensor, "B M D"]) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, table, clean_table = ctx.saved_tensors
+        B, H, M, h = q.shape
         g = grad.view(B, M, H, h).transpose(1, 2).contiguous()
         scores = torch._softmax_backward_data(g @ v.transpose(-1, -2), weights, -1, weights.dtype)
+        dk, dv = scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ g
         rows = torch.empty(2, B, H, M, h)
-        rows[0], rows[1] = scores @ rotated[1], scores.transpose(-1, -2) @ rotated[0]
+        rows[0], rows[1] = scores @ k, dk[:, :, :M]
         rows[0] *= h**-0.5
         out = torch.empty(B, M, 3, H, h, dtype=grad.dtype)
         parts = out.permute(2, 0, 3, 1, 4)
         parts[:2] = rotate_pairs(rows, table, torch.empty_like(rows), sign=-1)
-        parts[2] = weights.transpose(-1, -2) @ g
-        return out.flatten(2), None, None, None
+        parts[2] = dv[:, :, :M]
+        clean = None
+        if clean_table is not None:
+            clean = torch.empty(B, k.shape[2] - M, 2, H, h, dtype=grad.dtype)
+            parts, turned = clean.permute(2, 0, 3, 1, 4), dk[:, :, M:].float()
+            parts[0] = rotate_pairs(turned, clean_table, torch.empty_like(turned), sign=-1)
+            parts[1] = dv[:, :, M:]
+            clean = clean.flatten(2)
+        return out.flatten(2), None, None, None, clean, None
 
 
 def attend_plainly(
-    qkv: Float[Tensor, "B M E"], table: Float[Tensor, "2 M h"], heads: int, mask: Bool[Tensor, "M M"] | None
+    qkv: Float[Tensor, "B M E"],
+    table: Float[Tensor, "2 M h"],
+    heads: int,
+    mask: Bool[Tensor, "M N"] | None,
+    clean: Float[Tensor, "B C F"] | None = None,
+    clean_table: Float[Tensor, "2 C h"] | None = None,
 ) -> Float[Tensor, "B M D"]:
-    """Return rotary attention among positions in bfloat16, given the projection to queries, keys and values."""
+    """Return rotary attention among positions in bfloat16, given the projection to queries, keys and values.
+
+    `clean` is the projection of further positions to keys and values; the mask then has M + C columns.
+    """
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=qkv.dtype).masked_fill_(~mask, -torch.inf)
-    return _PlainAttention.apply(qkv, table, heads, bias)
+    return _PlainAttention.apply(qkv, table, heads, bias, clean, clean_table)
 
 
 # ---- layers ------------------------------------------------------------------------------------------------------
@@ -260,6 +289,13 @@ def attend_in_groups(
             attend(q[:, :, start : start + GROUP], k.index_select(2, seen), v.index_select(2, seen), rows[:, seen])
         )
     return torch.cat(mixed, 2)
+
+
+class CleanContext(NamedTuple):
+    """Features of clean positions, which noisy positions attend to besides one another, and their rotations."""
+
+    features: Float[Tensor, "B N D"]
+    table: Float[Tensor, "2 N h"]
 
 
 class Attention(nn.Module):
@@ -299,13 +335,21 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "M N"] | None,
         causal: bool,
         cache: KVCache | None,
+        clean: CleanContext | None = None,
     ) -> Float[Tensor, "B M D"]:
         (B, M, D), eager = h.shape, is_eager_cpu(h)
         qkv, dropout = self.qkv(h), self.dropout if self.training else 0.0
         if h.device.type == "cpu" and computes_in_bfloat16() and M <= PLAIN_LIMIT and cache is None and dropout == 0:
             mask = torch.ones(M, M, dtype=torch.bool).tril_() if causal else mask
-            return self.out((attend_plainly if eager else attend_by_operations)(qkv, table, self.heads, mask))
+            if clean is None:
+                return self.out((attend_plainly if eager else attend_by_operations)(qkv, table, self.heads, mask))
+            if eager:
+                projected = self._project_clean(clean.features)
+                return self.out(attend_plainly(qkv, table, self.heads, mask, projected, clean.table))
         q, k, v = (rotate_queries_and_keys if eager else split_and_rotate)(qkv, table, self.heads)
+        if clean is not None:
+            more = self.keys_and_values(clean)
+            k, v = torch.cat([k, more[0].to(k.dtype)], 2), torch.cat([v, more[1].to(v.dtype)], 2)
         if cache is not None:
             k, v = cache.extend(k, v)
         if mask is not None and M > PLAIN_LIMIT and eager and dropout == 0 and _skips_masked_keys:
@@ -313,6 +357,16 @@ class Attention(nn.Module):
         else:
             mixed = attend(q, k, v, mask, dropout, causal)
         return self.out(mixed.transpose(1, 2).reshape(B, M, D))
+
+    def _project_clean(self, features: Float[Tensor, "B N D"]) -> Float[Tensor, "B N F"]:
+        """Project positions that only others attend to; their queries are not needed."""
+        D = features.shape[-1]
+        return F.linear(features, self.qkv.weight[D:], self.qkv.bias[D:])
+
+    def keys_and_values(self, clean: CleanContext) -> tuple[Float[Tensor, "B H N h"], Float[Tensor, "B H N h"]]:
+        """Return rotated keys, and values, of clean positions."""
+        k, v = self._project_clean(clean.features).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return rotate(k, clean.table), v
 
 
 class CrossAttention(nn.Module):

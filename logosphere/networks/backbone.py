@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from logosphere.networks.attention import (
     Attention,
+    CleanContext,
     CrossAttention,
     KVCache,
     computes_in_bfloat16,
@@ -180,14 +181,15 @@ class Block(nn.Module):
         causal: bool,
         cache: KVCache | None,
         memory: ConditionTokens | None,
+        clean: CleanContext | None,
     ) -> Tensor:
         if self.modulation is None:
-            h = h + self.dropout(self.attention(self.attention_norm(h), table, mask, causal, cache))
+            h = h + self.dropout(self.attention(self.attention_norm(h), table, mask, causal, cache, clean))
             h = cross_attend(h, self.memory_norm, self.memory_attention, memory)
             return h + self.dropout(self._feed(self.feed_norm(h)))
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(c).chunk(6, dim=-1)
         modulated = torch.addcmul(shift_a, self.attention_norm(h), 1 + scale_a)
-        h = h + (1 + gate_a) * self.dropout(self.attention(modulated, table, mask, causal, cache))
+        h = h + (1 + gate_a) * self.dropout(self.attention(modulated, table, mask, causal, cache, clean))
         h = cross_attend(h, self.memory_norm, self.memory_attention, memory)
         modulated = torch.addcmul(shift_f, self.feed_norm(h), 1 + scale_f)
         return h + (1 + gate_f) * self.dropout(self._feed(modulated))
@@ -279,13 +281,18 @@ class Backbone(nn.Module):
         causal: bool = False,
         caches: list[KVCache] | None = None,
         memory: ConditionTokens | None = None,
+        clean: CleanContext | None = None,
+        mixed: Float[Tensor, "B M D"] | None = None,
     ) -> Float[Tensor, "B M D"]:
+        """`clean` are positions that all blocks attend to; `mixed` is local mixing that was computed elsewhere."""
         table = self.table[:, : h.shape[1]] if positions is None else self.table[:, positions]
         c = None if self.time is None or t is None else self.time(t)
         embedded = h
         if self.neighbours is not None:
             h = h + self.neighbours(h)
+        if mixed is not None:
+            h = h + mixed
         for i, block in enumerate(self.blocks):
-            inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory)
+            inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory, clean)
             h = run_checkpointed(block, *inputs) if self.recompute else block(*inputs)
         return self.norm(h if self.out is None else h - self.out * embedded)

@@ -31,6 +31,9 @@ class NetworkConfig:
     """Fraction of activations dropped in training."""
     neighbours: int = 1
     """Positions on each side that a bidirectional transformer mixes directly, in addition to attention; 0 for none."""
+    decoder_depth: int | None = None
+    """Block diffusion: the number of blocks that read noisy states; the others read the clean text, once. None: all
+    blocks read both."""
     tied: bool | None = None
     """Output head with the input vectors of the tokens as weights; None: where a system's default preset has it."""
     body: str = "transformer"
@@ -58,6 +61,11 @@ class NetworkConfig:
             raise UserError(f"A width of {self.width} does not split into {self.heads} heads of even size.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {self.dropout}.")
+        if self.decoder_depth is not None and not 1 <= self.decoder_depth < self.depth:
+            raise UserError(
+                f"decoder_depth must be at least 1 and below the depth of {self.depth}, not {self.decoder_depth}: some "
+                "blocks read noisy states and some the clean text."
+            )
         if not 0 <= self.neighbours <= MAX_NEIGHBOURS:
             raise UserError(f"neighbours must be from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")
         if self.body not in ("transformer", "convolution", "unet"):

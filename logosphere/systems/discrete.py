@@ -11,6 +11,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.encoder_decoder import BlockEncoderDecoder
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
@@ -149,9 +150,10 @@ def transformer(
     *,
     time_conditional: bool,
     subtract_input: bool = False,
-) -> FullTransformer | BlockTransformer:
+) -> FullTransformer | BlockTransformer | BlockEncoderDecoder:
     """The transformer of whole sequences, or of blocks from left to right."""
     codec = process.codec
     if block == length:
         return FullTransformer(codec, length, network, reads_time=time_conditional, subtract_input=subtract_input)
-    return BlockTransformer(codec, length, block, network, reads_time=time_conditional, subtract_input=subtract_input)
+    network_of_blocks = BlockTransformer if network.decoder_depth is None else BlockEncoderDecoder
+    return network_of_blocks(codec, length, block, network, reads_time=time_conditional, subtract_input=subtract_input)

@@ -1,0 +1,176 @@
+"""Block diffusion with an encoder of the clean text and a light decoder of noisy blocks (Arriola et al. 2025, E2D2).
+
+`BlockTransformer` reads noisy and clean states with all of its blocks, which doubles the cost of a training step. Here
+the first blocks of the network read the clean text once, and the others read noisy states and attend to its features:
+
+    f = encoder(x)                                  clean block b sees clean blocks up to b
+    h = decoder(z_b; f of the blocks before b)      noisy block b sees itself and the clean blocks before b
+
+A step costs about as much as that of a network of whole sequences with as many blocks.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from logosphere.codecs.base import Codec
+from logosphere.networks.attention import CleanContext, KVCache, block_causal_mask
+from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block
+from logosphere.networks.conditioning import build_conditioner
+from logosphere.networks.config import NetworkConfig
+from logosphere.networks.heads import build_head
+from logosphere.networks.transformer import check_transformer
+from logosphere.types import Float, Logits, State, Times, Where
+
+
+class BlockMixing(nn.Module):
+    """Local mixing for noisy blocks: neighbours in the block, features of the clean text before it.
+
+        h_i ← h_i + Σ_{0 < |δ| ≤ r} A_δ e_{i+δ} + B f_{s-1}
+
+    with e_j the embedding of a noisy state in the block that begins at s, the feature f_j of the clean text before it,
+    and zero after the block. f_{s-1} is what a left-to-right model predicts the next token from.
+    """
+
+    def __init__(self, width: int, block: int, reach: int):
+        super().__init__()
+        self.block, self.reach = block, reach
+        self.mix = nn.Linear((2 * reach + 1) * width, width, bias=False)
+        nn.init.normal_(self.mix.weight, std=width**-0.5 / 2)
+
+    def forward(self, noisy: Float[Tensor, "B M D"], before: Float[Tensor, "B J r D"]) -> Float[Tensor, "B M D"]:
+        """`before` holds the features of the positions before each block, at least one and `reach` of them."""
+        e = noisy.unflatten(1, (-1, self.block))
+        window = torch.cat(
+            [before[:, :, before.shape[2] - self.reach :], e, torch.zeros_like(e[:, :, : self.reach])], 2
+        )
+        if self.reach > self.block:  # zeros of one block are too few
+            window = F.pad(window, (0, 0, 0, self.block + 2 * self.reach - window.shape[2]))
+        offsets = [by for by in range(2 * self.reach + 1) if by != self.reach]
+        sides = [window[:, :, by : by + self.block] for by in offsets]
+        last = before[:, :, -1:].expand(-1, -1, self.block, -1)
+        mixed: Tensor = self.mix(torch.cat([*sides, last], -1))
+        return mixed.flatten(1, 2)
+
+
+class BlockEncoderDecoder(ConditionalNetwork):
+    """An encoder of the clean text, and a decoder whose noisy blocks attend to themselves and to its features."""
+
+    encoder_mask: Tensor
+    decoder_mask: Tensor
+
+    def __init__(
+        self,
+        codec: Codec,
+        length: int,
+        block: int,
+        network: NetworkConfig,
+        *,
+        reads_time: bool,
+        subtract_input: bool = False,
+    ):
+        super().__init__()
+        check_transformer(network)
+        check_block(length, block)
+        assert network.decoder_depth is not None
+        self.block, self.reads_time = block, reads_time
+        self.stem = codec.build_stem(network.width)
+        encoder = replace(network, depth=network.depth - network.decoder_depth, decoder_depth=None)
+        decoder = replace(network, depth=network.decoder_depth, decoder_depth=None)
+        self.encoder = Backbone(encoder, length, reads_time=False, bidirectional=False)
+        self.trunk = Backbone(decoder, length, reads_time=reads_time, subtract_input=subtract_input)
+        self.mixing = BlockMixing(network.width, block, network.neighbours)
+        self.head = build_head(network.width, codec.num_classes, tied=bool(network.tied))
+        self.conditioner = build_conditioner(network)
+        mask = block_causal_mask(length, block)
+        self.register_buffer("encoder_mask", mask[length:, length:].clone(), persistent=False)
+        self.register_buffer("decoder_mask", mask[:length].clone(), persistent=False)
+
+    def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        clean = self.encoder(add_signal(self.stem(context), memory), mask=self.encoder_mask, memory=memory)
+        noisy = add_signal(self.stem(z), memory)
+        reach = max(1, self.mixing.reach)
+        shifted = F.pad(clean, (0, 0, reach, 0))[:, : clean.shape[1] - self.block + reach]
+        before = shifted.unfold(1, reach, self.block).transpose(2, 3)
+        times = t if self.reads_time else None
+        return self.trunk(
+            noisy,
+            times,
+            mask=self.decoder_mask,
+            memory=memory,
+            clean=CleanContext(clean, self.encoder.table),
+            mixed=self.mixing(noisy, before),
+        )
+
+    def open_session(self, memory: ConditionTokens | None) -> Denoiser:
+        return EncoderDecoderSession(self, memory)
+
+
+class EncoderDecoderSession(Denoiser):
+    """The network in one run of a sampler; it caches features of finished blocks, and their keys and values.
+
+    A step costs the decoder on one noisy block. The encoder reads every block once, when it is finished.
+    """
+
+    def __init__(self, model: BlockEncoderDecoder, memory: ConditionTokens | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.memory = model, model.block, model.reads_time, memory
+        self.read: list[KVCache] = []
+        """Of the encoder's blocks."""
+        self.seen: list[KVCache] = []
+        """Of the decoder's blocks: keys and values of clean features."""
+        self.features = torch.empty(0)
+        self.clean = torch.empty(0)
+
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        model = self.model
+        if self.memory is None and model.conditioner is not None:
+            self.memory = model.conditioner.empty_tokens(len(z))
+        blocks = (where.any(0).nonzero() // self.block).unique() if isinstance(where, Tensor) else torch.empty(0)
+        if not isinstance(where, Tensor) or len(blocks) != 1:  # not a step of the sampler
+            return model.predict(z, t, context, where, self.memory)
+        start = int(blocks) * self.block
+        current = slice(start, start + self.block)
+        self._cache(context[:, :start])
+        reach = max(1, model.mixing.reach)
+        before = F.pad(self.features, (0, 0, reach, 0))[:, -reach:][:, None]
+        noisy = add_signal(model.stem(z[:, current]), self.memory, current)
+        h = model.trunk(
+            noisy,
+            t[:, current] if self.reads_time else None,
+            positions=torch.arange(start, start + self.block, device=z.device),
+            caches=self.seen,
+            memory=self.memory,
+            mixed=model.mixing(noisy, before),
+        )
+        for cache in self.seen:
+            cache.filled = start  # drop the noisy block again
+        return model.logits(h[where[:, current]])
+
+    def _cache(self, clean: State) -> None:
+        """Encode the blocks finished since the last step; start again if earlier ones have changed."""
+        model, like = self.model, self.model.head.bias
+        done = self.read[0].filled if self.read else -1
+        if not 0 <= done <= clean.shape[1] or not torch.equal(self.clean, clean[:, :done]):
+            network, length = model.encoder.network, model.encoder.length
+            size = (len(clean), network.heads, length, network.width // network.heads, like)
+            self.read = [KVCache(*size) for _ in model.encoder.blocks]
+            self.seen = [KVCache(*size) for _ in model.trunk.blocks]
+            self.features, done = like.new_empty(len(clean), 0, network.width), 0
+        if done < clean.shape[1]:
+            self._encode(clean, done)
+        self.clean = clean.clone()
+
+    def _encode(self, clean: State, done: int) -> None:
+        """Encode the positions from `done` on."""
+        model, end = self.model, clean.shape[1]
+        h = add_signal(model.stem(clean[:, done:]), self.memory, slice(done, end))
+        new = torch.arange(done, end, device=h.device)
+        mask = new[:, None] // self.block >= torch.arange(end, device=h.device) // self.block
+        features = model.encoder(h, positions=new, mask=mask, caches=self.read, memory=self.memory)
+        self.features = torch.cat([self.features, features], 1)
+        for block, cache in zip(model.trunk.blocks, self.seen, strict=True):
+            cache.extend(*block.attention.keys_and_values(CleanContext(features, model.encoder.table[:, new])))
