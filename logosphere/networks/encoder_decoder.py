@@ -44,11 +44,8 @@ class BlockMixing(nn.Module):
     def forward(self, noisy: Float[Tensor, "B M D"], before: Float[Tensor, "B J r D"]) -> Float[Tensor, "B M D"]:
         """`before` holds the features of the positions before each block, at least one and `reach` of them."""
         e = noisy.unflatten(1, (-1, self.block))
-        window = torch.cat(
-            [before[:, :, before.shape[2] - self.reach :], e, torch.zeros_like(e[:, :, : self.reach])], 2
-        )
-        if self.reach > self.block:  # zeros of one block are too few
-            window = F.pad(window, (0, 0, 0, self.block + 2 * self.reach - window.shape[2]))
+        window = torch.cat([before[:, :, before.shape[2] - self.reach :], e], 2)
+        window = F.pad(window, (0, 0, 0, self.reach))
         offsets = [by for by in range(2 * self.reach + 1) if by != self.reach]
         sides = [window[:, :, by : by + self.block] for by in offsets]
         last = before[:, :, -1:].expand(-1, -1, self.block, -1)
