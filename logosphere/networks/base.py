@@ -20,6 +20,12 @@ def check_block(length: int, block: int) -> None:
         raise UserError(f"A length of {length} does not split into blocks of {block}; choose a block that divides it.")
 
 
+def check_whole(decoder_depth: int | None) -> None:
+    """Raise UserError for a decoder in a network of whole sequences, which has no clean text to encode."""
+    if decoder_depth is not None:
+        raise UserError(f"decoder_depth={decoder_depth} needs blocks: set block, or use bd3lm.")
+
+
 def pack_output(out: Logits, where: Where) -> Logits:
     """Return the prediction of `Denoiser.forward` packed as [N, V], also where all positions were predicted."""
     return pack(out, None) if where is None else out

@@ -14,7 +14,7 @@ from logosphere.codecs.tokens import CoordinateStem, DigitCodec, TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, ConditionTokens
-from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, pack_output
+from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, check_whole, pack_output
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
@@ -60,6 +60,7 @@ class FullTransformer(ConditionalNetwork):
         self, codec: Codec, length: int, network: NetworkConfig, *, reads_time: bool, subtract_input: bool = False
     ):
         super().__init__()
+        check_whole(network.decoder_depth)
         self.block, self.reads_time = length, reads_time
         self.stem = codec.build_stem(network.width)
         self.trunk = build_backbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
@@ -79,6 +80,7 @@ class DigitTransformer(ConditionalNetwork):
 
     def __init__(self, codec: DigitCodec, length: int, network: NetworkConfig, *, reads_time: bool):
         super().__init__()
+        check_whole(network.decoder_depth)
         self.block, self.reads_time = length * codec.digits, reads_time
         self.digits, self.base = codec.digits, codec.base
         self.stem = CoordinateStem(codec.digits * codec.base, network.width)
@@ -109,6 +111,7 @@ class CausalTransformer(ConditionalNetwork):
     def __init__(self, vocab_size: int, length: int, network: NetworkConfig):
         super().__init__()
         check_transformer(network)
+        check_whole(network.decoder_depth)
         self.block, self.reads_time, self.start = 1, False, vocab_size
         self.stem = TokenEmbedding(vocab_size + 1, network.width)
         self.trunk = Backbone(network, length, reads_time=False, bidirectional=False)

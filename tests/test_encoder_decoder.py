@@ -1,0 +1,123 @@
+"""The encoder-decoder of block diffusion: what each block sees, its cache, its cost and its precision."""
+
+import pytest
+import torch
+from toy_languages import generator, skewed_chain
+from toy_models import SMALL, random_network
+
+import logosphere as ls
+from logosphere.errors import UserError
+from logosphere.networks.encoder_decoder import BlockEncoderDecoder, EncoderDecoderSession
+from logosphere.rng import CounterNoise
+from logosphere.runs.costs import count_step_flops
+from logosphere.types import Batch
+
+LANGUAGE = skewed_chain(5, 12)
+SYSTEMS = {
+    "bd3lm": {},
+    "udlm": {},
+    "rdlm-heat": {"path": "joint"},
+    "rdlm": {"input": "state"},
+}
+
+
+def model_of(name: str, block: int, **options: object) -> ls.Model:
+    sizes = {"depth": 3, "decoder_depth": 1, "block": block}
+    return random_network(name, LANGUAGE, **SYSTEMS[name] | sizes | options).eval().requires_grad_(False)
+
+
+def states(model: ls.Model, seed: int) -> torch.Tensor:
+    return model.corrupt(LANGUAGE.sample(4, generator(seed)), 0.5, seed)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_a_block_sees_itself_and_the_clean_blocks_before_it(name: str, block: int) -> None:
+    model, t = model_of(name, block), torch.full((4, 12), 0.5)
+    z, clean = states(model, 1), model.process.codec.encode(LANGUAGE.sample(4, generator(2)))
+    base = model.denoiser(z, t, clean)
+    for index in range(12 // block):
+        here = slice(index * block, (index + 1) * block)
+        changed = clean.clone()
+        changed[:, here] = clean.roll(1, 0)[:, here]
+        difference = (model.denoiser(z, t, changed) - base).abs().amax((0, 2))
+        assert difference[: here.stop].max() == 0  # no leak of a block's own clean tokens, nor of later ones
+        assert here.stop == 12 or difference[here.stop :].min() > 0
+        noisy = z.clone()
+        noisy[:, here] = states(model, 3)[:, here]
+        difference = (model.denoiser(noisy, t, clean) - base).abs().amax((0, 2))
+        assert difference[: here.start].sum() == 0 and difference[here.stop :].sum() == 0
+        assert difference[here].min() > 0 or torch.equal(noisy, z)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("neighbours", [0, 1, 2])
+def test_logits_are_equal_with_and_without_the_cache(name: str, block: int, neighbours: int) -> None:
+    model = model_of(name, block, neighbours=neighbours)
+    session = model.denoiser.begin_sampling()
+    clean = model.process.codec.encode(LANGUAGE.sample(4, generator(1)))
+    for index in range(12 // block):
+        z, t = states(model, index), torch.full((4, 12), 0.5)
+        where = torch.arange(12).expand(4, -1) // block == index
+        torch.testing.assert_close(session(z, t, clean, where), model.denoiser(z, t, clean, where))
+    assert any(isinstance(module, EncoderDecoderSession) for module in session.modules())
+
+
+def test_the_cache_is_filled_again_when_the_context_changes() -> None:
+    model = model_of("bd3lm", 3)
+    session, where, t = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2, torch.ones(4, 12)
+    for seed in (1, 2):
+        text = LANGUAGE.sample(4, generator(seed))
+        torch.testing.assert_close(session(text, t, text, where), model.denoiser(text, t, text, where))
+
+
+def test_a_step_of_the_sampler_evaluates_the_decoder_on_one_block() -> None:
+    model, decoded, encoded = model_of("bd3lm", 3), [], []
+    network = next(module for module in model.modules() if isinstance(module, BlockEncoderDecoder))
+    network.trunk.register_forward_pre_hook(lambda module, inputs: decoded.append(inputs[0].shape[1]))
+    network.encoder.register_forward_pre_hook(lambda module, inputs: encoded.append(inputs[0].shape[1]))
+    ls.sample(model, n=2, steps=8, rng=0)
+    assert decoded == [3] * 8 and encoded == [3] * 3
+
+
+@pytest.mark.parametrize("decoder_depth", [1, 2])
+def test_training_costs_about_as_much_as_without_blocks(decoder_depth: int) -> None:
+    size = {"vocab_size": 27, "length": 128, "width": 64, "depth": 4, "heads": 2}
+    whole = count_step_flops(ls.build("mdlm", **size), 4)
+    both = count_step_flops(ls.build("bd3lm", block=4, **size), 4)
+    ours = count_step_flops(ls.build("bd3lm", block=4, decoder_depth=decoder_depth, **size), 4)
+    assert ours < 1.3 * whole < 2 * whole < both
+
+
+def test_bfloat16_gradients_agree_with_float32() -> None:
+    torch.manual_seed(0)
+    model = ls.build("bd3lm", vocab_size=27, length=16, width=64, depth=3, heads=2, block=4, decoder_depth=2)
+    batch, found = Batch.of(torch.randint(27, (8, 16), generator=generator(1))), []
+    for precision in (torch.float32, torch.bfloat16):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            loss = model.bound(batch, CounterNoise(0, 0, batch.ids, batch.global_index, batch.total)).loss.sum()
+        loss.backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert float(torch.cosine_similarity(*found, dim=0)) > 0.999
+
+
+def test_conditions_are_read_by_encoder_and_decoder() -> None:
+    model = random_network("bd3lm", LANGUAGE, depth=2, decoder_depth=1, block=4, labels=3).eval()
+    tokens = LANGUAGE.sample(4, generator(1))
+    values = [
+        model.nelbo(tokens, 2, condition=ls.Condition.of(labels=torch.full((4,), label))).total for label in (0, 1)
+    ]
+    assert not torch.allclose(*values)
+
+
+@pytest.mark.parametrize("depth", [0, 2, 5])
+def test_bad_depths_are_one_sentence(depth: int) -> None:
+    with pytest.raises(UserError, match="decoder_depth must be at least 1 and below the depth of 2"):
+        ls.build("bd3lm", vocab_size=5, length=8, decoder_depth=depth, **SMALL)
+
+
+def test_a_model_without_blocks_has_no_decoder() -> None:
+    with pytest.raises(UserError, match="decoder_depth=1 needs blocks"):
+        ls.build("mdlm", vocab_size=5, length=8, decoder_depth=1, **SMALL)
