@@ -6,7 +6,8 @@ step converts the content of one version to the next. Renamed options and fields
 for the errors about former names.
 
 Version 2 added the network option `neighbours`; earlier networks had attention alone. Version 3 renamed options of the
-systems and changed the default path of rdlm-heat from any-order to joint.
+systems and changed the default path of rdlm-heat from any-order to joint. Version 4 added the network option `tied`;
+earlier networks had output heads with weights of their own.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from logosphere.errors import UserError
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,21 @@ def _classifier_3(about: Content) -> Content:
     return about
 
 
+def _to_version_4(content: Content) -> Content:
+    """Networks of version 3 had output heads with weights of their own: tied=False."""
+    return _with_parts(content, model=_model_4, recipe=_recipe_4)
+
+
+def _model_4(model: Content) -> Content:
+    options = model.get("options")
+    return model | {"options": {"tied": False} | options} if isinstance(options, dict) else model
+
+
+def _recipe_4(recipe: Content) -> Content:
+    network = recipe.get("network")
+    return recipe | {"network": {"tied": False} | network} if isinstance(network, dict) else recipe
+
+
 def _parse(text: str) -> Any:
     import yaml  # not needed to import the package
 
@@ -212,5 +228,5 @@ def _with_parts(content: Content, **changes: Callable[[Content], Content]) -> Co
     return content | changed
 
 
-_STEPS = (_to_version_2, _to_version_3)
+_STEPS = (_to_version_2, _to_version_3, _to_version_4)
 """Step number n, counted from 1, converts version n to version n + 1."""

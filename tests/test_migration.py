@@ -34,7 +34,7 @@ def test_folders_of_version_2_open_with_the_same_bound(name: str, tmp_path: Path
     assert bound.total.tolist() == pytest.approx(BOUNDS[name]["total"], rel=1e-6)
     model.save(tmp_path)
     saved = json.loads((tmp_path / "recipe.json").read_text())
-    assert saved["version"] == VERSION == 3
+    assert saved["version"] == VERSION == 4
     again = ls.load(tmp_path).nelbo(tokens, torch.Generator().manual_seed(3), draws=4)
     assert torch.equal(again.total, bound.total)
 

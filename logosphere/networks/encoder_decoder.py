@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
 from logosphere.networks.attention import CleanContext, KVCache, block_causal_mask
-from logosphere.networks.backbone import Backbone, ConditionTokens
+from logosphere.networks.backbone import Backbone, Block, ConditionTokens
 from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
@@ -169,5 +169,7 @@ class EncoderDecoderSession(Denoiser):
         mask = new[:, None] // self.block >= torch.arange(end, device=h.device) // self.block
         features = model.encoder(h, positions=new, mask=mask, caches=self.read, memory=self.memory)
         self.features = torch.cat([self.features, features], 1)
+        read = CleanContext(features, model.encoder.table[:, new])
         for block, cache in zip(model.trunk.blocks, self.seen, strict=True):
-            cache.extend(*block.attention.keys_and_values(CleanContext(features, model.encoder.table[:, new])))
+            assert isinstance(block, Block)
+            cache.extend(*block.attention.keys_and_values(read))

@@ -150,7 +150,7 @@ class CausalSession(Denoiser):
         return self.model.logits(self.features[where])
 
     def _allocate(self, context: State) -> None:
-        backbone, (B, L), like = self.model.trunk, context.shape, self.model.stem.weight
+        backbone, (B, L), like = self.model.trunk, context.shape, self.model.head.bias
         heads, width = backbone.network.heads, backbone.network.width
         self.caches = [KVCache(B, heads, L, width // heads, like) for _ in backbone.blocks]
         self.features = like.new_empty(B, L, width)

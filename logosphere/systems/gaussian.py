@@ -24,7 +24,7 @@ from logosphere.systems.gaussian_parts import (
     gaussian_schedule,
     gaussian_time_sampler,
 )
-from logosphere.systems.registry import SystemInfo, check_choice, register
+from logosphere.systems.registry import SystemInfo, check_choice, check_subtraction, register
 
 CHOICES = {
     "codec": ("embeddings", *CODECS),
@@ -81,6 +81,8 @@ class GaussianSettings:
     state); simplex (a softmax of logits)."""
     posterior_head: bool = True
     """Add the evidence of a state about its own token to the logits (Plaid's output prior)."""
+    subtract_input_embedding: bool = False
+    """Subtract the embedding of a position's own state before the output head; needs the posterior head."""
     head_warmup: float = 0.0
     """Fraction of training over which the posterior head is scaled from 0 to 1."""
     embeddings_from: str = "all"
@@ -95,6 +97,7 @@ class GaussianSettings:
     """Spacing of the sampler's steps: angle (arccos α), logsnr, information or time."""
 
     def __post_init__(self) -> None:
+        check_subtraction(self.subtract_input_embedding, self.posterior_head and self.predicts == "tokens")
         for option, choices in CHOICES.items():
             if not (option == "time_sampler" and self.time_sampler is None):
                 check_choice(option, getattr(self, option), choices)
@@ -284,7 +287,7 @@ register(
     ),
     DiffusionLMSettings,
     fixed="codec norm shift loss linear_head time_sampler input posterior_head head_warmup embeddings_from "
-    "self_conditioning_by clip",
+    "subtract_input_embedding self_conditioning_by clip",
 )(build_gaussian)
 
 
@@ -313,7 +316,7 @@ register(
     ),
     BitDiffusionSettings,
     fixed="codec embedding norm timesteps target rounding_loss_weight linear_head input posterior_head head_warmup "
-    "embeddings_from self_conditioning_by",
+    "subtract_input_embedding embeddings_from self_conditioning_by",
 )(build_gaussian)
 
 

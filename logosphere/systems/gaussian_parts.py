@@ -116,7 +116,9 @@ def gaussian_network(
     """The network of a Gaussian diffusion."""
     has_beliefs = settings.input == "belief"
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
-    inner = FullTransformer(codec, length, network, reads_time=not has_beliefs)
+    inner = FullTransformer(
+        codec, length, network, reads_time=not has_beliefs, subtract_input=settings.subtract_input_embedding
+    )
     width = codec.vocab_size if has_beliefs else codec.width
     estimate_width = width if settings.self_conditioning else 0
     if settings.input == "simplex":

@@ -311,6 +311,14 @@ def preset_label(spec: "Spec") -> str:
     return f"{spec.preset} with {', '.join(changed)}" if changed else spec.preset
 
 
+def check_subtraction(subtract: bool, posterior_head: bool) -> None:
+    """Refuse subtract_input_embedding in a network whose output nothing else makes depend on a position's own state."""
+    if subtract and not posterior_head:
+        raise UserError(
+            "subtract_input_embedding=True needs posterior_head=True, which adds the evidence of the state."
+        )
+
+
 def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     """Refuse a value that is not one of the choices of an option."""
     if value not in choices:

@@ -23,7 +23,7 @@ from logosphere.processes.simplex.process import ConditionalPath, SimplexProcess
 from logosphere.processes.simplex.stick_breaking import StickPath, StickScores
 from logosphere.processes.simplex.wright_fisher import WrightFisherPath, default_count
 from logosphere.processes.time_sampler import TimeSampler, uniform_density
-from logosphere.systems.registry import SystemInfo, check_choice, register
+from logosphere.systems.registry import SystemInfo, check_choice, check_subtraction, register
 
 CELLS, FEW_CELLS, MANY_CELLS = 128, 64, 512
 """Cells of a path in continuous time; fewer where a cell's nats are rare and large, more for a density of times."""
@@ -41,6 +41,8 @@ class FlowSettings:
 
     posterior_head: bool = True
     """Add the evidence of a state about its own token to the logits."""
+    subtract_input_embedding: bool = False
+    """Subtract the embedding of a position's own state before the output head; needs the posterior head."""
     input: str = "belief"
     """Input of the network: belief (the posterior of each token given its own state, without the time) or state (with
     the time)."""
@@ -51,6 +53,9 @@ class FlowSettings:
     often as any cell) or uniform (the reconstruction term is never drawn, as published)."""
     self_conditioning: float | int = 0.0
     """Probability with which training conditions the network on its own estimate; 0: never."""
+
+    def __post_init__(self) -> None:
+        check_subtraction(self.subtract_input_embedding, self.posterior_head)
 
 
 @dataclass(frozen=True)
@@ -334,7 +339,13 @@ def _model(
     denoiser: Denoiser | None = None
     if network is not None:
         # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
-        denoiser = FullTransformer(process.codec, length, network, reads_time=settings.input != "belief")
+        denoiser = FullTransformer(
+            process.codec,
+            length,
+            network,
+            reads_time=settings.input != "belief",
+            subtract_input=settings.subtract_input_embedding,
+        )
         tokens = process.codec.vocab_size
         width = 2 * tokens if settings.input == "doubled" else tokens
         if width != tokens:

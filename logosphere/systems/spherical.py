@@ -17,7 +17,7 @@ from logosphere.processes.spherical.published import PublishedDigitDiffusion, Pu
 from logosphere.processes.spherical.times import SCHEDULES, AnyOrder, RollingOffsets
 from logosphere.processes.spherical.wide import WideSphericalDiffusion
 from logosphere.rng import WIDE
-from logosphere.systems.registry import SystemInfo, check_choice, register
+from logosphere.systems.registry import SystemInfo, check_choice, check_subtraction, register
 from logosphere.systems.spherical_parts import (
     MIXTURES,
     check_window,
@@ -127,6 +127,10 @@ class RDLMSettings:
             raise UserError(f"stagger must be a fraction of the time from 0 to below 1, not {self.stagger}.")
         if self.stagger and (self.window is not None or self.timesteps is not None):
             raise UserError("stagger allows no window and no timesteps; leave these out, or use stagger=0.")
+        has_states = self.projected or self.input == "state"
+        check_subtraction(
+            self.subtract_input_embedding, self.posterior_head or (self.posterior_head is None and has_states)
+        )
         self._check_any_order_fraction()
         self._check_block()
         if self.path == "any-order" and (self.has_mixture_path or self.timesteps is not None):

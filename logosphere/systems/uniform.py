@@ -176,6 +176,14 @@ def build_multinomial(
     return diffusion_model(process, length, settings.block, network, time_conditional=True)
 
 
+@dataclass(frozen=True)
+class UDLMSettings(ContinuousTimeSettings):
+    """Options of UDLM."""
+
+    subtract_input_embedding: bool = False
+    """Subtract the embedding of a position's own token before the output head; the posterior head adds its evidence."""
+
+
 @register(
     SystemInfo(
         name="udlm",
@@ -185,13 +193,20 @@ def build_multinomial(
         kind="bound",
         summary="d3pm-uniform in continuous time: the limit of many steps, trained on its bound",
     ),
-    ContinuousTimeSettings,
+    UDLMSettings,
 )
-def build_udlm(vocab_size: int, length: int, network: NetworkConfig | None, settings: ContinuousTimeSettings) -> Model:
+def build_udlm(vocab_size: int, length: int, network: NetworkConfig | None, settings: UDLMSettings) -> Model:
     """Uniform noise in continuous time, trained on its bound."""
     uniform = Uniform(vocab_size, schedule_by_name(settings.schedule))
     process = DiscreteDiffusion(uniform, times=TrainingTimes(settings.times, settings.t_min))
-    return diffusion_model(process, length, settings.block, network, time_conditional=True)
+    return diffusion_model(
+        process,
+        length,
+        settings.block,
+        network,
+        time_conditional=True,
+        subtract_input=settings.subtract_input_embedding,
+    )
 
 
 @dataclass(frozen=True)

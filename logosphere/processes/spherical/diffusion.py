@@ -283,8 +283,8 @@ class SphericalDiffusion(
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
         t = torch.where(weight > 0, t.clamp_max(T_MAX), t)
         if self.training and self.any_order_fraction:
-            rising = self.any_order_fraction == "rising"
-            fraction = min(1.0, 2 * self.progress) if rising else self.any_order_fraction
+            share = self.any_order_fraction
+            fraction = min(1.0, 2 * self.progress) if isinstance(share, str) else share
             chosen = noise.uniform(len(free))[:, None] < fraction
             waiting, weights = self.any_order.waiting(w, free, noise)
             t = torch.where(chosen, waiting.float(), t)
