@@ -23,6 +23,8 @@ from logosphere.types import Float
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The quintic of Jordan et al. (2024): its fifth iterate maps singular values from about 0.003 to 1 to 0.68 to 1.14."""
 ITERATIONS = 5
+EPSILON = 1e-15
+"""Against division by zero; gradients of matrices can be as small as 1e-6, and must not be damped."""
 UPDATE_RMS = 0.2
 BY_TIME = ("modulation", "time")
 """Linear layers of time features, by name."""
@@ -33,7 +35,7 @@ PARTS = {"qkv": 3, "key_value": 2}
 def orthogonalise(matrices: Float[Tensor, "K m n"]) -> Float[Tensor, "K m n"]:
     """Return NS₅ of each matrix, m ≤ n: X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X, five times from X / |X|."""
     a, b, c = COEFFICIENTS
-    x = matrices / (torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True) + 1e-7)
+    x = matrices / (torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True) + EPSILON)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -100,7 +102,8 @@ class Muon(torch.optim.AdamW):
         """Update the momentum of weights, and return what is to be orthogonalised."""
         for weight in weights:
             if not self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+                self.state[weight] |= {"momentum_buffer": torch.zeros_like(weight), "step": torch.zeros(())}
+            self.state[weight]["step"] += 1
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
