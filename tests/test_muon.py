@@ -171,6 +171,8 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
 def test_networks_and_trainings_without_muon_say_so() -> None:
     with pytest.raises(UserError, match="leave out --shard"):
         Trainer(random_network("mdlm", LANGUAGE), optim=MUON, sharded=True)
+    with pytest.raises(UserError, match="leave out --shard"):
+        replace(RECIPE, optim=MUON, shard=True)
     convolution = ls.build("mdlm", vocab_size=5, length=8, width=16, depth=2, body="convolution")
     with pytest.raises(UserError, match="linear layers in blocks"):
         Trainer(convolution, optim=MUON)

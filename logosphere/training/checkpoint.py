@@ -142,9 +142,7 @@ def _moments(trainer: Trainer) -> dict[str, Tensor]:
 def _moment_names(saved: dict[str, Any]) -> dict[int, tuple[str, ...]]:
     """The place of each parameter in the state of an optimiser -> the names of its moments."""
     groups = saved["param_groups"]
-    return {
-        place: MATRIX_MOMENTS if group.get("parts") else MOMENTS for group in groups for place in group["params"]
-    }
+    return {place: MATRIX_MOMENTS if group.get("parts") else MOMENTS for group in groups for place in group["params"]}
 
 
 def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -> None:

@@ -1,14 +1,14 @@
 """Muon (Jordan et al. 2024): orthogonalised momentum for the matrices of blocks, AdamW for all other parameters.
 
-For the gradient G of a matrix W of m rows and n columns, with momentum μ (Nesterov), weight decay λ and learning rate η:
+For the gradient G of an m × n matrix W, with momentum μ (Nesterov), weight decay λ and learning rate η:
 
     M ← μ M + (1 - μ) G,    O = NS₅((1 - μ) G + μ M) ≈ U Vᵀ,    W ← (1 - η λ) W - η · 0.2 √max(m, n) · O,
 
 where U S Vᵀ is the singular value decomposition of the argument of NS₅. The factor 0.2 √max(m, n) gives updates a root
 mean square of 0.2, about that of AdamW, so that learning rates of both are of the same order (Liu et al. 2025).
 
-Queries, keys and values, which share one weight, are separate matrices. Embeddings, heads, biases, norms and modulations
-by time are left to AdamW: their rows or columns are tokens or single numbers, not features.
+Queries, keys and values, which share one weight, are separate matrices. Embeddings, heads, biases, norms, local mixing
+and modulations by time are left to AdamW.
 """
 
 from collections import defaultdict
@@ -51,6 +51,20 @@ def block_matrices(network: nn.Module) -> dict[Tensor, int]:
                 if isinstance(layer, nn.Linear) and name.rpartition(".")[2] not in BY_TIME:
                     found[layer.weight] = PARTS.get(name.rpartition(".")[2], 1)
     return found
+
+
+def matrix_groups(groups: list[dict[str, Any]], matrices: dict[Tensor, int], rate: float) -> list[dict[str, Any]]:
+    """Split parameter groups by `parts`, the number of matrices that Muon updates in a parameter; 0 for AdamW.
+
+    `rate` is the learning rate of Muon relative to that of AdamW.
+    """
+    split = []
+    for group in groups:
+        for parts in sorted({matrices.get(p, 0) for p in group["params"]}):
+            chosen = [p for p in group["params"] if matrices.get(p, 0) == parts]
+            scale = group["scale"] * (rate if parts else 1.0)
+            split.append(group | {"params": chosen, "parts": parts, "scale": scale})
+    return split
 
 
 class Muon(torch.optim.AdamW):

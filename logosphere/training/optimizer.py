@@ -91,3 +91,8 @@ class OptimizerConfig:
             raise UserError(f"warmup must be at least 0, not {self.warmup}.")
         if not 0 <= self.min_lr_ratio <= 1:
             raise UserError(f"min_lr_ratio must be a fraction between 0 and 1, not {self.min_lr_ratio}.")
+
+    def check_sharding(self, sharded: bool) -> None:
+        """Raise if this optimiser cannot train weights of which every process keeps a shard."""
+        if sharded and self.name == "muon":
+            raise UserError("muon needs whole matrices and --shard divides them; use adamw, or leave out --shard.")

@@ -22,7 +22,7 @@ from logosphere.networks.precision import autocast_to, find_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise, Noise
-from logosphere.training.muon import Muon, block_matrices
+from logosphere.training.muon import Muon, block_matrices, matrix_groups
 from logosphere.training.optimizer import OptimizerConfig, check_training
 from logosphere.types import Batch, Bound, Kind
 
@@ -86,20 +86,6 @@ def parameter_groups(model: Model, optim: OptimizerConfig) -> list[dict[str, Any
         if rate is not None and (found := [p for p in trainable if apart.get(id(p)) == name]):
             groups += decay_groups(found, optim, rate / optim.lr)
     return groups
-
-
-def matrix_groups(groups: list[dict[str, Any]], matrices: dict[Tensor, int], rate: float) -> list[dict[str, Any]]:
-    """Split parameter groups by `parts`, the number of matrices that Muon updates in a parameter; 0 for AdamW.
-
-    `rate` is the learning rate of Muon relative to that of AdamW.
-    """
-    split = []
-    for group in groups:
-        for parts in sorted({matrices.get(p, 0) for p in group["params"]}):
-            chosen = [p for p in group["params"] if matrices.get(p, 0) == parts]
-            scale = group["scale"] * (rate if parts else 1.0)
-            split.append(group | {"params": chosen, "parts": parts, "scale": scale})
-    return split
 
 
 def build_optimizer(model: Model, optim: OptimizerConfig, dtype: torch.dtype) -> torch.optim.AdamW:
@@ -281,14 +267,13 @@ class Trainer:
         static_shapes: bool = False,
     ):
         check_training(ema, cond_dropout, accumulate, precision)
+        self.optim = optim or OptimizerConfig()
+        self.optim.check_sharding(sharded)
         self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
         self.cond_dropout, self.group, self.precision = cond_dropout, group, find_precision(precision, model.device)
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
-        self.optim = optim or OptimizerConfig()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        if sharded and self.optim.name == "muon":
-            raise UserError("muon needs whole matrices, of which --shard leaves a part; use adamw, or leave out --shard.")
         self.optimizer = build_optimizer(model, self.optim, self.precision)
         self.ema = None if ema is None else EMA(model, ema)
         self.step, self.tokens = 0, 0
