@@ -81,6 +81,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_finite("", vars(self))
         check_training(self.ema, self.cond_dropout, self.accumulate, self.precision)
+        self.optim.check_sharding(self.shard)
         if self.steps is None and self.minutes is None and self.cpu_minutes is None:
             raise UserError("The length of the training is missing: give --steps N, --minutes M or --cpu-minutes M.")
         if self.steps is not None and self.steps < 1:

@@ -46,6 +46,8 @@ class AuxiliaryTrainer:
     def __init__(
         self, network: nn.Module, model: Model, loss: Callable[[Batch], Float[Tensor, ""]], optim: OptimizerConfig
     ):
+        if optim.name != "adamw":
+            raise UserError(f"The auxiliary networks are trained by adamw, not by {optim.name}.")
         self.network, self.device, self.loss, self.step = network, model.device, loss, 0
         self.parameters, self.optim = [p.requires_grad_(True) for p in network.parameters()], optim
         self.optimizer = adamw(decay_groups(self.parameters, optim), optim)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from logosphere.types import Batch
 
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""The state of AdamW for a parameter."""
+MATRIX_MOMENTS = ("momentum_buffer", "step")
+"""The state of Muon for a parameter."""
 
 
 def save_checkpoint(folder: Path, trainer: Trainer, extra: dict[str, object]) -> Path:
@@ -130,26 +134,33 @@ def restore_counts(path: Path, trainer: Trainer) -> dict[str, float]:
 
 
 def _moments(trainer: Trainer) -> dict[str, Tensor]:
-    state = trainer.optimizer.state_dict()["state"]
-    return {f"{index}.{name}": values[name] for index, values in state.items() for name in MOMENTS}
+    saved = trainer.optimizer.state_dict()
+    names, state = _moment_names(saved), saved["state"]
+    return {f"{index}.{name}": values[name] for index, values in state.items() for name in names[index]}
+
+
+def _moment_names(saved: dict[str, Any]) -> dict[int, tuple[str, ...]]:
+    """The place of each parameter in the state of an optimiser -> the names of its moments."""
+    groups = saved["param_groups"]
+    return {place: MATRIX_MOMENTS if group.get("parts") else MOMENTS for group in groups for place in group["params"]}
 
 
 def _restore_moments(trainer: Trainer, tensors: dict[str, Tensor], path: Path) -> None:
     saved = trainer.optimizer.state_dict()
-    places = [place for group in saved["param_groups"] for place in group["params"]]
+    names = _moment_names(saved)
     parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     shapes = {
         f"{place}.{name}": torch.Size() if name == "step" else parameter.shape
-        for place, parameter in zip(places, parameters, strict=True)
-        for name in MOMENTS
+        for place, parameter in zip(names, parameters, strict=True)
+        for name in names[place]
     }
     # Parameters that have had no gradient yet have no moments; those that have some have all of them.
-    begun = {place for place in places if f"{place}.step" in tensors}
+    begun = {place for place in names if f"{place}.step" in tensors}
     expected = {name: shape for name, shape in shapes.items() if int(name.partition(".")[0]) in begun}
     if {name: tensor.shape for name, tensor in tensors.items()} != expected:
         raise UserError(f"{path / 'optimizer.safetensors'} does not belong to this model; restore it from a copy.")
     saved["state"] = {
-        place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in MOMENTS} for place in begun
+        place: {name: tensors[f"{place}.{name}"].to(torch.float32) for name in names[place]} for place in begun
     }
     trainer.optimizer.load_state_dict(saved)
 

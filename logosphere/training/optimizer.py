@@ -8,6 +8,7 @@ from logosphere.errors import UserError
 from logosphere.networks.config import PRECISIONS
 
 DECAYS = ("cosine", "linear")
+OPTIMIZERS = ("adamw", "muon")
 
 
 def check_finite(prefix: str, settings: dict[str, Any]) -> None:
@@ -31,8 +32,10 @@ def check_training(ema: float | None, cond_dropout: float, accumulate: int, prec
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with a linear warm-up and a cosine or linear decay."""
+    """AdamW or Muon with a linear warm-up and a cosine or linear decay."""
 
+    name: str = "adamw"
+    """adamw, or muon: Muon for the matrices of blocks, AdamW for all other parameters."""
     lr: float = 2e-3
     """Largest learning rate."""
     warmup: int = 100
@@ -41,6 +44,8 @@ class OptimizerConfig:
     """Learning rate at the end, as a fraction of the largest."""
     decay: str = "cosine"
     """Shape of its decay: cosine or linear."""
+    matrix_lr: float | None = None
+    """Largest learning rate of the matrices of blocks, for muon; None: lr."""
     codec_lr: float | None = None
     """Largest learning rate of learned embeddings; None: lr."""
     schedule_lr: float | None = None
@@ -49,6 +54,8 @@ class OptimizerConfig:
     """Decay of the mean of gradients."""
     beta2: float = 0.99
     """Decay of the mean of their squares."""
+    momentum: float = 0.95
+    """Decay of the mean of gradients of the matrices of blocks, for muon."""
     weight_decay: float = 0.01
     """Applied to matrices only."""
     eps: float = 1e-8
@@ -60,13 +67,20 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_finite("optim.", vars(self))
+        if self.name not in OPTIMIZERS:
+            raise UserError(f"The optimiser (name) must be {' or '.join(OPTIMIZERS)}, not '{self.name}'.")
+        if self.matrix_lr is not None and self.name != "muon":
+            raise UserError("matrix_lr is a setting of muon; give --optim.name muon too, or leave it out.")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum must be at least 0 and below 1, not {self.momentum}.")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise UserError("The decays of the optimiser, beta1 and beta2, must be at least 0 and below 1.")
         if self.weight_decay < 0:
             raise UserError(f"The weight decay must not be negative, but is {self.weight_decay}.")
         if self.lr <= 0 or self.eps <= 0 or (self.clip is not None and self.clip <= 0):
             raise UserError("The learning rate, eps and the gradient clip must be above 0.")
-        for name, rate in (("codec_lr", self.codec_lr), ("schedule_lr", self.schedule_lr)):
+        rates = {"matrix_lr": self.matrix_lr, "codec_lr": self.codec_lr, "schedule_lr": self.schedule_lr}
+        for name, rate in rates.items():
             if rate is not None and rate <= 0:
                 raise UserError(f"{name} must be above 0, not {rate}.")
         if self.decay not in DECAYS:
@@ -77,3 +91,8 @@ class OptimizerConfig:
             raise UserError(f"warmup must be at least 0, not {self.warmup}.")
         if not 0 <= self.min_lr_ratio <= 1:
             raise UserError(f"min_lr_ratio must be a fraction between 0 and 1, not {self.min_lr_ratio}.")
+
+    def check_sharding(self, sharded: bool) -> None:
+        """Raise if this optimiser cannot train weights of which every process keeps a shard."""
+        if sharded and self.name == "muon":
+            raise UserError("muon needs whole matrices and --shard divides them; use adamw, or leave out --shard.")

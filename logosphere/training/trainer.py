@@ -22,6 +22,7 @@ from logosphere.networks.precision import autocast_to, find_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise, Noise
+from logosphere.training.muon import Muon, block_matrices, matrix_groups
 from logosphere.training.optimizer import OptimizerConfig, check_training
 from logosphere.types import Batch, Bound, Kind
 
@@ -85,6 +86,19 @@ def parameter_groups(model: Model, optim: OptimizerConfig) -> list[dict[str, Any
         if rate is not None and (found := [p for p in trainable if apart.get(id(p)) == name]):
             groups += decay_groups(found, optim, rate / optim.lr)
     return groups
+
+
+def build_optimizer(model: Model, optim: OptimizerConfig, dtype: torch.dtype) -> torch.optim.AdamW:
+    """The optimiser of all trainable parameters of a model; `dtype` is the precision of Muon's iterations."""
+    groups = parameter_groups(model, optim)
+    if optim.name == "adamw":
+        return adamw(groups, optim)
+    matrices = {} if model.denoiser is None else block_matrices(model.denoiser)
+    if not any(p in matrices for group in groups for p in group["params"]):
+        raise UserError("muon needs a network with linear layers in blocks, such as a transformer; use adamw.")
+    groups = matrix_groups(groups, matrices, (optim.matrix_lr or optim.lr) / optim.lr)
+    betas = (optim.beta1, optim.beta2)
+    return Muon(groups, lr=optim.lr, betas=betas, eps=optim.eps, momentum=optim.momentum, dtype=dtype)
 
 
 def adamw(groups: list[dict[str, Any]], optim: OptimizerConfig) -> torch.optim.AdamW:
@@ -253,13 +267,14 @@ class Trainer:
         static_shapes: bool = False,
     ):
         check_training(ema, cond_dropout, accumulate, precision)
+        self.optim = optim or OptimizerConfig()
+        self.optim.check_sharding(sharded)
         self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
         self.cond_dropout, self.group, self.precision = cond_dropout, group, find_precision(precision, model.device)
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
-        self.optim = optim or OptimizerConfig()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = adamw(parameter_groups(model, self.optim), self.optim)
+        self.optimizer = build_optimizer(model, self.optim, self.precision)
         self.ema = None if ema is None else EMA(model, ema)
         self.step, self.tokens = 0, 0
         self.position: dict[str, Any] | None = None
