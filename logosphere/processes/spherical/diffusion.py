@@ -71,6 +71,7 @@ class SphericalDiffusion(
     states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path.
     """
 
+    times_follow_masks = True
     schedule = "geometric"
     """RDLM's noise schedule, in whose time its sampler takes equal steps (times.py)."""
     times: Tensor

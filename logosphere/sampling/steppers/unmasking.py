@@ -116,6 +116,11 @@ def margin_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]
     return first - second
 
 
+def max_probability_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The log-probability of the likeliest token, whichever is drawn (the top-probability order of Kim et al. 2025)."""
+    return out.log_softmax(-1).amax(-1)
+
+
 def entropy_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The negative entropy of the prediction (Dream's entropy order)."""
     log_p = out.log_softmax(-1).clamp_min(MIN_LOG_P)
