@@ -51,8 +51,8 @@ class Measurement:
 
     def add(self, label: str, report: Report, nats: Tensor, draws: int, seconds: float) -> None:
         """Add the bits per character of these likelihoods, and their paired differences from the bound."""
-        shared = {"row": label, "checkpoint": self.name, "system": self.run.config.system, "order": report.order}
-        shared |= {"draws": draws}
+        shared: dict[str, object] = {"row": label, "checkpoint": self.name, "system": self.run.config.system}
+        shared |= {"order": report.order, "draws": draws}
         for metric, values in (("bits per character", nats), ("minus NELBO", nats - torch.tensor(self.base.nats))):
             value, error = self.base.per_unit(values.double())
             figures = {"metric": metric, "value": round(value, 4), "error": round(error, 4)}

@@ -212,7 +212,8 @@ class OrderedUnmasking(Stepper):
         where = process.needs_prediction(z, moving)
         if not where.any():
             return z
-        out = evaluate(z, unmasking.unmasking_times(t, where), where)
+        waiting = process.needs_prediction(z, t > 0)  # also those of later blocks, which do not move yet
+        out = evaluate(z, unmasking.unmasking_times(t, waiting), where)
         drawn = out.argmax(-1) if self.greedy else categorical(out, noise.for_positions(where).uniform(len(out)))
         scores = gumbel_scores(unpack(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         masked = where.sum(1, keepdim=True)
