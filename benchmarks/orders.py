@@ -53,10 +53,10 @@ class Measurement:
         """Add the bits per character of these likelihoods, and their paired differences from the bound."""
         shared: dict[str, object] = {"row": label, "checkpoint": self.name, "system": self.run.config.system}
         shared |= {"order": report.order, "draws": draws}
-        for metric, values in (("bits per character", nats), ("minus NELBO", nats - torch.tensor(self.base.nats))):
+        for metric, values in (("bits_per_character", nats), ("minus_nelbo", nats - torch.tensor(self.base.nats))):
             value, error = self.base.per_unit(values.double())
             figures = {"metric": metric, "value": round(value, 4), "error": round(error, 4)}
-            kind = {"kind": report.kind, "cpu_seconds": round(seconds)} if metric != "minus NELBO" else {}
+            kind = {"kind": report.kind, "cpu_seconds": round(seconds)} if metric != "minus_nelbo" else {}
             if report.order or kind:
                 self.records.append(shared | figures | kind)
                 print(f"# {self.name}, {label}: {metric} {value:.4f} ± {error:.4f}, {seconds:.0f} CPU s", flush=True)
@@ -89,7 +89,7 @@ def main() -> None:
         measurement.add_orders()
         records += measurement.records
     print_experiment(
-        "orders", records, data="text8", split="test", sequences=args.sequences, seed=0, unit="bits",
+        "orders", records, data="text8", split="test", sequences=args.sequences, seed=0, unit="bits per character",
         commit=find_commit(), script="benchmarks/orders.py",
         command=f"python benchmarks/orders.py --sequences {args.sequences} --draws {args.draws}",
     )  # fmt: skip
