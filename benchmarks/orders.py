@@ -3,9 +3,9 @@
     python benchmarks/orders.py --sequences 64
 
 One position is revealed at a time (evaluation/orders.py): deterministic orders are exact for the sampler of the same
-order, random orders are a bound over 1, 2, 4, … of them, which are measured one by one with seeds of their own. All rows
-have the same sequences and weights in float32, and each is compared with the NELBO of the same checkpoint sequence by
-sequence. Records of benchmarks/results/ are printed.
+order, random orders are a bound over 1, 2, 4, … of them, which are measured one by one with seeds of their own. All
+rows have the same sequences and weights in float32, and each is compared with the NELBO of the same checkpoint sequence
+by sequence. Records of benchmarks/results/ are printed.
 """
 
 import argparse
