@@ -20,6 +20,7 @@ from logosphere.runs.settings import (
     AuxiliaryConfig,
     Budget,
     EvaluateConfig,
+    OrderConfig,
     SampleConfig,
     SampleMetrics,
 )
@@ -33,6 +34,7 @@ class Evaluate(Arguments):
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
+    by_order: Annotated[OrderConfig, Flat] = OrderConfig()
     options: tuple[str, ...] = ()
     """Options of the system to change for this measurement, where the weights allow it, such as path=joint."""
     nproc: int = 1

@@ -30,7 +30,10 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     """logosphere evaluate"""
     trained = Run(arguments.run)
     with init_distributed() as group:
-        report = evaluate_run(trained, arguments.measure, options=arguments.options, display=DISPLAY, group=group)
+        report = evaluate_run(
+            trained, arguments.measure, options=arguments.options, by_order=arguments.by_order, display=DISPLAY,
+            group=group,
+        )  # fmt: skip
         if not group.is_main:
             return 0
     if arguments.json:
@@ -38,8 +41,8 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
         print(f"{name} on {report.data}: {report}")
-        terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}"
-        print(f"  {terms}; {plural(report.tokens, 'token')} counted")
+        terms = f"reconstruction {report.recon:.4f}, diffusion {report.diffusion:.4f}, prior {report.prior:.4f}; "
+        print(f"  {'' if report.order else terms}{plural(report.tokens, 'token')} counted")
         for other in report.other_paths:
             print(f"  {other}")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.

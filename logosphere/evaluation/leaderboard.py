@@ -61,6 +61,8 @@ def compare(reports: list[Report]) -> Comparison:
         text, other_text = (f"{report.data} {report.data_sha256[:12]}" for report in (first, other))
         remedy = "evaluate both on the same split and the same number of sequences"
         _check_same("text", first, other, text, other_text, remedy)
+        order, other_order = (report.order or "none" for report in (first, other))
+        _check_same("order", first, other, order, other_order, "evaluate both in the same order, or both without one")
         if (first.kind == "surrogate") != (other.kind == "surrogate"):
             raise UserError(
                 f"{first.name} reports a number of kind '{first.kind}' and {other.name} one of kind '{other.kind}': "

@@ -13,7 +13,7 @@ from logosphere.model import Model
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, Noise
-from logosphere.types import Batch, Bool, Float, Int64, Kind, Predict
+from logosphere.types import Batch, Bool, Bound, Float, Int64, Kind, Predict
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,33 @@ def estimate_bounds(
     precision: str = "float32",
     group: ProcessGroup = SINGLE,
 ) -> Iterator[Estimate]:
-    """The estimate of each batch; noise depends on (seed, sample id) and not on the division into batches.
+    """The estimate of each batch; noise depends on (seed, sample id) and not on the division into batches."""
+
+    def measure(batch: Batch, predict: Predict) -> Bound:
+        return model.bound(batch, CounterNoise(seed, 0, batch.ids, batch.global_index, batch.total), draws, predict)
+
+    return estimate_each(model, batches, measure, predict=predict, precision=precision, group=group)
+
+
+def estimate_each(
+    model: Model,
+    batches: Iterable[Batch],
+    measure: Callable[[Batch, Predict], Bound],
+    *,
+    predict: Predict | None = None,
+    precision: str = "float32",
+    group: ProcessGroup = SINGLE,
+) -> Iterator[Estimate]:
+    """What `measure` finds for each batch with the denoiser of the model, or with `predict` in its place.
 
     The network computes in `precision` (networks/precision.py). The processes of a group divide the rows of each
     batch, and each gets the estimates of all rows.
     """
     training, dtype = model.training, find_precision(precision, model.device)
     predict = model.denoiser if predict is None else predict
-    predict = None if predict is None else with_precision(predict, dtype)
+    if predict is None:
+        raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
+    predict = with_precision(predict, dtype)
     model.eval()
     try:
         for batch in batches:
@@ -75,9 +94,8 @@ def estimate_bounds(
             rows = len(batch)
             sharing = group if rows >= group.size else SINGLE  # every process needs at least one row
             part = batch.select(sharing.local_slice(rows)).to(model.device)
-            noise = CounterNoise(seed, 0, part.ids, part.global_index, part.total)
             with torch.no_grad(), casts_kept(dtype, model.device):
-                bound = model.bound(part, noise, draws, predict)
+                bound = measure(part, predict)
             yield Estimate(
                 sharing.all_gather(bound.recon.double().cpu(), rows),
                 sharing.all_gather(bound.diffusion.double().cpu(), rows),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
+from logosphere.evaluation.orders import Progress, estimate_orders, find_order
 from logosphere.io import json_safe, write_json
 from logosphere.model import Model
 from logosphere.networks.precision import find_precision, precision_name
@@ -51,7 +52,7 @@ class Report:
     prior: float
     """The three terms of `bits`."""
     draws: int
-    """Times drawn per sequence."""
+    """Times drawn per sequence, or random orders."""
     sequences: int
     tokens: int
     """Tokens counted; known and padded ones are not."""
@@ -77,6 +78,8 @@ class Report:
     """Bounds along the other paths that the network was trained on."""
     precision: str = "float32"
     """The precision in which the network computed."""
+    order: str = ""
+    """The order of positions that the likelihood is of (evaluation/orders.py); empty for the bound of the process."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
@@ -86,14 +89,18 @@ class Report:
 
     @property
     def kind_and_path(self) -> str:
-        """The kind of the number, and the path it is of if the process has several."""
+        """The kind of the number; and its order, or the path it is of if the process has several."""
+        if self.order:
+            sampler = f"the sampler {find_order(self.order).sampler}, one position per step"
+            return f"{self.order} order, {self.kind} for {sampler}"
         return f"{self.kind}, {self.path} path" if self.path else self.kind
 
     @property
     def sample_size(self) -> str:
         """The numbers of sequences and of draws; exact likelihoods have no draws."""
         sequences = plural(self.sequences, "sequence")
-        return sequences if self.kind == "exact" else f"{sequences}, {plural(self.draws, 'draw')} each"
+        drawn = plural(self.draws, "order" if self.order else "draw")
+        return sequences if self.kind == "exact" else f"{sequences}, {drawn} each"
 
     def summary(self) -> dict[str, Any]:
         """All fields but those per sequence."""
@@ -115,7 +122,7 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            older = {"preset": DEFAULT, "path": "", "other_paths": [], "precision": "float32"}
+            older = {"preset": DEFAULT, "path": "", "other_paths": [], "precision": "float32", "order": ""}
             content = older | content  # older reports have none of them
             found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
             found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
@@ -147,7 +154,10 @@ def evaluate(
     tokenizer: str = "",
     weights: str = "",
     precision: str = "float32",
+    order: str | None = None,
+    orders: int = 1,
     watch: Callable[[Estimate], None] | None = None,
+    watch_order: Progress = lambda fraction: None,
     group: ProcessGroup = SINGLE,
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
@@ -155,6 +165,10 @@ def evaluate(
     The network computes in `precision`: float32, bfloat16, or auto (bfloat16 where the processor has it).
     `units_per_token` converts bits per token into bits per character or byte. `watch` is called after each batch. The
     processes of a `group` divide the sequences, and each gets the report.
+
+    With an `order` ("left-to-right", "entropy", "margin", "confidence" or "random", see evaluation/orders.py) it is the
+    likelihood of samples that reveal one position at a time in this order: exact, or for "random" a bound by `orders`
+    orders. `watch_order` is called with the completed fraction of a batch.
     """
     if draws < 1:
         raise UserError(f"The number of draws must be at least 1, not {draws}.")
@@ -163,9 +177,11 @@ def evaluate(
     digest = hashlib.sha256()
     parts: list[Estimate] = []
     hashed = _hash_batches(_as_batches(batches), digest.update)
-    estimates = estimate_bounds(
-        model, hashed, draws=draws, seed=seed, predict=denoiser, precision=precision, group=group
-    )
+    settings: dict[str, Any] = {"seed": seed, "predict": denoiser, "precision": precision, "group": group}
+    if order is None:
+        estimates = estimate_bounds(model, hashed, draws=draws, **settings)
+    else:
+        estimates = estimate_orders(model, hashed, order, orders=orders, progress=watch_order, **settings)
     for part in estimates:
         parts.append(part)
         if watch is not None:
@@ -188,7 +204,7 @@ def evaluate(
         recon=term(estimate.recon),
         diffusion=term(estimate.diffusion),
         prior=term(estimate.prior),
-        draws=draws,
+        draws=draws if order is None else orders,
         sequences=len(estimate.count),
         tokens=int(estimate.count.sum()),
         length=model.length,
@@ -203,6 +219,7 @@ def evaluate(
         preset=DEFAULT if model.spec is None else preset_label(model.spec),
         path=model.process.path_name,
         precision=precision_name(find_precision(precision, model.device)),
+        order=order or "",
     )
 
 

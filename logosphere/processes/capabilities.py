@@ -113,6 +113,14 @@ class DiscreteTransitions(ABC):
 class Unmasking(ABC):
     """A process with states in which each position is masked or clean, so that a sampler may choose the order."""
 
+    times_follow_masks: bool = False
+    """Whether `unmasking_times` are 1 at masked positions and 0 at the others."""
+
+    @property
+    def begins_masked(self) -> bool:
+        """Whether samples begin with masks at all positions."""
+        return True
+
     @property
     @abstractmethod
     def unmasks_tokens(self) -> bool:

@@ -23,7 +23,7 @@ from logosphere.pretrained import CARD, RECORD, load
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run, sum_records
-from logosphere.runs.settings import SILENT, Display, EvaluateConfig
+from logosphere.runs.settings import ORDER_SEQUENCES, SEQUENCES, SILENT, Display, EvaluateConfig, OrderConfig
 from logosphere.runs.train import open_with_display
 from logosphere.sampling.generate import generate
 from logosphere.systems import preset_label, system
@@ -38,6 +38,7 @@ def evaluate_run(
     config: EvaluateConfig | None = None,
     *,
     options: tuple[str, ...] = (),
+    by_order: OrderConfig | None = None,
     corpus: Corpus | None = None,
     other_paths: bool = True,
     display: Display = SILENT,
@@ -45,13 +46,18 @@ def evaluate_run(
 ) -> Report:
     """The likelihood of a run, the same in every process of a group.
 
-    `options` (name=value) change options of its system for this measurement, where the weights allow it. `corpus` is
-    the text to measure, where the caller has opened it. With `other_paths` the report of a process that was trained on
-    several paths (rdlm-heat) also has the bounds along the others.
+    `options` (name=value) change options of its system for this measurement, where the weights allow it. `by_order`
+    measures an order of positions instead of the bound. `corpus` is the text to measure, where the caller has opened
+    it. With `other_paths` the report of a process that was trained on several paths (rdlm-heat) also has the bounds
+    along the others.
     """
-    config = config or EvaluateConfig()
+    config, by_order = config or EvaluateConfig(), by_order or OrderConfig()
+    by_order.check()
+    limit = config.sequences
+    if limit is None:
+        limit = SEQUENCES if by_order.order is None else ORDER_SEQUENCES
     run = run if isinstance(run, Run) else Run(run)
-    if config.sequences < 0 or config.batch < 1:
+    if limit < 0 or config.batch < 1:
         raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
     tokenizer = run.tokenizer
     model = run.model(config.weights, parse_options(options)).to(find_device(run.config.device))
@@ -60,7 +66,7 @@ def evaluate_run(
     check_length(split, model.length)
     unit = tokenizer.unit if config.per == "auto" else config.per
     scale = units_per_token(unit, corpus, config.split, model.length)
-    total = count_sequences(split, model.length, config.sequences or None)
+    total = count_sequences(split, model.length, limit or None)
 
     def measure(model: Model, title: str) -> Report:
         finished = 0
@@ -71,9 +77,13 @@ def evaluate_run(
                 finished = min(total, finished + config.batch)
                 bar.update(finished / total, f"{finished:,}/{total:,} sequences")
 
+            def watch_order(fraction: float) -> None:
+                done = min(total, finished + fraction * min(config.batch, total - finished))
+                bar.update(done / total, f"{finished:,}/{total:,} sequences")
+
             return evaluate(
                 model,
-                eval_batches(split, model.length, config.batch, config.sequences or None),
+                eval_batches(split, model.length, config.batch, limit or None),
                 draws=config.draws,
                 rng=config.seed,
                 name=run.path.name,
@@ -83,12 +93,16 @@ def evaluate_run(
                 tokenizer=tokenizer.fingerprint,
                 weights=config.weights,
                 precision=config.precision,
+                order=by_order.order,
+                orders=by_order.orders,
                 watch=watch,
+                watch_order=watch_order,
                 group=group,
             )
 
     report = measure(model, f"evaluate {run.path.name}")
-    paths = model.process.trained_paths if other_paths and isinstance(model.process, SeveralPaths) else ()
+    others_wanted = other_paths and by_order.order is None
+    paths = model.process.trained_paths if others_wanted and isinstance(model.process, SeveralPaths) else ()
     others = []
     for path in paths:
         if path != model.process.path_name:
@@ -98,8 +112,9 @@ def evaluate_run(
 
 
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:
-    """Save a report among the results of a run, under the name of its data and options."""
-    name = " ".join([report.data, *options]).replace("/", "-").replace(" ", "-")
+    """Save a report among the results of a run, under the name of its data, order and options."""
+    order = [f"order={report.order}-{report.draws}"] if report.order else []
+    name = " ".join([report.data, *order, *options]).replace("/", "-").replace(" ", "-")
     if len(name.encode()) > LONGEST_NAME:  # the file of a long path
         name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{report.data.split()[-1]}"
     path = run.results / f"{name}.json"

@@ -13,6 +13,12 @@ from logosphere.errors import UserError
 Split = Literal["train", "valid", "test"]
 Weights = Literal["ema", "best", "model"]
 Precision = Literal["auto", "float32", "bfloat16"]
+OrderName = Literal["left-to-right", "entropy", "margin", "confidence", "random"]
+
+SEQUENCES = 1024
+"""Sequences of an evaluation, if their number is not set."""
+ORDER_SEQUENCES = 64
+"""The same for an order of positions, which takes a network evaluation for each token of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class EvaluateConfig:
     """Another corpus than the one trained on: a name, a file or a folder."""
     split: Split = "test"
     """Which part of the text. Tune on valid, report test."""
-    sequences: int = 1024
-    """Sequences to measure, spread over the split; 0 for all."""
+    sequences: int | None = None
+    """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, and 64 for an order of positions."""
     draws: int = 4
     """Draws of time and noise for each sequence."""
     batch: int = 64
@@ -37,6 +43,22 @@ class EvaluateConfig:
     """Precision of the network; auto: bfloat16 where the processor has instructions for it, else float32."""
     seed: int = 0
     """Fixes the noise."""
+
+
+@dataclass(frozen=True)
+class OrderConfig:
+    """An order of positions to measure instead of the bound."""
+
+    order: OrderName | None = None
+    """The likelihood of samples that reveal one token at a time in this order, for masked diffusion and any-order
+    sphere systems. It takes a network evaluation per token. random is a bound, the others are exact."""
+    orders: int = 1
+    """Random orders per sequence; the bound decreases with their number."""
+
+    def check(self) -> None:
+        """Raise for options that contradict each other."""
+        if self.order is None and self.orders != 1:
+            raise UserError("--orders is the number of random orders; add --order random.")
 
 
 @dataclass(frozen=True)

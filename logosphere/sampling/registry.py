@@ -71,6 +71,7 @@ from logosphere.sampling.steppers.unmasking import (
     first_hitting,
     likelihood_order,
     margin_order,
+    max_probability_order,
     random_order,
 )
 
@@ -206,6 +207,11 @@ def _in_blocks(stepper: Stepper) -> Callable[[Model], Sampler]:
     return build
 
 
+def _left_to_right(model: Model) -> Sampler:
+    """A block for each position."""
+    return Sampler(OrderedUnmasking(random_order), blocks=model.length)
+
+
 def _self_correcting(model: Model) -> Sampler:
     """Corrections at the noise level of GIDD, here in half of the steps."""
     late = float(require(model.process, DiscreteDiffusion, UNIFORM).schedule.time(torch.tensor(CORRECTION_NOISE)))
@@ -264,6 +270,9 @@ register("p2", PlannedRemasking(temperature=0.0, review=True), MASKED,
 register("confidence", OrderedUnmasking(likelihood_order), UNMASKING, "the likeliest tokens first")
 register("margin", OrderedUnmasking(margin_order), UNMASKING, "the largest margins between two tokens first")
 register("entropy", OrderedUnmasking(entropy_order), UNMASKING, "the positions of the lowest entropy first")
+register("max-confidence", OrderedUnmasking(max_probability_order), UNMASKING,
+         "the positions of the largest token probability first, whichever token is drawn")
+register("left-to-right", _left_to_right, UNMASKING, "one position after another", samples_model=True)
 register("random", OrderedUnmasking(random_order, temperature=1.0), UNMASKING,
          "the number of positions of the schedule, at random", samples_model=True)
 register("llada", _in_blocks(OrderedUnmasking(likelihood_order)), UNMASKING,

@@ -188,6 +188,10 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmaskin
     def unmasks_tokens(self) -> bool:
         return self.mixing.has_mask and not self.mixing.has_uniform
 
+    @property
+    def begins_masked(self) -> bool:
+        return self.all_masked or float(self.mixing.mask_mass(torch.ones((), dtype=torch.float64))) == 1
+
     def masked_fraction(self, t: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.schedule.noise(t)
 

@@ -72,6 +72,7 @@ class SphericalDiffusion(
     "rising" is min(1, 2 p) after the fraction p of the training.
     """
 
+    times_follow_masks = True
     schedule = "geometric"
     """RDLM's noise schedule, in whose time its sampler takes equal steps (times.py)."""
     times: Tensor

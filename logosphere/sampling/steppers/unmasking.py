@@ -116,6 +116,11 @@ def margin_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]
     return first - second
 
 
+def max_probability_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """The log-probability of the likeliest token, whichever is drawn (the top-probability order of Kim et al. 2025)."""
+    return out.log_softmax(-1).amax(-1)
+
+
 def entropy_order(out: Logits, drawn: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
     """The negative entropy of the prediction (Dream's entropy order)."""
     log_p = out.log_softmax(-1).clamp_min(MIN_LOG_P)
@@ -207,7 +212,8 @@ class OrderedUnmasking(Stepper):
         where = process.needs_prediction(z, moving)
         if not where.any():
             return z
-        out = evaluate(z, unmasking.unmasking_times(t, where), where)
+        waiting = process.needs_prediction(z, t > 0)  # also those of later blocks, which do not move yet
+        out = evaluate(z, unmasking.unmasking_times(t, waiting), where)
         drawn = out.argmax(-1) if self.greedy else categorical(out, noise.for_positions(where).uniform(len(out)))
         scores = gumbel_scores(unpack(where, self.order(out, drawn), -torch.inf), self.temperature, noise)
         masked = where.sum(1, keepdim=True)
