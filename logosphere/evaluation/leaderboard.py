@@ -146,13 +146,16 @@ def format_leaderboard(rows: Sequence[LeaderboardRow]) -> str:
     width = max(len(row.name) for row in rows)
     several = any(len(row.seeds) > 1 for row in rows)
     paths = any(row.report.path for row in rows)
+    blocks = any(row.report.block for row in rows)
     head = [f"{'bits per ' + rows[0].report.unit:{width}}", *([f"{'path':<9}"] if paths else [])]
+    head += ["block"] if blocks else []
     head += [*[f"{kind:<19}" for kind in kinds], "above the best"]
     lines = ["  ".join(head)]
     for number, row in enumerate(rows):
         report = row.report
         value = f"{SIGN[report.kind]} {report.bits:.4f} ± {report.error:.4f}"
         cells = [f"{report.path:<9}"] if paths else []
+        cells += [f"{report.block or '':<5}"] if blocks else []
         cells += [f"{value if kind == report.kind else '':<19}" for kind in kinds]
         best = number == 0 or (report.kind == "surrogate") != (rows[number - 1].report.kind == "surrogate")
         above = "" if best else f"{row.above:+.4f} ± {row.above_error:.4f}"

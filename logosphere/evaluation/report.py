@@ -24,6 +24,14 @@ from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
 
 
+def describe_kind(kind: Kind, path: str, block: int | None) -> str:
+    """The kind of a number with its path and block size. Blocks of one position are an autoregressive model."""
+    described = f"{kind}, {path} path" if path else str(kind)
+    if block is None:
+        return described
+    return f"{described}, block {block}" + (", autoregressive" if block == 1 else "")
+
+
 @dataclass(frozen=True)
 class PathBound:
     """Bits per unit of the same model and text along another path of the process."""
@@ -78,6 +86,8 @@ class Report:
     """Bounds along the other paths that the network was trained on."""
     precision: str = "float32"
     """The precision in which the network computed."""
+    block: int | None = None
+    """Positions of a block where a diffusion generates block by block; None for whole sequences."""
     order: str = ""
     """The order of positions that the likelihood is of (evaluation/orders.py); empty for the bound of the process."""
 
@@ -93,7 +103,7 @@ class Report:
         if self.order:
             sampler = f"the sampler {find_order(self.order).sampler}, one position per step"
             return f"{self.order} order, {self.kind} for {sampler}"
-        return f"{self.kind}, {self.path} path" if self.path else self.kind
+        return describe_kind(self.kind, self.path, self.block)
 
     @property
     def sample_size(self) -> str:
@@ -122,7 +132,14 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            older = {"preset": DEFAULT, "path": "", "other_paths": [], "precision": "float32", "order": ""}
+            older = {
+                "preset": DEFAULT,
+                "path": "",
+                "other_paths": [],
+                "precision": "float32",
+                "order": "",
+                "block": None,
+            }
             content = older | content  # older reports have none of them
             found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
             found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
@@ -220,6 +237,7 @@ def evaluate(
         path=model.process.path_name,
         precision=precision_name(find_precision(precision, model.device)),
         order=order or "",
+        block=None if model.block == model.length or model.process.kind == "exact" else model.block,
     )
 
 

@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from logosphere.evaluation.likelihood import TimeBin
+from logosphere.evaluation.report import describe_kind
 from logosphere.report.page import Animation
 from logosphere.types import Kind
 
@@ -151,10 +152,13 @@ class Entry:
     path: str = ""
     """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
 
+    block: int | None = None
+    """Positions of a block where a diffusion generates block by block; None for whole sequences."""
+
     @property
     def kind_and_path(self) -> str:
-        """The kind of the number, and the path it is of if the process has several."""
-        return f"{self.kind}, {self.path} path" if self.path else self.kind
+        """The kind of the number, the path it is of if the process has several, and the size of blocks."""
+        return describe_kind(self.kind, self.path, self.block)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
     papers = [kind for kind in KINDS if any(p.kind == kind and _is_included(report, p) for p in report.published)]
     several = any(len(entry.seeds) > 1 for entry in report.entries)
     paths = any(entry.path for entry in report.entries)
-    heads = [("system", "")] + ([("path", "")] if paths else [])
+    blocks = any(entry.block for entry in report.entries)
+    heads = [("system", "")] + ([("path", "")] if paths else []) + ([("block", "")] if blocks else [])
     heads += [(kind, f"{SIGN[kind]} bits per {report.unit}") for kind in kinds]
     heads += [("above the best", "paired, ± s.e.")] + ([("seeds", "± s.d.")] if several else [])
     heads += [("recon", ""), ("diffusion", ""), ("prior", "")]
@@ -56,7 +57,9 @@ def tabulate_likelihood(report: ComparisonReport) -> Table:
     rows = []
     for number, entry in enumerate(report.entries):
         best = number == 0 or (entry.kind == "surrogate") != (report.entries[number - 1].kind == "surrogate")
-        cells = [entry.name, *([entry.path] if paths else []), *_kind_cells(entry.kind, kinds, entry)]
+        cells = [entry.name, *([entry.path] if paths else [])]
+        cells += [str(entry.block or ABSENT)] if blocks else []
+        cells += _kind_cells(entry.kind, kinds, entry)
         cells.append("best" if best else f"{entry.above:+.4f} ± {entry.above_error:.4f}")
         if several:
             cells.append(ABSENT if entry.spread is None else f"{entry.spread:.4f} ({len(entry.seeds)})")

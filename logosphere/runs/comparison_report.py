@@ -127,6 +127,7 @@ def _entry(one: LeaderboardRow, runs: Sequence[Run], samples: SampleReport | Non
         seeds.append(SeedResult(trained.config.seed, trained.name, seed.bits, seed.error, weights, step))
     return Entry(
         name=one.name, system=card.name, title=card.title, kind=report.kind, path=report.path,
+        block=report.block,
         options=list(run.config.options),
         bits=report.bits, error=report.error, spread=one.spread, above=one.above, above_error=one.above_error,
         recon=report.recon, diffusion=report.diffusion, prior=report.prior, seeds=seeds, curve=_curve(run),
