@@ -10,10 +10,10 @@ import logosphere as ls
 from logosphere.model import Model
 from logosphere.networks import attention, backbone
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.transformer import BlockTransformer
 from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.costs import FlopCounter, cost, count_step_flops
+from logosphere.runs.cost_model import cost
+from logosphere.runs.costs import FlopCounter, count_step_flops
 from logosphere.types import Batch
 
 WIDTH, DEPTH, VOCABULARY, BATCH = 32, 3, 27, 4
@@ -26,11 +26,12 @@ def build(system: str, length: int, vocabulary: int = VOCABULARY) -> Model:
 
 
 def forward_flops(model: Model) -> float:
-    """2 P + 4 depth · width · length for each position; P are the weights of matrices."""
+    """n 2 P + m 4 depth · width · length a token, for n positions and m pairs; P are the weights of matrices."""
     matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     head = WIDTH * model.vocab_size
-    positions = 2 if any(isinstance(m, BlockTransformer) for m in model.modules()) else 1
-    blocks = positions * (2 * (matrices - head) + 4 * DEPTH * WIDTH * positions * model.length)
+    assert model.denoiser is not None
+    evaluated = model.denoiser.evaluations()
+    blocks = evaluated.positions * 2 * (matrices - head) + evaluated.pairs * 4 * DEPTH * WIDTH * model.length
     return BATCH * model.length * (blocks + 2 * head)
 
 
