@@ -36,6 +36,8 @@ REACHED = 0.4
 """Fraction of a GPU's peak that such trainings reach."""
 GPUS = {"A100": 312e12, "H100": 989e12}
 """Peak in bfloat16, dense."""
+GPU_MEMORY = 80e9
+"""Memory of one of them, of its larger version."""
 CHECKPOINT_BYTES, MERGED_BYTES, BEST_BYTES = 16, 8, 4
 """Bytes a parameter on disk: weights, average and two moments of a checkpoint; with --shard the first two once more,
 merged; and the best average."""
