@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from run_helpers import complete_run
 from tiny_run import RECIPE
 
@@ -20,9 +19,10 @@ from logosphere.errors import UserError
 from logosphere.networks.base import Evaluations
 from logosphere.networks.transformer import BlockTransformer
 from logosphere.report.comparison import load_published_results
+from logosphere.runs.config import TrainConfig
 from logosphere.runs.cost_model import BEST_BYTES, CHECKPOINT_BYTES, GPUS, REACHED, cost
 from logosphere.runs.create import create_run
-from logosphere.runs.plans import AR, MD4, PLANS, find_plan, plan_costs
+from logosphere.runs.plans import AR, MD4, PLANS, Phase, find_plan, plan_costs
 from logosphere.runs.recipes import recipe
 
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -52,12 +52,11 @@ def test_flops_of_the_plan_are_those_of_the_cost_model(elsewhere: Path, capsys: 
     assert content["total"]["flops"] == sum(phase["flops"] for phase in content["phases"])
     assert content["total"]["steps"] == 1_000_000 == 850_000 + 3 * 50_000
     attention, tokens = 12 * 12 * 768 * 256, 512 * 256
-    table = 28 * 768  # bd3lm has an embedding of tokens and mask, the sphere a layer of the same size
     matrices = bills[0].parameters
     assert bills[0].flops == 850_000 * tokens * (6 * matrices + attention)
     for bill in bills[1:]:
         assert bill.parameters == matrices
-        assert bill.flops == 50_000 * tokens * 2 * (6 * (matrices - table) + 2 * attention)
+        assert bill.flops == 50_000 * tokens * 2 * (6 * matrices + 2 * attention)
 
 
 def test_hours_follow_from_the_stated_utilisation(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,40 +154,34 @@ def test_the_page_shows_the_plan_that_is_printed(elsewhere: Path, capsys: pytest
     assert format_plan(plan, plan_costs(plan, GROUP_SIZES)) == body
 
 
-def test_weights_of_the_first_phase_fit_the_others() -> None:
-    """Up to the first layer: √K W e_k + b is the embedding of token k and W 1/√K + b that of the mask."""
-    K, size = 5, {"vocab_size": 5, "length": 8, "width": 16, "depth": 2, "heads": 2, "neighbours": 0}
-    sphere, masked = ls.build("rdlm-heat", path="any-order", **size), ls.build("mdlm", **size)
-    rng = torch.Generator().manual_seed(0)
-    for weight in sphere.parameters():
-        torch.nn.init.normal_(weight, std=0.3, generator=rng)
-    weights, stem = dict(sphere.state_dict()), "denoiser.inner.stem"
-    W, b = weights.pop(f"{stem}.weight"), weights.pop(f"{stem}.bias")
-    table = torch.cat([K**0.5 * W.T + b, (W.sum(1) / K**0.5 + b)[None]])
-    kept = {name: value for name, value in weights.items() if not name.startswith("process.")}
-    masked.load_state_dict(masked.state_dict() | kept | {f"{stem}.weight": table})
-    assert masked.state_dict().keys() == ls.build("bd3lm", block=4, **size).state_dict().keys()
-    tokens = torch.randint(K, (16, 8), generator=rng)
-    hidden = torch.rand(16, 8, generator=rng) < 0.5
-    t = hidden.float()
-    expected = sphere.log_posterior(sphere.corrupt(tokens, t, rng), t)
-    found = masked.log_posterior(torch.where(hidden, K, tokens), t)
-    assert torch.allclose(found[hidden], expected[hidden], atol=1e-5) and expected[hidden].std() > 0.1
+def tiny(phase: Phase) -> TrainConfig:
+    """The training of a phase with a small network, for eight tokens."""
+    options = tuple(re.sub("^block=.*", f"block={BLOCK_OF[phase.name]}", one) for one in phase.config.options)
+    network = replace(phase.config.network, width=16, depth=1, heads=2)
+    return replace(RECIPE, system=phase.config.system, options=options, network=network)
 
 
-@pytest.mark.parametrize(
-    ("parent", "child"),
-    [(("rdlm-heat", "path=any-order"), ("bd3lm", "block=4")), (("bd3lm", "block=4"), ("bd3lm", "block=2"))],
-)
-def test_what_a_plan_calls_missing_is_missing(
-    parent: tuple[str, str], child: tuple[str, str], corpus: Corpus, tmp_path: Path
-) -> None:
-    """If this fails, a phase of the plan has become possible: change `missing` in runs/plans.py."""
-    begun = replace(RECIPE, system=parent[0], options=parent[1:])
-    run, _ = complete_run(begun, corpus, tmp_path / "parent")
-    later = replace(begun, system=child[0], options=child[1:], begin=str(run.path))
-    with pytest.raises(UserError, match="system" if parent[0] != child[0] else "block"):
-        create_run(later, corpus, tmp_path / "child")
+BLOCK_OF = {"one block": 8, "blocks of 16": 4, "blocks of 8": 2, "blocks of 4": 1}
+
+
+def test_weights_of_a_phase_fit_the_next() -> None:
+    shapes = []
+    for phase in find_plan("text8-paper", recipe("text8-paper")).phases:
+        chosen = tiny(phase)
+        model = ls.build(
+            chosen.system, vocab_size=27, length=8, **vars(chosen.network), **chosen.system_options()
+        )  # fmt: skip
+        shapes.append({name: weight.shape for name, weight in model.state_dict().items()})
+    assert all(found == shapes[0] for found in shapes)
+
+
+def test_what_a_plan_calls_missing_is_missing(corpus: Corpus, tmp_path: Path) -> None:
+    """If this fails, the phases of the plan have become possible: change MISSING in runs/plans.py."""
+    first, second, *_ = find_plan("text8-paper", recipe("text8-paper")).phases
+    assert not first.missing and second.missing
+    run, _ = complete_run(tiny(first), corpus, tmp_path / "parent")
+    with pytest.raises(UserError, match=r"any_order_fraction \(rising there, 0.99 here\); block \(nothing there"):
+        create_run(replace(tiny(second), begin=str(run.path)), corpus, tmp_path / "child")
 
 
 def test_disk_of_a_finished_run(corpus: Corpus, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ n, the positions, and m, the pairs a token (`Denoiser.evaluations`): both are 1 
 2 · length positions, n = 2 and m = 4. Memory is 20 bytes a parameter (weights, gradients, two moments and the average;
 divided by the processes with --shard), ACTIVATIONS numbers for each position, block and feature, and the logits.
 
-P counts parameters that take part in matrix products, so not the embedding table. The estimate does not model kernels,
-communication or input; all three are contained in the fraction of the peak that is reached.
+P counts parameters that take part in matrix products, so not the embedding table, unless the head is tied to it. The
+estimate does not model kernels, communication or input; all three are contained in the fraction of the peak that is
+reached.
 """
 
 import re
@@ -20,6 +21,7 @@ from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
 from logosphere.networks.base import Evaluations
+from logosphere.networks.heads import TiedHead
 from logosphere.networks.precision import find_precision
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
@@ -158,16 +160,22 @@ class NetworkSize:
 
 
 def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> NetworkSize:
-    """The size of a model, extrapolated from networks of one and two blocks."""
-    counts = []
-    for depth in (1, 2):
-        size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
+    """The size of a model, extrapolated from the two smallest networks (one and two blocks besides a decoder)."""
+    least, depth = 1 + (recipe.network.decoder_depth or 0), recipe.network.depth
+    counts: list[int] = []
+    evaluated: list[tuple[float, float]] = []  # summed over blocks, because only the sums are linear in the depth
+    for small in (least, least + 1):
+        size = vars(replace(recipe.network, depth=small)) | dict(conditions)
         model = build(
             recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
             **size, **recipe.system_options(),
         )  # fmt: skip
+        assert model.denoiser is not None  # it was built with a network
+        stated = model.denoiser.evaluations()
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
-    table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    assert model.denoiser is not None  # it was built with a network
-    parameters = counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0])
-    return NetworkSize(parameters, table, model.denoiser.evaluations())
+        evaluated.append((small * stated.positions, small * stated.pairs))
+    tied = any(isinstance(m, TiedHead) for m in model.modules())  # then the table is the matrix of the head
+    table = 0 if tied else sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
+    positions, pairs = ((a + (depth - least) * (b - a)) / depth for a, b in zip(*evaluated, strict=True))
+    parameters = counts[0] + (depth - least) * (counts[1] - counts[0])
+    return NetworkSize(parameters, table, Evaluations(positions, pairs))

@@ -58,8 +58,8 @@ def text8_paper() -> TrainConfig:
     """
     whole = text8()
     return replace(
-        whole, system="rdlm-heat", options=("path=any-order",), steps=850_000, precision="bfloat16",
-        network=replace(whole.network, neighbours=0),
+        whole, system="rdlm-heat", options=("path=any-order", "any_order_fraction=rising"), steps=850_000,
+        precision="bfloat16", network=replace(whole.network, neighbours=0, tied=True),
     )  # fmt: skip
 
 
