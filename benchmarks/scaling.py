@@ -21,7 +21,8 @@ from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.rng import CounterNoise
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.costs import ACTIVATIONS, cost, machine_speed
+from logosphere.runs.cost_model import ACTIVATIONS, cost
+from logosphere.runs.costs import machine_speed
 from logosphere.runs.create import build_model, create_run
 from logosphere.runs.loop import run_training
 from logosphere.runs.run import Run

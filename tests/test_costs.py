@@ -1,5 +1,7 @@
 """Counted FLOPs against the formula of transformers, whatever computes attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,10 +12,10 @@ import logosphere as ls
 from logosphere.model import Model
 from logosphere.networks import attention, backbone
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.transformer import BlockTransformer
 from logosphere.rng import CounterNoise, GeneratorNoise
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.costs import FlopCounter, cost, count_step_flops
+from logosphere.runs.cost_model import cost
+from logosphere.runs.costs import FlopCounter, count_step_flops
 from logosphere.types import Batch
 
 WIDTH, DEPTH, VOCABULARY, BATCH = 32, 3, 27, 4
@@ -26,11 +28,12 @@ def build(system: str, length: int, vocabulary: int = VOCABULARY) -> Model:
 
 
 def forward_flops(model: Model) -> float:
-    """2 P + 4 depth · width · length for each position; P are the weights of matrices."""
+    """n 2 P + m 4 depth · width · length a token, for n positions and m pairs; P are the weights of matrices."""
     matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     head = WIDTH * model.vocab_size
-    positions = 2 if any(isinstance(m, BlockTransformer) for m in model.modules()) else 1
-    blocks = positions * (2 * (matrices - head) + 4 * DEPTH * WIDTH * positions * model.length)
+    assert model.denoiser is not None
+    evaluated = model.denoiser.evaluations()
+    blocks = evaluated.positions * 2 * (matrices - head) + evaluated.pairs * 4 * DEPTH * WIDTH * model.length
     return BATCH * model.length * (blocks + 2 * head)
 
 
@@ -100,3 +103,21 @@ def test_the_estimate_of_a_dry_run_agrees_with_the_count(system: str, options: t
     bill = cost(chosen, VOCABULARY)
     counted = count_step_flops(build(system, length), BATCH) / (BATCH * length)
     assert bill.flops_per_token == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize("decoder", [1, 3])
+def test_the_estimate_of_an_encoder_decoder_agrees_with_the_count(decoder: int) -> None:
+    network = NetworkConfig(width=WIDTH, depth=6, heads=4, decoder_depth=decoder, neighbours=0)
+    chosen = TrainConfig(system="bd3lm", length=80, steps=10, batch=BATCH, network=network, options=("block=8",))
+    model = ls.build("bd3lm", vocab_size=VOCABULARY, length=80, block=8, **vars(network))
+    bill = cost(chosen, VOCABULARY)
+    assert bill.parameters == sum(weight.numel() for weight in model.parameters())
+    assert bill.flops_per_token == pytest.approx(count_step_flops(model, BATCH) / (BATCH * 80), rel=0.03)
+
+
+def test_the_estimate_counts_the_table_of_a_tied_head() -> None:
+    """The same products with and without weights of the head; only parameters differ."""
+    own, tied = (replace(NETWORK, tied=tied) for tied in (False, True))
+    bills = [cost(TrainConfig(system="mdlm", length=16, steps=10, network=one), 3000) for one in (own, tied)]
+    assert bills[0].parameters > bills[1].parameters + 2900 * WIDTH
+    assert bills[0].flops_per_token == pytest.approx(bills[1].flops_per_token, rel=0.01)

@@ -11,7 +11,7 @@ import pytest
 from logosphere.cli import main
 from logosphere.data.corpora import open_corpus
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.costs import cost
+from logosphere.runs.cost_model import cost
 from logosphere.runs.create import build_model
 from logosphere.runs.recipes import RECIPES, recipe
 from logosphere.systems import build

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
-from logosphere.cli.evaluate import dry_run
+from logosphere.cli.dry_run import dry_run
 from logosphere.cli.train_options import Train, parse_train_options, split_recipe, use_one_budget
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
@@ -37,7 +37,7 @@ from logosphere.runs.train import (
 def train(arguments: Train, argv: list[str]) -> int:
     """logosphere train"""
     if arguments.dry_run:
-        return dry_run(arguments.config, arguments.nproc, json=arguments.json)
+        return dry_run(split_recipe(argv)[0], arguments.config, arguments.nproc, json=arguments.json)
     with init_distributed() as group:
         # The main process creates the folder and the tokens; the others find both.
         created = group.on_main(lambda: _open(arguments, argv))

@@ -132,7 +132,7 @@ class Report:
     def load(path: str | Path) -> "Report":
         try:
             content = json.loads(Path(path).read_bytes())
-            older = {
+            older: dict[str, Any] = {
                 "preset": DEFAULT,
                 "path": "",
                 "other_paths": [],

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,16 @@ def check_whole(decoder_depth: int | None) -> None:
 def pack_output(out: Logits, where: Where) -> Logits:
     """Return the prediction of `Denoiser.forward` packed as [N, V], also where all positions were predicted."""
     return pack(out, None) if where is None else out
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What a training step evaluates for each token, from which costs are estimated (runs/costs.py)."""
+
+    positions: float = 1.0
+    """Positions at which the blocks are evaluated."""
+    pairs: float = 1.0
+    """Pairs of query and key, in units of the length of the sequence; masked pairs count."""
 
 
 class Denoiser(nn.Module, ABC):
@@ -76,6 +87,10 @@ class Denoiser(nn.Module, ABC):
         """Return this denoiser with self-conditioning always on or always off, if it has any."""
         return self
 
+    def evaluations(self) -> Evaluations:
+        """Return what a training step evaluates for each token; by default every position once, with all others."""
+        return Evaluations()
+
 
 class Wrapper(Denoiser, ABC):
     """A denoiser around another denoiser; everything that it does not override is delegated to `inner`."""
@@ -104,6 +119,9 @@ class Wrapper(Denoiser, ABC):
 
     def with_self_conditioning(self, on: bool) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_self_conditioning(on))
+
+    def evaluations(self) -> Evaluations:
+        return self.inner.evaluations()
 
     def _rewrap_in_mode(self, inner: Denoiser) -> Denoiser:
         return self.rewrap(inner).train(self.training)  # new modules start in training mode

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.networks.attention import CleanContext, KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, Block, ConditionTokens
-from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block
+from logosphere.networks.base import ConditionalNetwork, Denoiser, Evaluations, add_signal, check_block
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import build_head
@@ -74,6 +74,7 @@ class BlockEncoderDecoder(ConditionalNetwork):
         check_block(length, block)
         assert network.decoder_depth is not None
         self.block, self.reads_time = block, reads_time
+        self.decoder_fraction = network.decoder_depth / network.depth
         self.stem = codec.build_stem(network.width)
         encoder = replace(network, depth=network.depth - network.decoder_depth, decoder_depth=None)
         decoder = replace(network, depth=network.decoder_depth, decoder_depth=None)
@@ -101,6 +102,13 @@ class BlockEncoderDecoder(ConditionalNetwork):
             clean=CleanContext(clean, self.encoder.table),
             mixed=self.mixing(noisy, before),
         )
+
+    def evaluations(self) -> Evaluations:
+        """Return one position a token in each block, and for the decoder the keys and values of the clean text.
+
+        These are 2 of the 12 width² weights of a block, and pairs of noisy positions with clean ones.
+        """
+        return Evaluations(positions=1 + self.decoder_fraction / 6, pairs=1 + self.decoder_fraction)
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return EncoderDecoderSession(self, memory)

@@ -14,7 +14,15 @@ from logosphere.codecs.tokens import CoordinateStem, DigitCodec, TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, ConditionTokens
-from logosphere.networks.base import ConditionalNetwork, Denoiser, add_signal, check_block, check_whole, pack_output
+from logosphere.networks.base import (
+    ConditionalNetwork,
+    Denoiser,
+    Evaluations,
+    add_signal,
+    check_block,
+    check_whole,
+    pack_output,
+)
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
@@ -200,6 +208,10 @@ class BlockTransformer(ConditionalNetwork):
         both = torch.cat([add_signal(self.stem(z), memory), add_signal(self.stem(context), memory)], dim=1)
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         return self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
+
+    def evaluations(self) -> Evaluations:
+        """Return 2 positions a token, noisy and clean, and 2 · 2 pairs of them."""
+        return Evaluations(positions=2.0, pairs=4.0)
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return BlockSession(self, memory)

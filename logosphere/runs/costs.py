@@ -1,26 +1,16 @@
-"""Costs of a training: an estimate of parameters, FLOPs, memory and time, and measured FLOPs, memory and speed.
-
-FLOPs per token are 6 P + 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
-2020), and the same for scores and mixing of attention, of all pairs of positions whatever the mask. Block diffusion
-reads 2 · length positions, so that this formula holds for each of two positions a token. Memory is 20 bytes a
-parameter (weights, gradients, two moments and the average; divided by the processes with --shard), ACTIVATIONS numbers
-for each token, block and feature, and the logits.
-
-P counts parameters that take part in matrix products, so not the embedding table. The estimate does not model kernels,
-communication or input; all three are contained in the fraction of the peak that is reached.
+"""Measured costs of a training: FLOPs, memory and speed; the estimate is in `cost_model`.
 
 The measured speed is compared with that of the bare network: an embedding, the same blocks, a head and a cross-entropy
 at every position. The ratio is the cost of the diffusion process.
 """
 
-import re
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from logosphere.allocator import trim
-from logosphere.data.datasets import is_dataset
-from logosphere.data.text8 import is_letters
-from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.attention import all_pairs_evaluated
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
-from logosphere.networks.precision import find_precision
-from logosphere.networks.transformer import BlockTransformer
-from logosphere.parallel.process_group import find_device
 from logosphere.rng import CounterNoise
-from logosphere.runs.config import TrainConfig
-from logosphere.runs.settings import SILENT, Display
-from logosphere.runs.train import open_with_display
 from logosphere.sampling.generate import generate
-from logosphere.systems import build
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
@@ -152,109 +132,6 @@ def peak_memory_bytes() -> int:
                 return int(line.split()[1]) * 1024
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
-
-
-STATE_BYTES = 20
-ACTIVATIONS = 19
-"""Numbers kept for the backward pass, per token, block and feature (counted by benchmarks/scaling.py)."""
-LOGITS = 5
-"""Copies of the logits, in float32."""
-REACHED = 0.4
-"""Fraction of a GPU's peak that such trainings reach."""
-GPUS = {"A100": 312e12, "H100": 989e12}
-"""Peak in bfloat16, dense."""
-CPU_REACHED = 0.65
-"""Fraction of its speed in matrix products that a processor reaches (benchmarks/scaling.py)."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The estimated cost of a training."""
-
-    parameters: int
-    flops_per_token: int
-    """FLOPs of training."""
-    tokens_per_step: int
-    steps: int | None
-    state_bytes: float
-    """Weights, gradients, moments and average on one process."""
-    activation_bytes: int
-    """On one process."""
-
-    @property
-    def memory(self) -> float:
-        return self.state_bytes + self.activation_bytes
-
-    def seconds(self, flops_per_second: float) -> float | None:
-        """Time for all steps at this speed; None for a training that has a time instead of steps."""
-        if self.steps is None:
-            return None
-        return self.steps * self.tokens_per_step * self.flops_per_token / flops_per_second
-
-    def days(self, gpu: str, gpus: int) -> float | None:
-        seconds = self.seconds(GPUS[gpu] * REACHED * gpus)
-        return None if seconds is None else seconds / 86_400
-
-
-def cost(recipe: TrainConfig, vocab_size: int, processes: int = 1, conditions: Mapping[str, int] | None = None) -> Cost:
-    """The cost of a recipe with a vocabulary of this size, shared by so many processes.
-
-    `conditions` is what the network must be built for to read those of the corpus (`Corpus.conditions`).
-    """
-    parameters, table, positions = _parameters(recipe, vocab_size, conditions or {})
-    network = recipe.network
-    attention = 12 * network.depth * network.width * positions * recipe.length
-    rows = -(-recipe.batch // (processes * recipe.accumulate))
-    half = find_precision(recipe.precision, find_device(recipe.device)) == torch.bfloat16
-    kept = network.depth * network.width * (1 if recipe.recompute else ACTIVATIONS) * (2 if half else 4)
-    return Cost(
-        parameters=parameters,
-        flops_per_token=positions * (6 * (parameters - table) + attention),
-        tokens_per_step=recipe.batch * recipe.length,
-        steps=recipe.steps,
-        state_bytes=STATE_BYTES * parameters / (processes if recipe.shard else 1),
-        activation_bytes=rows * recipe.length * (positions * kept + 4 * LOGITS * vocab_size),
-    )
-
-
-def estimate(config: TrainConfig, processes: int = 1, display: Display = SILENT) -> Cost:
-    """The cost of a training that is shared by so many processes."""
-    if processes < 1:
-        raise UserError(f"The number of processes must be at least 1, not {processes}.")
-    vocab_size, conditions = _vocabulary(config, display)
-    return cost(config, vocab_size, processes, conditions)
-
-
-def _vocabulary(config: TrainConfig, display: Display) -> tuple[int, dict[str, int]]:
-    """The sizes of the vocabulary and of conditions; a text is not fetched where its tokenizer determines both."""
-    if not is_dataset(config.data):
-        named = {"text8": 27, "byte": 256}
-        if config.tokenizer in named:
-            return named[config.tokenizer], {}
-        if config.tokenizer == "auto" and (config.data in ("text8", "pydoc") or is_letters(config.data)):
-            return named["text8"], {}
-        if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", config.tokenizer):
-            return int(sized[1]), {}
-    corpus = open_with_display(config.data, config.tokenizer, display)
-    return corpus.tokenizer.size, corpus.conditions
-
-
-def _parameters(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> tuple[int, int, int]:
-    """All parameters, those of the embedding table, and the positions per token at which blocks are evaluated.
-
-    Parameters are extrapolated from networks of one and two blocks.
-    """
-    counts = []
-    for depth in (1, 2):
-        size = vars(replace(recipe.network, depth=depth)) | dict(conditions)
-        model = build(
-            recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
-            **size, **recipe.system_options(),
-        )  # fmt: skip
-        counts.append(sum(parameter.numel() for parameter in model.parameters()))
-    table = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding))
-    positions = 2 if any(isinstance(m, BlockTransformer) for m in model.modules()) else 1  # [noisy ; clean]
-    return counts[0] + (recipe.network.depth - 1) * (counts[1] - counts[0]), table, positions
 
 
 def machine_speed(size: int = 512, seconds: float = 0.2) -> float:

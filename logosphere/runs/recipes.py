@@ -50,6 +50,19 @@ def text8() -> TrainConfig:
     )  # fmt: skip
 
 
+def text8_paper() -> TrainConfig:
+    """The first phase of a plan at the size of text8: any-order training on the sphere, then blocks (runs/plans.py).
+
+    850k steps before 150k steps in blocks, as in BD3-LM. No local mixing, which networks of blocks do not have: the
+    weights must fit them. The precision is that of the paper, so that the plan is the same on every machine.
+    """
+    whole = text8()
+    return replace(
+        whole, system="rdlm-heat", options=("path=any-order", "any_order_fraction=rising"), steps=850_000,
+        precision="bfloat16", network=replace(whole.network, neighbours=0, tied=True),
+    )  # fmt: skip
+
+
 def digits() -> TrainConfig:
     """Handwritten digits, 8 × 8 pixels of 17 levels: images as tokens, offline, in minutes."""
     return TrainConfig(
@@ -166,6 +179,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "text8-tiny": text8_tiny,
     "text8-small": text8_small,
     "text8": text8,
+    "text8-paper": text8_paper,
     "text8-medium": medium(text8),
     "text8-1b": billion(text8),
     "lm1b": lm1b,

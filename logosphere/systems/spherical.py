@@ -301,7 +301,7 @@ def _build(
         rolling=RollingOffsets(settings.stagger, settings.order, digits) if settings.stagger else None,  # type: ignore[arg-type]
         path=settings.path,  # type: ignore[arg-type]
         any_order=any_order,
-        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,  # type: ignore[arg-type]
+        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,
     )
     return _model(process, length, network, settings)
 

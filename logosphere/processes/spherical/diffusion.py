@@ -68,8 +68,7 @@ class SphericalDiffusion(
     `exact`.
 
     `path` is the path of bounds and samples. Along the joint path positions may have `rolling` offsets. Training draws
-    states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path;
-    "rising" is min(1, 2 p) after the fraction p of the training.
+    states of the joint path, and for the fraction `any_order_fraction` of the sequences states of the any-order path.
     """
 
     times_follow_masks = True
@@ -98,7 +97,7 @@ class SphericalDiffusion(
         rolling: RollingOffsets | None = None,
         path: PathName = "joint",
         any_order: AnyOrder | None = None,
-        any_order_fraction: float | Literal["rising"] = 0.0,
+        any_order_fraction: float | str = 0.0,
     ):
         super().__init__()
         self.codec, self.bridge, self.time_sampler, self.num_classes = codec, bridge, time_sampler, codec.num_classes
@@ -113,8 +112,7 @@ class SphericalDiffusion(
         self.constant_start = bool((p == p[0]).all())
         self.num_components = len(starts) if self.constant_start else 1
         self.component: int | None = None
-        d = self.num_classes + 1
-        moments = [tangent_moments(start.table.a, start.table.b, d) for start in starts]
+        moments = [tangent_moments(start.table.a, start.table.b, self.num_classes + 1) for start in starts]
         self.register_buffer("times", times.float(), persistent=False)
         self.register_buffer("lengths", interval_lengths(times, chain=chain).float(), persistent=False)
         self.register_buffer("origins", torch.stack([start.origin for start in starts]).float(), persistent=False)
@@ -231,8 +229,8 @@ class SphericalDiffusion(
     # ---- forward ----------------------------------------------------------------------------------------------
 
     def prior(self, batch: int, length: int, noise: Noise) -> State:
-        which = self._sample_start(torch.ones(batch, length, device=self.times.device), noise)
-        return self.origins[which].expand(batch, length, -1).clone()
+        t = torch.ones(batch, length, device=self.times.device)
+        return self.origins[self._sample_start(t, noise)].expand(batch, length, -1).clone()
 
     def _sample_start(self, t: Times, noise: Noise) -> Int64[Tensor, "#B #L"]:
         """The index of the start, drawn once for each sequence, or that of the selected component."""
@@ -284,9 +282,7 @@ class SphericalDiffusion(
         t = torch.where(free, 1 - (node / self.timesteps).float(), 0.0)
         t = torch.where(weight > 0, t.clamp_max(T_MAX), t)
         if self.training and self.any_order_fraction:
-            share = self.any_order_fraction
-            fraction = min(1.0, 2 * self.progress) if isinstance(share, str) else share
-            chosen = noise.uniform(len(free))[:, None] < fraction
+            chosen = noise.uniform(len(free))[:, None] < self.any_order.share(self.any_order_fraction, self.progress)
             waiting, weights = self.any_order.waiting(w, free, noise)
             t = torch.where(chosen, waiting.float(), t)
             weight = torch.where(chosen, weights.double(), weight)

@@ -162,6 +162,10 @@ class AnyOrder:
     states_per_token: int = 1
     blocks: int = 1
 
+    def share(self, fraction: float | str, progress: float) -> float:
+        """The fraction of training sequences with such states after the part `progress`; rising: min(1, 2 progress)."""
+        return min(1.0, 2 * progress) if isinstance(fraction, str) else fraction
+
     def waiting(self, w: Float[Tensor, "B J"], free: Positions, noise: Noise) -> tuple[Positions, Float[Tensor, "B M"]]:
         """The positions still at the start after the fraction w of the n moves, and the weight of each of them."""
         rank = order_positions(free, self.order, noise, self.states_per_token, self.blocks)
