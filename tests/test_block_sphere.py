@@ -155,3 +155,18 @@ def test_own_embedding_does_not_reach_the_head() -> None:
 def test_bad_options_are_one_sentence(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ls.build("rdlm-heat", vocab_size=5, length=8, **SMALL, **options)
+
+
+@pytest.mark.parametrize(("block", "printed"), [(2, "bound, joint path, block 2;"), (1, "block 1, autoregressive;")])
+def test_the_block_size_is_part_of_the_number(block: int, printed: str, tmp_path) -> None:
+    model = random_network("rdlm-heat", LANGUAGES["sticky"], block=block)
+    report = ls.evaluate(model, [LANGUAGES["sticky"].sample(4, generator(1))], draws=1, rng=0)
+    assert printed in str(report) and report.summary()["block"] == block
+    report.save(tmp_path / "report.json")
+    assert ls.Report.load(tmp_path / "report.json") == report
+
+
+def test_whole_sequences_and_ar_have_no_block() -> None:
+    for name in ("rdlm-heat", "ar"):
+        model = random_network(name, LANGUAGES["sticky"])
+        assert "block" not in str(ls.evaluate(model, [LANGUAGES["sticky"].sample(4, generator(1))], draws=1, rng=0))

@@ -107,7 +107,7 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
     assert ls.systems() == sorted(ls.systems())
     for name in ls.systems():
         card = ls.system(name)
-        assert card.name == name and all(vars(card).values())
+        assert card.name == name and all(value for key, value in vars(card).items() if key != "tied")
         model = ls.build(name, vocab_size=3, length=4, width=8, depth=1, heads=1)
         assert model.process.kind == card.kind
         assert {"width", "depth", "heads", "dropout"} <= ls.options(name).keys()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from run_helpers import complete_run
 from tiny_run import RECIPE
 
@@ -15,13 +16,13 @@ from logosphere.cli import main
 from logosphere.cli.dry_run import GROUP_SIZES, format_plan
 from logosphere.cli.train_options import parse_train_options, split_recipe, use_one_budget
 from logosphere.data.corpus import Corpus
-from logosphere.errors import UserError
+from logosphere.io import read_tensors
 from logosphere.networks.base import Evaluations
 from logosphere.networks.transformer import BlockTransformer
 from logosphere.report.comparison import load_published_results
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.cost_model import BEST_BYTES, CHECKPOINT_BYTES, GPUS, REACHED, cost
-from logosphere.runs.create import create_run
+from logosphere.runs.create import create_run, initial_model
 from logosphere.runs.plans import AR, MD4, PLANS, Phase, find_plan, plan_costs
 from logosphere.runs.recipes import recipe
 
@@ -175,13 +176,14 @@ def test_weights_of_a_phase_fit_the_next() -> None:
     assert all(found == shapes[0] for found in shapes)
 
 
-def test_what_a_plan_calls_missing_is_missing(corpus: Corpus, tmp_path: Path) -> None:
-    """If this fails, the phases of the plan have become possible: change MISSING in runs/plans.py."""
+def test_a_phase_begins_with_the_weights_of_the_one_before_it(corpus: Corpus, tmp_path: Path) -> None:
     first, second, *_ = find_plan("text8-paper", recipe("text8-paper")).phases
-    assert not first.missing and second.missing
     run, _ = complete_run(tiny(first), corpus, tmp_path / "parent")
-    with pytest.raises(UserError, match=r"any_order_fraction \(rising there, 0.99 here\); block \(nothing there"):
-        create_run(replace(tiny(second), begin=str(run.path)), corpus, tmp_path / "child")
+    child = create_run(replace(tiny(second), begin=str(run.path)), corpus, tmp_path / "child")
+    model = initial_model(child, corpus)
+    weights = read_tensors(run.weights_file())
+    assert model.block < model.length
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_disk_of_a_finished_run(corpus: Corpus, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
 
 
-def describe_kind(kind: Kind, path: str, block: int | None) -> str:
+def describe_kind(kind: Kind, path: str, block: int) -> str:
     """The kind of a number with its path and block size. Blocks of one position are an autoregressive model."""
     described = f"{kind}, {path} path" if path else str(kind)
-    if block is None:
+    if block == 0:
         return described
     return f"{described}, block {block}" + (", autoregressive" if block == 1 else "")
 
@@ -86,8 +86,8 @@ class Report:
     """Bounds along the other paths that the network was trained on."""
     precision: str = "float32"
     """The precision in which the network computed."""
-    block: int | None = None
-    """Positions of a block where a diffusion generates block by block; None for whole sequences."""
+    block: int = 0
+    """Positions of a block where a diffusion generates block by block; 0 for whole sequences."""
     order: str = ""
     """The order of positions that the likelihood is of (evaluation/orders.py); empty for the bound of the process."""
 
@@ -138,7 +138,7 @@ class Report:
                 "other_paths": [],
                 "precision": "float32",
                 "order": "",
-                "block": None,
+                "block": 0,
             }
             content = older | content  # older reports have none of them
             found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
@@ -237,7 +237,7 @@ def evaluate(
         path=model.process.path_name,
         precision=precision_name(find_precision(precision, model.device)),
         order=order or "",
-        block=None if model.block == model.length or model.process.kind == "exact" else model.block,
+        block=0 if model.block == model.length or model.process.kind == "exact" else model.block,
     )
 
 

@@ -152,8 +152,8 @@ class Entry:
     path: str = ""
     """Which path of the process the bound is of, "joint" or "any-order"; empty if the process has only one."""
 
-    block: int | None = None
-    """Positions of a block where a diffusion generates block by block; None for whole sequences."""
+    block: int = 0
+    """Positions of a block where a diffusion generates block by block; 0 for whole sequences."""
 
     @property
     def kind_and_path(self) -> str:

@@ -23,8 +23,9 @@ from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
 from logosphere.systems import build
 from logosphere.training.checkpoint import latest
 
-FREE = {"dropout"}
-"""Options that may differ from the parent: they have no weights and do not change the model."""
+FREE = {"dropout", "block", "any_order_fraction"}
+"""Options that may differ from the parent: networks of whole sequences and of blocks can have the same weights, which
+is checked when they are loaded, and the others have none."""
 
 
 def create_run(config: TrainConfig, corpus: Corpus, path: str | Path) -> Run:

@@ -35,9 +35,6 @@ and OpenWebText in BD3-LM (log perplexities 31.78, 30.60, 29.83, 28.2, AR 22.83;
 and, for blocks of 4, the probe of docs/LOG.md (2.770, 2.577, AR 2.042 bits)."""
 
 
-MISSING = "--begin refuses a parent with another block or any_order_fraction; the weights have the same shapes."
-
-
 @dataclass(frozen=True)
 class Phase:
     """A training of a plan, which begins with the weights of the one before it."""
@@ -45,8 +42,6 @@ class Phase:
     name: str
     config: TrainConfig
     command: str
-    missing: str = ""
-    """What the package lacks to run the command; empty if it runs."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def text8_paper(config: TrainConfig) -> Plan:
         options = ("path=any-order", "any_order_fraction=0.99", f"block={block}")  # it has risen in the first phase
         own = replace(config, options=options, steps=BLOCK_STEPS, begin=parent, seed=config.seed + number)
         settings = f"--options {' '.join(options)} --steps {BLOCK_STEPS} --seed {own.seed}"
-        phases.append(Phase(f"blocks of {block}", own, f"{command} --begin {parent} {settings} --out {out}", MISSING))
+        phases.append(Phase(f"blocks of {block}", own, f"{command} --begin {parent} {settings} --out {out}"))
     published = load_published_results("text8", "character")
     return Plan(tuple(phases), _expected(), tuple(sorted(published, key=lambda result: result.value)))
 
@@ -182,7 +177,6 @@ def _summary(one: PhaseCost) -> dict[str, Any]:
         "name": one.phase.name,
         "system": one.phase.config.system,
         "command": one.phase.command,
-        "missing": one.phase.missing,
         "parameters": bill.parameters,
         "steps": bill.steps,
         "tokens": bill.tokens,
