@@ -181,7 +181,7 @@ class Block(nn.Module):
         causal: bool,
         cache: KVCache | None,
         memory: ConditionTokens | None,
-        clean: CleanContext | None,
+        clean: CleanContext | None = None,
     ) -> Tensor:
         if self.modulation is None:
             h = h + self.dropout(self.attention(self.attention_norm(h), table, mask, causal, cache, clean))

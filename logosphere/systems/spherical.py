@@ -155,7 +155,7 @@ class RDLMSettings:
     def _check_block(self) -> None:
         if self.block is None:
             return
-        for option, default in (("base", None), ("projected", False), ("stagger", 0.0), ("protocol", "bound"),
+        for option, default in (("base", None), ("projected", False), ("protocol", "bound"),
                                 ("self_conditioning", False)):  # fmt: skip
             if getattr(self, option) != default:
                 raise UserError(f"block={self.block} needs {option}={default}, not {getattr(self, option)}.")
@@ -298,7 +298,7 @@ def _build(
         switch=settings.switch,
         exact=settings.transitions == "exact",
         chain=settings.timesteps is not None,
-        rolling=RollingOffsets(settings.stagger, settings.order, digits) if settings.stagger else None,  # type: ignore[arg-type]
+        rolling=RollingOffsets(settings.stagger, settings.order, digits, length // block) if settings.stagger else None,  # type: ignore[arg-type]
         path=settings.path,  # type: ignore[arg-type]
         any_order=any_order,
         any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,

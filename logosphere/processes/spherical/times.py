@@ -118,17 +118,20 @@ class RollingOffsets:
 
         -log p(x) = -log E_δ p_δ(x) ≤ E_δ[NELBO_δ(x)]
 
-    From left to right the window of moving positions slides over the text (Ruhe et al. 2024, rolling diffusion).
+    From left to right the window of moving positions slides over the text (Ruhe et al. 2024, rolling diffusion). With
+    `blocks`, which follow one another, offsets are those within a block.
     """
 
     spread: float
     order: Order = "random"
     states_per_token: int = 1
+    blocks: int = 1
 
     def offsets(self, free: Positions, noise: Noise) -> Float[Tensor, "B M"]:
         """δ: the ranks of the free positions, drawn for each sequence, evenly over [0, 1]."""
-        count = free.sum(1, keepdim=True) // self.states_per_token
-        rank = order_positions(free, self.order, noise, self.states_per_token)
+        count = free.unflatten(1, (self.blocks, -1)).sum(2) // self.states_per_token
+        count = count.repeat_interleave(free.shape[1] // self.blocks, 1)
+        rank = order_positions(free, self.order, noise, self.states_per_token, self.blocks)
         return (rank / (count - 1).clamp_min(1)).clamp_max(1).double()
 
     def covered(self, tau: Float[Tensor, "..."], offsets: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
