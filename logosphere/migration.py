@@ -6,8 +6,8 @@ step converts the content of one version to the next. Renamed options and fields
 for the errors about former names.
 
 Version 2 added the network option `neighbours`; earlier networks had attention alone. Version 3 renamed options of the
-systems and changed the default path of rdlm-heat from any-order to joint. Version 4 added the network option `tied`;
-earlier networks had output heads with weights of their own.
+systems and changed the default path of rdlm-heat from any-order to joint. Version 4 added the network option `tied` and
+the name of the optimiser; earlier networks had output heads with weights of their own and were trained by AdamW.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -191,7 +191,7 @@ def _classifier_3(about: Content) -> Content:
 
 
 def _to_version_4(content: Content) -> Content:
-    """Networks of version 3 had output heads with weights of their own: tied=False."""
+    """Networks of version 3 had output heads with weights of their own (tied=False) and were trained by AdamW."""
     return _with_parts(content, model=_model_4, recipe=_recipe_4)
 
 
@@ -201,8 +201,10 @@ def _model_4(model: Content) -> Content:
 
 
 def _recipe_4(recipe: Content) -> Content:
-    network = recipe.get("network")
-    return recipe | {"network": {"tied": False} | network} if isinstance(network, dict) else recipe
+    for part, former in (("network", {"tied": False}), ("optim", {"name": "adamw"})):
+        if isinstance(recipe.get(part), dict):
+            recipe = recipe | {part: former | recipe[part]}
+    return recipe
 
 
 def _parse(text: str) -> Any:

@@ -76,7 +76,7 @@ class TrainConfig:
     """A run or pretrained:NAME whose averaged weights to begin with instead of random ones; without a recipe, its own
     recipe is the default."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    optim: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(name="auto"))
 
     def __post_init__(self) -> None:
         check_finite("", vars(self))
@@ -108,7 +108,8 @@ class TrainConfig:
         if not optimiser:
             return chosen
         ema = self.ema if preset.ema is None else preset.ema
-        optim = dataclasses.replace(self.optim, **preset.optim)
+        published: dict[str, Any] = {"name": "adamw", "matrix_lr": None} | dict(preset.optim)
+        optim = dataclasses.replace(self.optim, **published)
         return dataclasses.replace(chosen, optim=optim, ema=ema)
 
 
@@ -152,7 +153,7 @@ def config_from_dict(content: Any, place: str) -> TrainConfig:
 
     Settings that it leaves out are those of its preset.
     """
-    recipe = _filled(TrainConfig, content, place)
+    recipe = _filled(TrainConfig, content, place, TrainConfig())
     assert isinstance(recipe, TrainConfig)
     if recipe.preset == DEFAULT:
         return recipe

@@ -14,7 +14,8 @@ def demo() -> TrainConfig:
     """Two minutes on two cores, on text that every machine has."""
     return TrainConfig(
         length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
-        network=NetworkConfig(width=128, depth=3, heads=4), optim=OptimizerConfig(lr=2e-3, warmup=50), ema=0.995,
+        network=NetworkConfig(width=128, depth=3, heads=4), optim=OptimizerConfig("auto", lr=2e-3, warmup=50),
+        ema=0.995,
     )  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def text8_tiny() -> TrainConfig:
         validations=10,
         validation_sequences=256,
         network=NetworkConfig(width=160, depth=4, heads=5),
-        optim=OptimizerConfig(lr=4e-3, warmup=100),
+        optim=OptimizerConfig("auto", lr=2e-3, warmup=100),
         ema=0.998,
     )
 
@@ -37,7 +38,7 @@ def text8_small() -> TrainConfig:
     """text8 at 3.2M parameters: an evening on a laptop or minutes on a GPU."""
     return replace(
         text8_tiny(), batch=64, steps=20_000, network=NetworkConfig(width=256, depth=4, heads=4),
-        optim=OptimizerConfig(lr=1e-3, warmup=500), ema=0.9995,
+        optim=OptimizerConfig("auto", lr=1e-3, warmup=500), ema=0.9995,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class AuxiliaryTrainer:
     def __init__(
         self, network: nn.Module, model: Model, loss: Callable[[Batch], Float[Tensor, ""]], optim: OptimizerConfig
     ):
-        if optim.name != "adamw":
+        if optim.name == "muon":
             raise UserError(f"The auxiliary networks are trained by adamw, not by {optim.name}.")
         self.network, self.device, self.loss, self.step = network, model.device, loss, 0
         self.parameters, self.optim = [p.requires_grad_(True) for p in network.parameters()], optim

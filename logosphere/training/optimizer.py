@@ -8,7 +8,7 @@ from logosphere.errors import UserError
 from logosphere.networks.config import PRECISIONS
 
 DECAYS = ("cosine", "linear")
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = ("adamw", "muon", "auto")
 
 
 def check_finite(prefix: str, settings: dict[str, Any]) -> None:
@@ -35,7 +35,8 @@ class OptimizerConfig:
     """AdamW or Muon with a linear warm-up and a cosine or linear decay."""
 
     name: str = "adamw"
-    """adamw, or muon: Muon for the matrices of blocks, AdamW for all other parameters."""
+    """adamw; muon: Muon for the matrices of blocks, AdamW for all other parameters; auto: muon where the network has
+    such matrices and is not sharded, else adamw."""
     lr: float = 2e-3
     """Largest learning rate."""
     warmup: int = 100
@@ -45,7 +46,7 @@ class OptimizerConfig:
     decay: str = "cosine"
     """Shape of its decay: cosine or linear."""
     matrix_lr: float | None = None
-    """Largest learning rate of the matrices of blocks, for muon; None: lr."""
+    """Largest learning rate of the matrices of blocks, for muon; None: twice lr."""
     codec_lr: float | None = None
     """Largest learning rate of learned embeddings; None: lr."""
     schedule_lr: float | None = None
@@ -68,8 +69,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_finite("optim.", vars(self))
         if self.name not in OPTIMIZERS:
-            raise UserError(f"The optimiser (name) must be {' or '.join(OPTIMIZERS)}, not '{self.name}'.")
-        if self.matrix_lr is not None and self.name != "muon":
+            raise UserError(
+                f"The optimiser (name) must be {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}, not '{self.name}'."
+            )
+        if self.matrix_lr is not None and self.name == "adamw":
             raise UserError("matrix_lr is a setting of muon; give --optim.name muon too, or leave it out.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum must be at least 0 and below 1, not {self.momentum}.")

@@ -88,15 +88,19 @@ def parameter_groups(model: Model, optim: OptimizerConfig) -> list[dict[str, Any
     return groups
 
 
-def build_optimizer(model: Model, optim: OptimizerConfig, dtype: torch.dtype) -> torch.optim.AdamW:
+def build_optimizer(
+    model: Model, optim: OptimizerConfig, dtype: torch.dtype, *, sharded: bool = False
+) -> torch.optim.AdamW:
     """The optimiser of all trainable parameters of a model; `dtype` is the precision of Muon's iterations."""
     groups = parameter_groups(model, optim)
-    if optim.name == "adamw":
+    if optim.name == "adamw" or (optim.name == "auto" and sharded):
         return adamw(groups, optim)
     matrices = {} if model.denoiser is None else block_matrices(model.denoiser)
     if not any(p in matrices for group in groups for p in group["params"]):
+        if optim.name == "auto":
+            return adamw(groups, optim)
         raise UserError("muon needs a network with linear layers in blocks, such as a transformer; use adamw.")
-    groups = matrix_groups(groups, matrices, (optim.matrix_lr or optim.lr) / optim.lr)
+    groups = matrix_groups(groups, matrices, 2.0 if optim.matrix_lr is None else optim.matrix_lr / optim.lr)
     betas = (optim.beta1, optim.beta2)
     return Muon(groups, lr=optim.lr, betas=betas, eps=optim.eps, momentum=optim.momentum, dtype=dtype)
 
@@ -274,7 +278,7 @@ class Trainer:
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(model, self.optim, self.precision)
+        self.optimizer = build_optimizer(model, self.optim, self.precision, sharded=sharded)
         self.ema = None if ema is None else EMA(model, ema)
         self.step, self.tokens = 0, 0
         self.position: dict[str, Any] | None = None
