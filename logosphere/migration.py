@@ -7,7 +7,9 @@ for the errors about former names.
 
 Version 2 added the network option `neighbours`; earlier networks had attention alone. Version 3 renamed options of the
 systems and changed the default path of rdlm-heat from any-order to joint. Version 4 added the network option `tied` and
-the name of the optimiser; earlier networks had output heads with weights of their own and were trained by AdamW.
+the name of the optimiser; earlier networks had output heads with weights of their own and were trained by AdamW. It
+also changed the defaults of systems on the sphere: on the joint path networks predict from the other positions and no
+training sequence is any-order.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -197,14 +199,39 @@ def _to_version_4(content: Content) -> Content:
 
 def _model_4(model: Content) -> Content:
     options = model.get("options")
-    return model | {"options": {"tied": False} | options} if isinstance(options, dict) else model
+    if not isinstance(options, dict):
+        return model
+    former = _former_sphere(str(model.get("system")), options)
+    return model | {"options": {"tied": False} | options | former}
+
+
+def _former_sphere(system: str, options: Content) -> Content:
+    """The values of unset options that systems on the sphere had before version 4."""
+    if system not in _SPHERICAL:
+        return {}
+    former: Content = {"subtract_input_embedding": False}
+    if options.get("posterior_head") is None:
+        former["posterior_head"] = options.get("input") == "state" or bool(options.get("projected"))
+    if options.get("any_order_fraction") is None:
+        plain_loss = options.get("loss", "cross-entropy") == "cross-entropy" and options.get("switch") is None
+        mixed = str(options.get("start")).partition(":")[0] in ("step", "linear", "sqrt")
+        plain = not mixed and options.get("timesteps") is None and not options.get("stagger")
+        both = options.get("path") == "any-order" or (system == "rdlm-heat" and plain)
+        former["any_order_fraction"] = 0.5 if both and plain_loss else 0.0
+    return former
 
 
 def _recipe_4(recipe: Content) -> Content:
     for part, former in (("network", {"tied": False}), ("optim", {"name": "adamw"})):
         if isinstance(recipe.get(part), dict):
             recipe = recipe | {part: former | recipe[part]}
-    return recipe
+    words, system = recipe.get("options", []), str(recipe.get("system"))
+    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+        return recipe
+    values = {name: _parse(text) for name, text in (word.split("=", 1) for word in words)}
+    added = {name: _text(value) for name, value in _former_sphere(system, values).items()}
+    kept = [word for word in words if word.split("=", 1)[0] not in added]
+    return recipe | {"options": [*kept, *[f"{name}={text}" for name, text in added.items()]]}
 
 
 def _parse(text: str) -> Any:

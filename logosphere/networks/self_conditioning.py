@@ -26,6 +26,11 @@ def token_probabilities(out: Logits, z: State, t: Times) -> Tensor:
     return out.softmax(-1) * out.shape[-1] ** 0.5
 
 
+def posterior_belief(out: Logits, seen: State, t: Times) -> Tensor:
+    """Return p(token) for logits from the context and the belief `seen` of the position's own state, scaled like it."""
+    return out.shape[-1] ** 0.5 * (out + seen.clamp_min(1e-30).log()).softmax(-1)
+
+
 class SelfConditioning(Wrapper):
     """Concatenates the first `reads` coordinates of a state and an estimate of `width` more, zeros at first.
 

@@ -58,11 +58,11 @@ class RDLMSettings:
     input: str = "belief"
     """Input of the network: belief (the posterior of each token given its own state) or state (with the time)."""
     posterior_head: bool | None = None
-    """Add the evidence of a state about its own token to the logits; None: only where the network reads states, because
-    a network that reads beliefs learns faster without."""
-    subtract_input_embedding: bool = False
-    """Subtract the embedding of a position's own state before the output head, for networks whose posterior head adds
-    the evidence of that state."""
+    """Add the evidence of a state about its own token to the logits; None: where the network reads states, and on the
+    joint path. On the any-order path states have all the evidence or none."""
+    subtract_input_embedding: bool | None = None
+    """Subtract the embedding of a position's own state before the output head, so that the network predicts from the
+    other positions; None: where it reads beliefs and a posterior head adds the evidence of the state."""
     loss: str = "cross-entropy"
     """cross-entropy, importance-weighted (uniform in schedule time), bound-weighted, or drift (the bound)."""
     switch: float | None = None
@@ -100,7 +100,7 @@ class RDLMSettings:
     """Path of bounds and samples: joint (all positions move together) or any-order (one position at a time)."""
     any_order_fraction: float | str | None = None
     """Fraction of training sequences with states of the any-order path, or rising: from 0 to 1 within the first half of
-    training; None: 0.5 with path=any-order and plain cross-entropy, else 0."""
+    training; None: rising with path=any-order and plain cross-entropy, else 0."""
     block: int | None = None
     """Positions of a block; blocks are generated from left to right. None: one block."""
 
@@ -127,10 +127,7 @@ class RDLMSettings:
             raise UserError(f"stagger must be a fraction of the time from 0 to below 1, not {self.stagger}.")
         if self.stagger and (self.window is not None or self.timesteps is not None):
             raise UserError("stagger allows no window and no timesteps; leave these out, or use stagger=0.")
-        has_states = self.projected or self.input == "state"
-        check_subtraction(
-            self.subtract_input_embedding, self.posterior_head or (self.posterior_head is None and has_states)
-        )
+        check_subtraction(bool(self.subtract_input_embedding), self.adds_evidence)
         self._check_any_order_fraction()
         self._check_block()
         if self.path == "any-order" and (self.has_mixture_path or self.timesteps is not None):
@@ -187,25 +184,25 @@ class RDLMSettings:
         return str(self.start).partition(":")[0] in MIXTURES
 
     @property
-    def default_any_order_fraction(self) -> float | str:
-        """The value of any_order_fraction=None."""
-        return 0.5 if self.path == "any-order" and self.has_plain_loss else 0.0
-
-
-@dataclass(frozen=True)
-class RDLMHeatSettings(RDLMSettings):
-    """Options of rdlm-heat."""
-
-    any_order_fraction: float | str | None = None
-    """Fraction of training sequences with states of the any-order path, or rising: from 0 to 1 within the first half of
-    training; None: 0.5 with plain cross-entropy, unless positions are staggered, timesteps are fixed or the start
-    changes with time; else 0."""
+    def share_of_any_order(self) -> float | str:
+        """The value of any_order_fraction, also where it is None."""
+        if self.any_order_fraction is not None:
+            return self.any_order_fraction
+        return RISING if self.path == "any-order" and self.has_plain_loss else 0.0
 
     @property
-    def default_any_order_fraction(self) -> float | str:
-        """Half of the sequences also on the joint path, so that one network serves both paths."""
-        plain = not self.has_mixture_path and self.timesteps is None and self.stagger == 0
-        return 0.5 if (plain or self.path == "any-order") and self.has_plain_loss else 0.0
+    def adds_evidence(self) -> bool:
+        """The value of posterior_head, also where it is None."""
+        if self.posterior_head is not None:
+            return self.posterior_head
+        return self.projected or self.input == "state" or (self.path == "joint" and not self.share_of_any_order)
+
+    @property
+    def subtracts_input(self) -> bool:
+        """The value of subtract_input_embedding, also where it is None."""
+        if self.subtract_input_embedding is not None:
+            return self.subtract_input_embedding
+        return self.adds_evidence and self.input == "belief" and not self.projected
 
 
 @register(
@@ -231,11 +228,11 @@ def build_rdlm(vocab_size: int, length: int, network: NetworkConfig | None, sett
         paper="after Jo and Hwang 2025, arXiv:2502.11564",
         family="continuous",
         kind="bound",
-        summary="as rdlm, with Brownian bridges: exact beliefs; half of the training sequences are any-order",
+        summary="as rdlm, with Brownian bridges, whose beliefs are exact and whose bound is tight",
     ),
-    RDLMHeatSettings,
+    RDLMSettings,
 )
-def build_rdlm_heat(vocab_size: int, length: int, network: NetworkConfig | None, settings: RDLMHeatSettings) -> Model:
+def build_rdlm_heat(vocab_size: int, length: int, network: NetworkConfig | None, settings: RDLMSettings) -> Model:
     """Diffusion on the sphere along Brownian bridges."""
     if settings.protocol == "published":
         raise UserError("protocol=published needs the log bridge of rdlm; rdlm-heat has protocol=bound.")
@@ -276,7 +273,6 @@ def _build(
     if settings.transitions != "exact":
         is_published = settings.transitions == "published"
         tables = [match_moments(table, d, published=is_published, scale=settings.rho_scale) for table in tables]
-    fraction = settings.any_order_fraction
     times, digits = tables[0].times, codec.digits if isinstance(codec, DigitCodec) else 1
     block = length if settings.block is None else settings.block
     check_block(length, block)
@@ -301,7 +297,7 @@ def _build(
         rolling=RollingOffsets(settings.stagger, settings.order, digits, length // block) if settings.stagger else None,  # type: ignore[arg-type]
         path=settings.path,  # type: ignore[arg-type]
         any_order=any_order,
-        any_order_fraction=settings.default_any_order_fraction if fraction is None else fraction,
+        any_order_fraction=settings.share_of_any_order,
     )
     return _model(process, length, network, settings)
 

@@ -13,7 +13,7 @@ from logosphere.geometry.bridge_tables import fit_normal, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge
 from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
-from logosphere.networks.self_conditioning import SelfConditioning
+from logosphere.networks.self_conditioning import SelfConditioning, posterior_belief, token_probabilities
 from logosphere.networks.transformer import DigitTransformer, FullTransformer
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
 from logosphere.processes.spherical.projected import ProjectedCodec, ProjectedSphericalDiffusion
@@ -170,8 +170,7 @@ def sphere_network(
         denoiser = _projected_network(process, length, network)
     else:
         denoiser = _network(process, length, network, settings)
-    has_states = settings.projected or settings.input == "state"
-    if settings.posterior_head or (settings.posterior_head is None and has_states):
+    if settings.adds_evidence:
         return PosteriorHead(denoiser, process.add_evidence)
     return denoiser
 
@@ -201,10 +200,13 @@ def _network(process: SphericalDiffusion, length: int, network: NetworkConfig, s
             settings.block or states,
             network,
             time_conditional=time_conditional,
-            subtract_input=settings.subtract_input_embedding,
+            subtract_input=settings.subtracts_input,
         )
         if settings.self_conditioning:
             inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
             probability = 0.5 if settings.self_conditioning is True else settings.self_conditioning
-            inner = SelfConditioning(inner, codec.num_classes, codec.num_classes, probability=probability)
+            estimate = (
+                posterior_belief if settings.adds_evidence and settings.input == "belief" else token_probabilities
+            )
+            inner = SelfConditioning(inner, codec.num_classes, codec.num_classes, estimate, probability)
     return BeliefInput(inner, process.belief) if settings.input == "belief" else inner
