@@ -13,6 +13,8 @@ import logosphere as ls
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.networks.backbone import Backbone
+from logosphere.networks.base import PosteriorHead
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
@@ -166,7 +168,7 @@ def test_spherical_steppers_use_the_joint_path() -> None:
 def test_a_network_trained_on_both_paths_learns_both() -> None:
     torch.manual_seed(0)
     language = sticky_chain(3, 6)
-    model = ls.build("rdlm-heat", vocab_size=3, length=6, path="any-order", **SMALL)
+    model = ls.build("rdlm-heat", vocab_size=3, length=6, path="any-order", any_order_fraction=0.5, **SMALL)
     batches = (language.sample(64, generator(step)) for step in range(150))
     for _ in ls.fit(model, batches, steps=150, optim=ls.OptimizerConfig(lr=3e-3, warmup=10)):
         pass
@@ -180,13 +182,24 @@ def test_a_network_trained_on_both_paths_learns_both() -> None:
     assert language.entropy() < any_order < 0.8 * unigram and language.entropy() < joint < 0.8 * unigram
 
 
-def test_rdlm_heat_is_joint_and_trained_on_both_paths() -> None:
-    heat = ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None).process
-    assert heat.path_name == "joint" and heat.any_order_fraction == 0.5
-    for options in ({"stagger": 0.5}, {"timesteps": 8}, {"start": "step:0.35"}, {"loss": "drift"}, {"switch": 0.5}):
-        assert ls.build("rdlm-heat", vocab_size=3, length=4, denoiser=None, **options).process.any_order_fraction == 0
-    assert ls.build("rdlm", vocab_size=3, length=4, denoiser=None).process.any_order_fraction == 0
-    assert ls.build("rdlm", vocab_size=3, length=4, denoiser=None, path="any-order").process.any_order_fraction == 0.5
+@pytest.mark.parametrize("name", ["rdlm", "rdlm-heat"])
+def test_sequences_of_a_training_are_those_of_its_path(name: str) -> None:
+    """By default none is any-order on the joint path; on the any-order path their fraction rises."""
+
+    def fraction(**options: object) -> object:
+        return ls.build(name, vocab_size=3, length=4, denoiser=None, **options).process.any_order_fraction
+
+    assert ls.build(name, vocab_size=3, length=4, denoiser=None).process.path_name == "joint"
+    assert fraction() == 0 and fraction(path="any-order") == "rising"
+    assert fraction(path="any-order", loss="drift") == 0 and fraction(path="any-order", switch=0.5) == 0
+
+
+def test_networks_of_the_joint_path_predict_from_the_other_positions() -> None:
+    for options, head in (({}, True), ({"path": "any-order"}, False), ({"any_order_fraction": 0.5}, False)):
+        model = ls.build("rdlm-heat", vocab_size=3, length=4, **SMALL, **options)
+        assert isinstance(model.denoiser, PosteriorHead) == head
+        subtracted = [module.out is not None for module in model.modules() if isinstance(module, Backbone)]
+        assert subtracted == [head]
 
 
 def test_invalid_options_are_refused() -> None:

@@ -157,7 +157,7 @@ def test_two_processes_take_the_steps_of_one(corpus: Corpus, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "sgd"}, "must be adamw or muon, not 'sgd'"),
+        ({"name": "sgd"}, "must be adamw, muon or auto, not 'sgd'"),
         ({"name": "muon", "matrix_lr": 0.0}, "matrix_lr must be above 0"),
         ({"matrix_lr": 1e-3}, "matrix_lr is a setting of muon"),
         ({"name": "muon", "momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),

@@ -19,6 +19,7 @@ from logosphere.errors import UserError
 from logosphere.geometry.bridge_tables import match_moments, mean_cosine, solve_rho
 from logosphere.geometry.bridges import LogBridge, simulate_bridge
 from logosphere.networks.base import Denoiser
+from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.base import uniform_grid
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.digit_posterior import ValidCodes
@@ -355,7 +356,8 @@ def test_times_outside_the_unit_interval_are_refused() -> None:
 def test_self_conditioning_keeps_state_only_while_sampling() -> None:
     torch.manual_seed(0)
     model = ls.build("rdlm", vocab_size=3, length=4, self_conditioning=True, **SMALL).eval()
-    torch.nn.init.normal_(model.denoiser.inner.inner.head.weight)
+    network = next(module for module in model.modules() if isinstance(module, FullTransformer))
+    torch.nn.init.normal_(network.head.weight)
     z = model.corrupt(torch.zeros(2, 4, dtype=torch.long), torch.tensor(0.6), generator(1))
     t = torch.full((2, 4), 0.6)
     first, second = (model.denoiser(z, t, context=z) for _ in range(2))

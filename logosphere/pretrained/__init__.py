@@ -88,13 +88,18 @@ def load_weights(folder: Path, weights: Path, options: dict[str, Any] | None = N
 
 
 def build_from_recipe(folder: Path, options: dict[str, Any] | None = None) -> Model:
-    """A new model as the recipe of a folder describes it, with other `options` where they are given."""
-    spec = read_spec(folder)
+    """A new model as the recipe of a folder describes it, with other `options` where they are given.
+
+    Another path leaves the network as it is, although the defaults of its options may depend on the path.
+    """
+    spec, changed = read_spec(folder), dict(options or {})
     try:
-        return build(
+        path = changed.pop("path", None)
+        model = build(
             spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
-            **(spec.options | (options or {})),
+            **(spec.options | changed),
         )  # fmt: skip
+        return model if path is None else model.with_path(path)
     except (TypeError, ValueError) as problem:
         recipe = folder / RECIPE
         raise UserError(f"{recipe} describes no model that can be built ({problem}); restore it from a copy.") from None

@@ -50,6 +50,7 @@ class MDLMSettings(ContinuousTimeSettings):
         family="discrete",
         kind="bound",
         summary="masks in continuous time; revealed tokens are copied; trains on cross-entropy (or loss=bound)",
+        tied=True,
     ),
     MDLMSettings,
 )
@@ -164,6 +165,7 @@ class ARDMSettings:
         family="discrete",
         kind="bound",
         summary="generates one token at a time in any order; its bound is that of mdlm, trained with its weight L/l",
+        tied=True,
     ),
     ARDMSettings,
 )
@@ -199,6 +201,7 @@ class BD3LMSettings(DiscreteSettings):
         family="discrete",
         kind="bound",
         summary="masks in blocks of 4 (block=…), one after another; between ar (blocks of 1) and mdlm (one block)",
+        tied=True,
     ),
     BD3LMSettings,
 )

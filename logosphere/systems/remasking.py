@@ -23,6 +23,7 @@ register(
         kind="bound",
         summary="trained as mdlm; tokens may be masked again during sampling, with the same marginals",
         sampler="remdm-cap",
+        tied=True,
     ),
     MDLMSettings,
 )(build_mdlm)
@@ -35,6 +36,7 @@ register(
         kind="bound",
         summary="trained as mdlm; near the end of sampling every step masks all positions anew",
         sampler="star",
+        tied=True,
     ),
     MDLMSettings,
 )(build_mdlm)
@@ -47,6 +49,7 @@ register(
         kind="bound",
         summary="trained as mdlm; every sampling step scores all tokens and keeps the most confident ones",
         sampler="p2",
+        tied=True,
     ),
     MDLMSettings,
 )(build_mdlm)
@@ -73,6 +76,7 @@ class GStarSettings(MDLMSettings):
         kind="bound",
         summary="as star, but a second network, trained on the frozen denoiser, selects the tokens to mask",
         sampler="g-star",
+        tied=True,
     ),
     GStarSettings,
 )
@@ -108,6 +112,7 @@ class LLaDASettings:
         kind="bound",
         summary="trained on the bound without conditioning on time; samples the likeliest tokens first, block by block",
         sampler="llada",
+        tied=True,
     ),
     LLaDASettings,
 )
