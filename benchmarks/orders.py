@@ -17,6 +17,7 @@ import torch
 from records import find_commit, print_experiment
 from torch import Tensor
 
+from logosphere.errors import plural
 from logosphere.evaluation.report import Report
 from logosphere.runs.evaluate import evaluate_run
 from logosphere.runs.run import Run
@@ -52,21 +53,22 @@ class Measurement:
 
     def add(self, label: str, report: Report, nats: Tensor, draws: int, seconds: float) -> None:
         """Add the bits per character of these likelihoods, and their paired differences from the bound."""
-        shared: dict[str, object] = {"row": label, "checkpoint": self.name, "system": self.run.config.system}
-        shared |= {"order": report.order, "draws": draws}
-        for metric, values in (("bits_per_character", nats), ("minus_nelbo", nats - torch.tensor(self.base.nats))):
+        shared: dict[str, object] = {"row": f"`{self.name}`, {label}", "checkpoint": self.name, "draws": draws}
+        shared |= {"system": self.run.config.system, "path": report.path or None, "order": report.order or None}
+        metric = {"": "nelbo_bits", "random": "random_bits"}.get(report.order, "bits_per_character")
+        figures = {metric: nats, "minus_nelbo": nats - torch.tensor(self.base.nats)}
+        for name, values in figures.items() if report.order else [(metric, nats)]:
             value, error = self.base.per_unit(values.double())
-            figures = {"metric": metric, "value": round(value, 4), "error": round(error, 4)}
-            kind = {"kind": report.kind, "cpu_seconds": round(seconds)} if metric != "minus_nelbo" else {}
-            if report.order or kind:
-                self.records.append(shared | figures | kind)
-                print(f"# {self.name}, {label}: {metric} {value:.4f} ± {error:.4f}, {seconds:.0f} CPU s", flush=True)
+            kind = {"kind": report.kind} if name == metric else {}
+            self.records.append(shared | {"metric": name, "value": round(value, 4), "error": round(error, 4)} | kind)
+            print(f"# {self.name}, {label}: {name} {value:.4f} ± {error:.4f}, {seconds:.0f} CPU s", flush=True)
+        self.records.append(shared | {"metric": "cpu_seconds", "value": round(seconds), "unit": "s"})
 
     def add_orders(self, orders: tuple[OrderName, ...], random_orders: int) -> None:
         """Measure deterministic orders, and bounds of up to this number of random ones."""
         for order in orders:
             report, seconds = self.evaluate(OrderConfig(order), 0)
-            self.add(order, report, torch.tensor(report.nats), 1, seconds)
+            self.add(f"`{order}`", report, torch.tensor(report.nats), 1, seconds)
         drawn: list[Tensor] = []
         total = 0.0
         for seed in range(random_orders):
@@ -74,7 +76,7 @@ class Measurement:
             drawn, total = [*drawn, torch.tensor(report.nats).double()], total + seconds
             if len(drawn) in RANDOM_ORDERS:
                 nats = math.log(len(drawn)) - (-torch.stack(drawn)).logsumexp(0)
-                self.add(f"random, {len(drawn)}", report, nats, len(drawn), total)
+                self.add(plural(len(drawn), "random order"), report, nats, len(drawn), total)
 
 
 def main() -> None:
@@ -93,8 +95,8 @@ def main() -> None:
         measurement.add_orders(tuple(order for order in ORDERS if order in args.orders), args.random_orders)
         records += measurement.records
     print_experiment(
-        "orders", records, data="text8", split="test", sequences=args.sequences, seed=0, unit="bits per character",
-        commit=find_commit(), script="benchmarks/orders.py",
+        "orders", records, data="text8", split="test", sequences=args.sequences, seed=0, precision="float32",
+        unit="bits per character", commit=find_commit(), script="benchmarks/orders.py",
         command=f"python benchmarks/orders.py --sequences {args.sequences} --draws {args.draws}",
     )  # fmt: skip
 
