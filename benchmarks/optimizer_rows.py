@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -104,7 +105,7 @@ def _time_steps(rounds: int = 12) -> None:
     times = []
     for number in range(rounds + 2):
         batch = ls.Batch.of(tokens, first=number * 32)
-        steps = [_cpu_seconds(lambda one=one, batch=batch: one.train_step(batch, 0.0)) for one in trainers]
+        steps = [_cpu_seconds(partial(one.train_step, batch, 0.0)) for one in trainers]
         times.append(steps + [_cpu_seconds(one.optimizer.step) for one in trainers])
     times = times[2:]
     for place, label in enumerate(("step, adamw", "step, muon", "optimiser, adamw", "optimiser, muon")):
