@@ -37,6 +37,7 @@ def muon(lr: str, matrix_lr: str, *settings: str) -> list[str]:
 LINEAR = ["--optim.decay", "linear", "--optim.min-lr-ratio", "0"]
 
 ROWS: dict[str, list[str]] = {
+    "mdlm, adamw 1e-3": ["mdlm", *adamw("1e-3")],
     "mdlm, adamw 2e-3": ["mdlm", *adamw("2e-3")],
     "mdlm, adamw 4e-3": ["mdlm", *adamw("4e-3")],
     "mdlm, muon 2e-3, matrices 4e-3": ["mdlm", *muon("2e-3", "4e-3")],
