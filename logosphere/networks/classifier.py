@@ -82,7 +82,7 @@ class Remasker(nn.Module):
         if not 1 <= depth <= network.depth:
             raise UserError(f"A remasker has from 1 to {network.depth} blocks, as the network does, not {depth}.")
         self.stem = codec.build_stem(network.width)
-        config = replace(network, depth=depth, labels=0, source=0, signal=0, body="transformer")
+        config = replace(network, depth=depth, decoder_depth=None, labels=0, source=0, signal=0, body="transformer")
         self.trunk = Backbone(config, length, reads_time=False, reach=network.neighbours)
         self.head = LinearHead(network.width, 1)
         self.requires_grad_(False)  # it is trained separately

@@ -34,7 +34,9 @@ class Conditioner(nn.Module):
         self.labels = TokenEmbedding(network.labels, width) if network.labels else None
         # One vector more than there are tokens: it marks the end of the source.
         self.source = TokenEmbedding(network.source + 1, width) if network.source else None
-        encoder = replace(network, depth=SOURCE_DEPTH, shape="", body="transformer", labels=0, source=0, signal=0)
+        encoder = replace(
+            network, depth=SOURCE_DEPTH, decoder_depth=None, shape="", body="transformer", labels=0, source=0, signal=0
+        )
         self.reader = Backbone(encoder, network.source_length, reads_time=False) if network.source else None
         self.signal = nn.Linear(network.signal, width) if network.signal else None
         self.register_buffer("withheld", torch.zeros((), dtype=torch.long))

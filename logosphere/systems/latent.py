@@ -155,7 +155,9 @@ def build_latent(vocab_size: int, length: int, network: NetworkConfig | None, se
 
 
 def _autoencoder(vocab_size: int, length: int, network: NetworkConfig, settings: LatentSettings) -> TextAutoencoder:
-    size = replace(network, depth=settings.autoencoder_depth, labels=0, source=0, signal=0, dropout=0.0)
+    size = replace(
+        network, depth=settings.autoencoder_depth, decoder_depth=None, labels=0, source=0, signal=0, dropout=0.0
+    )
     reader: TokenEncoder = TransformerEncoder(vocab_size, length, size)
     if settings.encoder is not None:
         encoder = encoder_by_name(settings.encoder, settings.layer)
