@@ -145,7 +145,6 @@ def test_own_embedding_does_not_reach_the_head() -> None:
         ({"block": 3}, "does not split into blocks of 3"),
         ({"block": 0}, "does not split into blocks of 0"),
         ({"block": 4, "base": 2}, "block=4 needs base=None"),
-        ({"block": 4, "stagger": 0.5}, "block=4 needs stagger"),
         ({"block": 4, "self_conditioning": True}, "block=4 needs self_conditioning=False"),
         ({"any_order_fraction": "rising"}, "use path=any-order"),
         ({"any_order_fraction": "growing", "path": "any-order"}, "not a choice for any_order_fraction"),

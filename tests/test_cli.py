@@ -212,7 +212,7 @@ def test_samplers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_remasker_is_trained_and_saved_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     train("--system", "g-star")
-    argv = ["sample", "run", "-n", "2", "--steps", "8", "--json"]
+    argv = ["sample", "run", "-n", "8", "--steps", "8", "--json"]
     texts = []
     for steps in (0, 3):
         if steps:

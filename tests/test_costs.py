@@ -24,7 +24,7 @@ NETWORK = NetworkConfig(width=WIDTH, depth=DEPTH, heads=4)
 
 def build(system: str, length: int, vocabulary: int = VOCABULARY) -> Model:
     options = {"block": 8} if system == "bd3lm" else {}
-    return ls.build(system, vocab_size=vocabulary, length=length, **vars(NETWORK), **options)
+    return ls.build(system, vocab_size=vocabulary, length=length, **vars(NETWORK) | {"tied": False}, **options)
 
 
 def forward_flops(model: Model) -> float:

@@ -84,7 +84,7 @@ def test_example_sampler_depends_on_seed_and_sample_only() -> None:
 
 def test_bits_are_counted_per_real_token() -> None:
     examples = Examples([np.array([0, 1])] * 8, eos=2)
-    model = ls.build("mdlm", vocab_size=3, length=16, **SMALL)
+    model = ls.build("mdlm", vocab_size=3, length=16, tied=False, **SMALL)
     report = ls.evaluate(model, sequential_batches(examples, 16, 8), draws=2, rng=0)
     assert report.tokens == 8 * 3  # two tokens and EOS
     assert report.bits == pytest.approx(16 / 3 * np.log2(3), rel=1e-3)  # an untrained network is uniform over 16 tokens

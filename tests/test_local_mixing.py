@@ -89,7 +89,7 @@ def test_invalid_reach_is_refused(reach: int) -> None:
 
 def test_version_1_files_load_without_local_mixing(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = ls.build("mdlm", vocab_size=5, length=8, neighbours=0, **SMALL)
+    model = ls.build("mdlm", vocab_size=5, length=8, neighbours=0, tied=False, **SMALL)
     model.save(tmp_path)
     recipe = json.loads((tmp_path / "recipe.json").read_text())
     del recipe["model"]["options"]["neighbours"]

@@ -8,6 +8,8 @@ import torch
 import logosphere as ls
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import tangent_normal_log_p
+from logosphere.networks.base import BeliefInput, PosteriorHead
+from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.wide import MEASURED_ONE_IN, WideSphericalDiffusion
 from logosphere.rng import WIDE, CounterNoise, GeneratorNoise, Noise, categorical
@@ -30,7 +32,8 @@ def build(name: str, vocab_size: int, **options: Any) -> ls.Model:
     model = ls.build(name, vocab_size=vocab_size, length=L, width=32, depth=1, heads=2, **options)
     assert type(model.process) is WideSphericalDiffusion
     with torch.no_grad():
-        model.denoiser.inner.head.weight.normal_(std=0.1)  # type: ignore[union-attr]
+        network = next(module for module in model.modules() if isinstance(module, FullTransformer))
+        network.head.weight.normal_(std=0.1)
     return model
 
 
@@ -61,7 +64,11 @@ def test_bound_loss_and_gradient_are_those_of_the_dense_formulas(
     ours, our_gradients = measure_bound(model, batch)
     monkeypatch.setattr(sphere, "WIDE", 10**9)
     model.process.__class__ = SphericalDiffusion
-    model.denoiser.belief = model.process.belief  # type: ignore[union-attr, assignment]
+    for wrapper in model.modules():
+        if isinstance(wrapper, BeliefInput):
+            wrapper.belief = model.process.belief
+        if isinstance(wrapper, PosteriorHead):
+            wrapper.add_evidence = model.process.add_evidence
     dense, gradients = measure_bound(model, batch)
     torch.testing.assert_close(ours.total, dense.total, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.loss, dense.loss, rtol=1e-4, atol=1e-4)

@@ -132,7 +132,7 @@ def resolve_pins(request: GenerateRequest, model: Model, tokenizer: Tokenizer) -
 
 def to_command(request: GenerateRequest, name: str, pinned: PinnedPositions | None, tokenizer: Tokenizer) -> str:
     """Return the command line of a request to the model `name`."""
-    argv = ["logosphere", "sample", name]
+    argv = ["logosphere", "sample", name, "--precision", "float32"]  # as the studio computes
     argv += ["-n", str(request.n), "--steps", str(request.steps), "--seed", str(request.seed)]
     if request.sampler != "auto":
         argv += ["--sampler", request.sampler]
