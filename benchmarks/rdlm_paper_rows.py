@@ -64,8 +64,8 @@ OBJECTIVES = {
     "paper from the mask, cross-entropy": paper("loss=cross-entropy", "window=null", "start=mask"),
     "paper from the mask, importance sampling": paper("start=mask"),
 }
-# The mask start is the row "ours, default" of the objectives.
 STARTS = {
+    "mask": system("rdlm", "start=mask"),
     "uniform": system("rdlm", "start=uniform"),
     "mask+uniform": system("rdlm", "start=mask+uniform"),
     "step:0.35": system("rdlm", "start=step:0.35"),
