@@ -96,7 +96,7 @@ def _run_child(name: str, row: str, folder: Path, args: argparse.Namespace) -> N
 
 def measure_row(name: str, row: str, folder: Path, args: argparse.Namespace) -> None:
     """Train a row to its end, evaluate it, and write its figures."""
-    part = PARTS[name]
+    part, commit = PARTS[name], find_commit()  # now: the files may change during the training
     minutes = part.minutes if args.minutes is None else args.minutes
     sequences = part.sequences if args.sequences is None else args.sequences
     config = parse_train(
@@ -113,7 +113,7 @@ def measure_row(name: str, row: str, folder: Path, args: argparse.Namespace) -> 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     last = [line for line in run.metrics() if "cpu_seconds" in line][-1]
     figures: Figures = {
-        "row": row, "commit": find_commit(), "run": str(path), "CPU minutes": minutes, "seed": args.seed,
+        "row": row, "commit": commit, "run": str(path), "CPU minutes": minutes, "seed": args.seed,
         "steps": last["step"], "CPU s": last["cpu_seconds"], "CPU s per step": last["cpu_seconds"] / last["step"],
         "peak MB": peak, "sequences": sequences, "draws": DRAWS, "figures": {}, "curve": _read_lines(curve_path),
     }  # fmt: skip

@@ -37,7 +37,7 @@ def print_records(name: str, part: Part, rows: list[Row]) -> None:
         for metric, value in figures.items():
             if isinstance(value, float):
                 records.append({"row": label, "metric": metric.replace(" ", "_"), "value": float(f"{value:.4g}")})
-    print_experiment(f"paper-{name}", records, script="benchmarks/rdlm_paper.py", data=part.arguments[0])
+    print_experiment(f"paper-{name}", records, script="benchmarks/rdlm_paper.py", data=part.data)
 
 
 def plot_part(name: str, rows: list[Row], folder: Path) -> None:

@@ -15,6 +15,8 @@ from logosphere.runs.config import TrainConfig
 class Part:
     """Rows that are compared with each other."""
 
+    data: str
+    """Name of the data in records."""
     arguments: list[str]
     """The recipe and the arguments of all rows."""
     rows: dict[str, list[str]]
@@ -94,21 +96,21 @@ SMALL = ["--network.width", "64", "--network.depth", "3", "--network.heads", "4"
 
 PARTS = {
     "objectives": Part(
-        TEXT8, OBJECTIVES, 3, 500, "character", curve=True, bound_starts=("mask", "uniform"), evaluation_batch=64
+        "text8", TEXT8, OBJECTIVES, 3, 500, "character", curve=True, bound_starts=("mask", "uniform"), evaluation_batch=64
     ),
-    "starts": Part(TEXT8, STARTS, 3, 500, "character", curve=True, bound_starts=("mask",), evaluation_batch=64),
+    "starts": Part("text8", TEXT8, STARTS, 3, 500, "character", curve=True, bound_starts=("mask",), evaluation_batch=64),
     "splitting": Part(
-        WORDS, SPLITTING, 6, 64, "byte", evaluation_batch=4, open_corpus=lambda config: open_wikitext2()
+        "wikitext-2", WORDS, SPLITTING, 6, 64, "byte", evaluation_batch=4, open_corpus=lambda config: open_wikitext2()
     ),
     "pixels": Part(
-        ["cifar10", "--network.width", "48", "--network.heads", "4", "--batch", "4", "--optim.lr", "2e-3",
+        "cifar10", ["cifar10", "--network.width", "48", "--network.heads", "4", "--batch", "4", "--optim.lr", "2e-3",
          "--optim.warmup", "10", "--ema", "0.98", "--validations", "1", "--validation-sequences", "4"],
         PIXELS, 30, 64, "dimension", evaluation_batch=4, domain=domain_metrics.Colours, samples=4,
         sampling_steps=32,
     ),
     "synthetic": Part(
-        ["promoters", *SMALL, "--network.body", "transformer"], BASES, 20, 500, "base",
+        "synthetic-promoters", ["promoters", *SMALL, "--network.body", "transformer"], BASES, 20, 500, "base",
         domain=domain_metrics.Synthetic,
     ),
-    "dna": Part(["dna", *SMALL], BASES, 20, 500, "base", domain=domain_metrics.Promoters),
+    "dna": Part("promoters", ["dna", *SMALL], BASES, 20, 500, "base", domain=domain_metrics.Promoters),
 }  # fmt: skip
