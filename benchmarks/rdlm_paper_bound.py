@@ -29,7 +29,7 @@ class PaperTime(Wrapper):
         self.process = (process,)  # in a tuple: the process is a module, and not a part of the network
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
-        tau = self.process[0].schedule_time(t)
+        tau = self.process[0].schedule_time(t.flatten()).view_as(t)
         return self.inner(z, torch.where(t > 0, 1 - tau, 0.0).float(), context, where)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:

@@ -96,14 +96,18 @@ SMALL = ["--network.width", "64", "--network.depth", "3", "--network.heads", "4"
 
 PARTS = {
     "objectives": Part(
-        "text8", TEXT8, OBJECTIVES, 3, 500, "character", curve=True, bound_starts=("mask", "uniform"), evaluation_batch=64
+        "text8", TEXT8, OBJECTIVES, 3, 500, "character", evaluation_batch=64, curve=True,
+        bound_starts=("mask", "uniform"),
     ),
-    "starts": Part("text8", TEXT8, STARTS, 3, 500, "character", curve=True, bound_starts=("mask",), evaluation_batch=64),
+    "starts": Part(
+        "text8", TEXT8, STARTS, 3, 500, "character", evaluation_batch=64, curve=True, bound_starts=("mask",),
+    ),
     "splitting": Part(
         "wikitext-2", WORDS, SPLITTING, 6, 64, "byte", evaluation_batch=4, open_corpus=lambda config: open_wikitext2()
     ),
     "pixels": Part(
-        "cifar10", ["cifar10", "--network.width", "48", "--network.heads", "4", "--batch", "4", "--optim.lr", "2e-3",
+        "cifar10",
+        ["cifar10", "--network.width", "48", "--network.heads", "4", "--batch", "4", "--optim.lr", "2e-3",
          "--optim.warmup", "10", "--ema", "0.98", "--validations", "1", "--validation-sequences", "4"],
         PIXELS, 30, 64, "dimension", evaluation_batch=4, domain=domain_metrics.Colours, samples=4,
         sampling_steps=32,

@@ -139,7 +139,7 @@ def test_network_learns_labels() -> None:
     labels = torch.arange(48) % 3
     tokens = labels[:, None].expand(-1, 4).clone()
     batch = Batch.of(tokens, condition=Condition.of(labels=labels))
-    list(ls.fit(model, [batch] * 120, steps=100, optim=ls.OptimizerConfig(lr=1e-2, warmup=5)))
+    list(ls.fit(model, [batch] * 120, steps=120, optim=ls.OptimizerConfig(lr=1e-2, warmup=5)))
     known = model.nelbo(tokens, generator(1), condition=batch.condition, draws=8).total.mean()
     unknown = model.nelbo(tokens, generator(1), draws=8).total.mean()
     assert known < 0.3 and unknown > 0.7  # log 3 = 1.1 when the first token must be guessed
@@ -223,8 +223,8 @@ def test_a_signal_far_away_is_learned() -> None:
 
     torch.manual_seed(0)
     model = ls.build("mdlm", vocab_size=K, length=length, width=32, depth=1, heads=2, signal=1)
-    batches = [draw(seed) for seed in range(100)]
-    list(ls.fit(model, batches, steps=100, optim=ls.OptimizerConfig(lr=5e-3, warmup=10)))
+    batches = [draw(seed) for seed in range(120)]
+    list(ls.fit(model, batches, steps=120, optim=ls.OptimizerConfig(lr=5e-3, warmup=10)))
     test = draw(999)
     assert test.condition is not None and test.condition.signal is not None
     wrong = torch.zeros_like(test.condition.signal)
