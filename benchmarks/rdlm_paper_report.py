@@ -36,7 +36,9 @@ def print_records(name: str, part: Part, rows: list[Row]) -> None:
     for label, figures in (rows[0].get("references", {}) if rows else {}).items():
         for metric, value in figures.items():
             if isinstance(value, float):
-                records.append({"row": label, "metric": metric.replace(" ", "_"), "value": float(f"{value:.4g}")})
+                likelihood = {"metric": f"bits_per_{part.unit}", "kind": figures.get("kind")}
+                named = likelihood if metric == "bits" else {"metric": metric.replace(" ", "_")}
+                records.append({"row": label, "value": float(f"{value:.4g}")} | named)
     print_experiment(f"paper-{name}", records, script="benchmarks/rdlm_paper.py", data=part.data)
 
 
