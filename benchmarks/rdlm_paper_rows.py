@@ -73,7 +73,8 @@ STARTS = {
     "step:0.35": system("rdlm", "start=step:0.35"),
 }
 WORDS = ["text8-tiny", "--data", "wikitext-2", *OPTIMISER, "--length", "64", "--batch", "16",
-         "--network.width", "128", "--network.heads", "4", "--network.neighbours", "1", "--validations", "1", "--validation-sequences", "16"]  # fmt: skip
+         "--network.width", "128", "--network.heads", "4", "--network.neighbours", "1",
+         "--validations", "1", "--validation-sequences", "16"]  # fmt: skip
 PAPER_NOISE = "total_noise=0.0376"
 SPLITTING = {
     "unsplit": system("rdlm", "projected=true"),
