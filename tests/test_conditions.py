@@ -8,7 +8,7 @@ from toy_models import SMALL, fill_zero_weights
 import logosphere as ls
 from logosphere import Condition, UserError
 from logosphere.networks.base import PosteriorHead
-from logosphere.networks.conditioning import Conditioner
+from logosphere.networks.conditioning import Conditioner, SignalFeatures
 from logosphere.networks.guidance import ClassifierFreeGuidance
 from logosphere.types import NO_TOKEN, Batch
 
@@ -192,3 +192,46 @@ def test_rebuilt_wrappers_keep_the_training_mode() -> None:
     assert isinstance(model.denoiser, PosteriorHead)
     assert not model.denoiser.with_condition(condition).training
     assert model.train().denoiser.with_condition(condition).training
+
+
+def test_signal_reaches_distant_positions_without_attention() -> None:
+    """What a network is given at a position depends on the place and on the signal elsewhere."""
+    torch.manual_seed(0)
+    features = SignalFeatures(1, 8)
+    peak = torch.zeros(2, 96, 1)
+    peak[0, 68] = 1.0
+    with torch.no_grad():
+        strong, absent = features(peak)
+    assert (strong[12] - absent[12]).abs().max() > 1e-3
+    assert (absent[12] - absent[40]).abs().max() > 1e-3
+    distances = torch.cdist(absent, absent) + torch.eye(96)
+    assert distances.min() > 1e-3  # every place has its own features
+
+
+def test_a_signal_far_away_is_learned() -> None:
+    """The token at place 2 of 24 is that which the signal at place 20 says; all others are random."""
+    length, place, source = 24, 2, 20
+
+    def draw(seed: int) -> Batch:
+        rng = generator(seed)
+        tokens = torch.randint(K, (64, length), generator=rng)
+        strength = torch.randint(2, (64,), generator=rng)
+        tokens[:, place] = strength
+        signal = torch.zeros(64, length, 1)
+        signal[:, source, 0] = strength.float()
+        return Batch.of(tokens, condition=Condition.of(signal=signal), first=64 * seed)
+
+    torch.manual_seed(0)
+    model = ls.build("mdlm", vocab_size=K, length=length, width=32, depth=1, heads=2, signal=1)
+    batches = [draw(seed) for seed in range(120)]
+    list(ls.fit(model, batches, steps=120, optim=ls.OptimizerConfig(lr=5e-3, warmup=10)))
+    test = draw(999)
+    assert test.condition is not None and test.condition.signal is not None
+    wrong = torch.zeros_like(test.condition.signal)
+    wrong[:, source] = 1 - test.condition.signal[:, source]
+    model.eval()
+    right_nats, wrong_nats = (
+        model.nelbo(test.tokens, generator(3), draws=4, condition=condition).total.mean()
+        for condition in (test.condition, Condition.of(signal=wrong))
+    )
+    assert right_nats < wrong_nats - 0.5

@@ -1,6 +1,6 @@
 """Render the result tables of the documentation from the JSON records in benchmarks/results/.
 
-    python tools/results_tables.py             # rewrite the tables in README.md, docs/results.md and docs/results/
+    python tools/results_tables.py             # rewrite the tables in README.md, docs/ and docs/results/
     python tools/results_tables.py --check     # exit with 1 if a page is stale or a table is shown nowhere
     python tools/results_tables.py --records   # print every record with all of its fields, one JSON object a line
 
@@ -179,7 +179,7 @@ def render_page(text: str, records: list[Record], tables: dict[str, Table]) -> s
 
 
 def find_pages(root: Path = ROOT) -> list[Path]:
-    pages = [root / "README.md", root / "docs" / "performance.md", root / "docs" / "results.md"]
+    pages = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("performance", "results", "sphere"))]
     return pages + sorted((root / "docs" / "results").glob("*.md"))
 
 

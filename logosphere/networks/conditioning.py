@@ -2,8 +2,14 @@
 
 The condition tokens are one learned vector that stands for 'no condition', the label, and the source text as encoded by
 a small network. Dropped conditions are masked out, so that only the first vector remains.
+
+A signal belongs to places of an aligned sequence, such as the distance from a transcription start, while the rotary
+positions of a transformer are relative. So its features say where a position is, and what the signal is elsewhere:
+
+    W [s_i, max_j s_j, mean_j s_j, cos(2π i/λ), sin(2π i/λ)]        λ = 4, 8, …, 4096
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -14,10 +20,37 @@ from logosphere.codecs.tokens import TokenEmbedding
 from logosphere.errors import UserError
 from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.config import NetworkConfig
-from logosphere.types import NO_TOKEN, Condition
+from logosphere.types import NO_TOKEN, Condition, Float
 
 SOURCE_DEPTH = 2
 """Blocks of the network that encodes source texts."""
+
+
+WAVELENGTHS = 4.0 * 2.0 ** torch.arange(11)
+"""Of the waves that encode a position along a signal; the longest is a few times the 1,024 bases of promoters."""
+
+
+class SignalFeatures(nn.Module):
+    """Features of a signal at each position: its value there, its extent elsewhere, and the place of the position.
+
+    Without the last two a bidirectional transformer has to find a distant part of the signal by relative attention,
+    which it does not learn in hundreds of steps (docs/LOG.md).
+    """
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.project = nn.Linear(3 * channels + 2 * len(WAVELENGTHS), width)
+        # Each input is of the order of 1; the sum is then of the order of a token's embedding.
+        nn.init.normal_(self.project.weight, std=0.2)
+        nn.init.zeros_(self.project.bias)
+
+    def forward(self, signal: Float[Tensor, "B L C"]) -> Float[Tensor, "B L D"]:
+        places = torch.arange(signal.shape[1], device=signal.device, dtype=signal.dtype)
+        angles = 2 * math.pi * places[:, None] / WAVELENGTHS.to(signal)
+        waves = torch.cat([angles.cos(), angles.sin()], -1).expand(len(signal), -1, -1)
+        elsewhere = [signal.amax(1, keepdim=True).expand_as(signal), signal.mean(1, keepdim=True).expand_as(signal)]
+        features: Tensor = self.project(torch.cat([signal, *elsewhere, waves], -1))
+        return features
 
 
 class Conditioner(nn.Module):
@@ -38,7 +71,7 @@ class Conditioner(nn.Module):
             network, depth=SOURCE_DEPTH, decoder_depth=None, shape="", body="transformer", labels=0, source=0, signal=0
         )
         self.reader = Backbone(encoder, network.source_length, reads_time=False) if network.source else None
-        self.signal = nn.Linear(network.signal, width) if network.signal else None
+        self.signal = SignalFeatures(network.signal, width) if network.signal else None
         self.register_buffer("withheld", torch.zeros((), dtype=torch.long))
 
     def empty_tokens(self, batch: int) -> ConditionTokens:
