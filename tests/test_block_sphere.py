@@ -9,6 +9,8 @@ from toy_models import SMALL, calibrated_model, random_network
 import logosphere as ls
 from logosphere.data.languages import Language, Oracle
 from logosphere.errors import UserError
+from logosphere.networks.backbone import Block
+from logosphere.networks.encoder_decoder import BlockMixing
 from logosphere.processes.spherical.times import AnyOrder
 from logosphere.rng import GeneratorNoise
 
@@ -169,3 +171,25 @@ def test_whole_sequences_and_ar_have_no_block() -> None:
     for name in ("rdlm-heat", "ar"):
         model = random_network(name, LANGUAGES["sticky"])
         assert "block" not in str(ls.evaluate(model, [LANGUAGES["sticky"].sample(4, generator(1))], draws=1, rng=0))
+
+
+@pytest.mark.parametrize("options", [{}, {"block": 4}, {"block": 4, "depth": 2, "decoder_depth": 1}], ids=str)
+def test_the_signal_of_a_position_reaches_the_head_although_its_state_does_not(options: dict[str, object]) -> None:
+    language = sticky_chain(3, 8)
+    model = random_network("rdlm-heat", language, signal=2, neighbours=0, **options)
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        for weight in (block.attention.out.weight, block.contract.weight, block.contract.bias):
+            weight.data.zero_()
+    for module in model.modules():
+        if isinstance(module, BlockMixing):
+            module.mix.weight.data.zero_()
+    z, t = model.corrupt(language.sample(2, generator(1)), 0.5, 2), torch.full((2, 8), 0.5)
+    u = model.process.codec.encode(language.sample(2, generator(3)))
+    evidence, out = model.process.log_likelihood(z, t), []
+    for seed in (1, 2):
+        condition = ls.Condition.of(signal=torch.randn(2, 8, 2, generator=generator(seed)))
+        out.append(model.denoiser.with_condition(condition)(z, t, u) - evidence)
+    other = model.corrupt(language.sample(2, generator(5)), 0.5, 6)
+    same = model.denoiser.with_condition(condition)(other, t, u) - model.process.log_likelihood(other, t)
+    assert not torch.allclose(out[0], out[1], atol=1e-2)  # the signal is seen
+    torch.testing.assert_close(out[1], same, rtol=1e-3, atol=1e-3)  # the state is not: its evidence is added apart

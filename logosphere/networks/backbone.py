@@ -212,6 +212,17 @@ def input_subtraction_weight(subtract_input: bool) -> Tensor | None:
     return torch.ones(()) if subtract_input else None
 
 
+def subtract_embedding(
+    h: Tensor, embedded: Tensor, weight: Tensor | None, memory: ConditionTokens | None, positions: Tensor | None = None
+) -> Tensor:
+    """Return h - w e, where e is the embedding of each position's own state; the signal of a condition remains."""
+    if weight is None:
+        return h
+    if memory is not None and memory.signal is not None:
+        embedded = embedded - (memory.signal if positions is None else memory.signal[:, positions])
+    return h - weight * embedded
+
+
 def run_checkpointed(block: nn.Module, *inputs: object) -> Tensor:
     """Return the output of a block without storing its activations: the backward pass computes them again."""
     out: Tensor = checkpoint(block, *inputs, use_reentrant=False) if torch.is_grad_enabled() else block(*inputs)
@@ -221,7 +232,7 @@ def run_checkpointed(block: nn.Module, *inputs: object) -> Tensor:
 class Backbone(nn.Module):
     """Transformer blocks, from embedded inputs to normalised features.
 
-    With `subtract_input` the features are those of h - h₀: the embedding of a position's own state does not reach the
+    With `subtract_input` the features are those of h - e: the embedding of a position's own state does not reach the
     head through the residual stream. This is for processes that add the likelihood of the position's own state to the
     logits, while the head predicts from the other positions. With `reach`, LocalMixing precedes the first block.
     """
@@ -295,4 +306,4 @@ class Backbone(nn.Module):
         for i, block in enumerate(self.blocks):
             inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory, clean)
             h = run_checkpointed(block, *inputs) if self.recompute else block(*inputs)
-        return self.norm(h if self.out is None else h - self.out * embedded)
+        return self.norm(subtract_embedding(h, embedded, self.out, memory, positions))

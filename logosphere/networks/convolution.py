@@ -26,6 +26,7 @@ from logosphere.networks.backbone import (
     cross_attention_layers,
     input_subtraction_weight,
     run_checkpointed,
+    subtract_embedding,
 )
 from logosphere.networks.config import NetworkConfig
 from logosphere.types import Float
@@ -86,7 +87,7 @@ class ConvolutionBackbone(nn.Module):
         embedded = h
         for block in self.blocks:
             h = run_checkpointed(block, h, c, memory) if self.recompute else block(h, c, memory)
-        return self.norm(h if self.out is None else h - self.out * embedded)
+        return self.norm(subtract_embedding(h, embedded, self.out, memory))
 
 
 Image = Float[Tensor, "B D H W"]
@@ -176,7 +177,7 @@ class UNetBackbone(nn.Module):
         image = _image(self.gather(timed.flatten(1).unflatten(1, (math.prod(self.extent), -1))), self.extent)
         image = self._run_stages(image, None if c is None else self._pixel_times(c), memory)
         added = self.spread(_sequence(image)).reshape(h.shape)
-        return self.norm(h + added if self.out is None else h + added - self.out * h)
+        return self.norm(subtract_embedding(h + added, h, self.out, memory))
 
     def _pixel_times(self, c: Float[Tensor, " B #M C"]) -> Float[Tensor, "B C H W"]:
         """Return time features of each pixel, averaged over its channels; of one pixel if all share a time."""
