@@ -25,6 +25,11 @@ RATE = "optim.lr="
 OTHER_RATE = "2e-3"
 """The learning rate of the other systems, which was not tuned."""
 
+FORMER = ["--optim.name", "adamw", "--network.tied", "False"]
+"""The table was measured with AdamW and untied heads."""
+FORMER_SPHERE = {"posterior_head": "False", "subtract_input_embedding": "False"}
+"""And with these defaults of systems on the sphere, with half of the sequences any-order on that path."""
+
 JOINT = ["path=joint", "any_order_fraction=0"]
 """The joint path without any-order training sequences, as in the paper. Rows that vary the sphere have it."""
 ANY_ORDER = ["path=any-order"]
@@ -150,14 +155,27 @@ def _report(name: str, args: argparse.Namespace) -> dict[str, Any]:
         system, *options = ROWS[name]
         rates = [option.removeprefix(RATE) for option in options if option.startswith(RATE)]
         choices = [option for option in options if not option.startswith(RATE)]
+        if system.startswith("rdlm"):
+            choices += _former_options(choices)
         choices = ["--options", *choices] if choices else []
         rate = ["--optim.lr", *(rates or [RATES.get(system, OTHER_RATE)])]
         _run("train", "text8-tiny", "--system", system, *choices, *rate,
-             "--network.neighbours", str(args.neighbours), "--cpu-minutes", str(args.minutes),
+             *FORMER, "--network.neighbours", str(args.neighbours), "--cpu-minutes", str(args.minutes),
              "--validations", "3", "--out", str(folder))  # fmt: skip
         printed = _run("evaluate", str(folder), "--split", "test", "--sequences", str(args.sequences), "--json")
         path.write_text(json.dumps(json.loads(printed) | {"commit": find_commit()}))
     return json.loads(path.read_text())
+
+
+def _former_options(choices: list[str]) -> list[str]:
+    """Return the options of a system on the sphere that had other defaults when the table was measured."""
+    given = dict(option.split("=", 1) for option in choices)
+    former = dict(FORMER_SPHERE)
+    if given.get("input") == "state":
+        former["posterior_head"] = "True"
+    if given.get("path") == "any-order":
+        former["any_order_fraction"] = "0.5"
+    return [f"{name}={value}" for name, value in former.items() if name not in given]
 
 
 def _run(*arguments: str) -> str:
