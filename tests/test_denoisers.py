@@ -153,7 +153,7 @@ def test_session_resets_for_a_new_sampling_run() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ls.systems())
 def test_untrained_network_predicts_uniformly(name: str) -> None:
-    """A zero-initialised head, which is not tied, predicts uniformly: the bound of masked systems is log V per token."""
+    """A zero-initialised head, not tied, predicts uniformly: the bound of masked systems is log V per token."""
     model = ls.build(name, vocab_size=V, length=L, tied=False, **SMALL)
     tokens = torch.randint(V, (20, L), generator=generator(3))
     bound = model.nelbo(tokens, generator(4))
