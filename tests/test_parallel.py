@@ -206,7 +206,8 @@ def test_the_command_line_trains_in_several_processes(tmp_path: Path, monkeypatc
     done = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip().splitlines()) == 1 and json.loads(done.stdout)["step"] == 80
-    assert metric_values(Run("team")) == pytest.approx(metric_values(Run("alone")), rel=1e-5)
+    # Muon orthogonalises, so that rounding of small gradients grows faster than with AdamW.
+    assert metric_values(Run("team")) == pytest.approx(metric_values(Run("alone")), rel=3e-4)
     assert len(metrics_without_times(Run("team"))) == len(metrics_without_times(Run("alone")))
     measure = ["evaluate", "team", "--sequences", "7", "--json"]
     capfd.readouterr()
