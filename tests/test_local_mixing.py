@@ -73,7 +73,7 @@ def test_local_mixing_learns_pair_statistics_faster() -> None:
     nats = {}
     for reach in (0, 1):
         torch.manual_seed(0)
-        model = ls.build("mdlm", vocab_size=100, length=16, width=64, depth=2, heads=4, neighbours=reach)
+        model = ls.build("mdlm", vocab_size=100, length=16, width=64, depth=2, heads=4, neighbours=reach, tied=False)
         batches = (ls.Batch.of(texts(64, seed), first=64 * seed) for seed in range(60))
         for _ in ls.fit(model, batches, steps=60, optim=ls.OptimizerConfig(lr=5e-3, warmup=10)):
             pass

@@ -132,6 +132,7 @@ def count_in_window(steps: int, first: float, last: float, grid=uniform_grid) ->
 
 COSTS = {
     "first-hitting": lambda steps: 6,
+    "left-to-right": lambda steps: 6,
     "tau-leaping-pc": lambda steps: 2 * steps - 1,
     "g-star": lambda steps: steps + count_in_window(steps, 0.3, 0.0),
     "llada": lambda steps: 3 * max(1, steps // 3),
