@@ -208,8 +208,8 @@ def _in_blocks(stepper: Stepper) -> Callable[[Model], Sampler]:
 
 
 def _left_to_right(model: Model) -> Sampler:
-    """A block for each position."""
-    return Sampler(OrderedUnmasking(random_order), blocks=model.length)
+    """A block for each position, which is unmasked in its first step; further steps would evaluate it again."""
+    return Sampler(OrderedUnmasking(random_order), blocks=model.length, grid=lambda steps: uniform_grid(1))
 
 
 def _self_correcting(model: Model) -> Sampler:
