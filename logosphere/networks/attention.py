@@ -292,7 +292,7 @@ def attend_in_groups(
 
 
 class CleanContext(NamedTuple):
-    """Features of clean positions, which noisy positions attend to besides one another, and their rotations."""
+    """Features of clean positions, which noisy positions attend to as well as to one another, and their rotations."""
 
     features: Float[Tensor, "B N D"]
     table: Float[Tensor, "2 N h"]

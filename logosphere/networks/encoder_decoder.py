@@ -22,7 +22,7 @@ from logosphere.networks.base import ConditionalNetwork, Denoiser, Evaluations, 
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import build_head
-from logosphere.networks.transformer import check_transformer
+from logosphere.networks.transformer import check_transformer, find_sampled_block
 from logosphere.types import Float, Logits, State, Times, Where
 
 
@@ -134,10 +134,9 @@ class EncoderDecoderSession(Denoiser):
         model = self.model
         if self.memory is None and model.conditioner is not None:
             self.memory = model.conditioner.empty_tokens(len(z))
-        blocks = (where.any(0).nonzero() // self.block).unique() if isinstance(where, Tensor) else torch.empty(0)
-        if not isinstance(where, Tensor) or len(blocks) != 1:  # not a step of the sampler
+        start = find_sampled_block(where, self.block)
+        if start is None or not isinstance(where, Tensor):
             return model.predict(z, t, context, where, self.memory)
-        start = int(blocks) * self.block
         current = slice(start, start + self.block)
         self._cache(context[:, :start])
         reach = max(1, model.mixing.reach)

@@ -217,6 +217,14 @@ class BlockTransformer(ConditionalNetwork):
         return BlockSession(self, memory)
 
 
+def find_sampled_block(where: Where, block: int) -> int | None:
+    """Return the first position of the block that a step of a sampler evaluates; None for any other evaluation."""
+    if not isinstance(where, Tensor):
+        return None
+    blocks = (where.any(0).nonzero() // block).unique()
+    return int(blocks) * block if len(blocks) == 1 else None
+
+
 class BlockSession(Denoiser):
     """A block transformer in one run of a sampler; it caches keys and values of finished blocks (BD3-LM, section 4).
 
@@ -233,12 +241,9 @@ class BlockSession(Denoiser):
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         if self.memory is None and self.model.conditioner is not None:
             self.memory = self.model.conditioner.empty_tokens(len(z))
-        if not isinstance(where, Tensor):  # not a step of the sampler
+        start = find_sampled_block(where, self.block)
+        if start is None or not isinstance(where, Tensor):
             return self.model.predict(z, t, context, where, self.memory)
-        blocks = (where.any(0).nonzero() // self.block).unique()
-        if len(blocks) != 1:  # not a step of the sampler
-            return self.model.predict(z, t, context, where, self.memory)
-        start = int(blocks) * self.block
         current = slice(start, start + self.block)
         self._cache(context[:, :start])
         h = self._features(z[:, current], t[:, current], start)

@@ -160,7 +160,7 @@ class NetworkSize:
 
 
 def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> NetworkSize:
-    """The size of a model, extrapolated from the two smallest networks (one and two blocks besides a decoder)."""
+    """The size of a model, extrapolated from the two smallest networks (one and two blocks, and those of a decoder)."""
     least, depth = 1 + (recipe.network.decoder_depth or 0), recipe.network.depth
     counts: list[int] = []
     evaluated: list[tuple[float, float]] = []  # summed over blocks, because only the sums are linear in the depth
