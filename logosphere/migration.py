@@ -154,13 +154,21 @@ def _former_path(system: str, options: Content) -> Content:
         return {}
     path, fraction = options.get("path"), options.get("any_order_fraction")
     if path is None:
-        mixed = str(options.get("start")).partition(":")[0] in ("step", "linear", "sqrt")
-        plain = not mixed and options.get("timesteps") is None and not options.get("stagger")
-        path = "any-order" if plain else "joint"
+        path = "any-order" if _has_plain_path(options) else "joint"
     if fraction is None:
-        plain_loss = options.get("loss", "cross-entropy") == "cross-entropy" and options.get("switch") is None
-        fraction = 0.5 if path == "any-order" and plain_loss else 0.0
+        fraction = 0.5 if path == "any-order" and _has_plain_loss(options) else 0.0
     return {"path": path, "any_order_fraction": fraction}
+
+
+def _has_plain_path(options: Content) -> bool:
+    """Whether the start does not change with time, timesteps are not fixed and positions are not staggered."""
+    mixed = str(options.get("start")).partition(":")[0] in ("step", "linear", "sqrt")
+    return not mixed and options.get("timesteps") is None and not options.get("stagger")
+
+
+def _has_plain_loss(options: Content) -> bool:
+    """Whether the loss is unweighted cross-entropy throughout."""
+    return options.get("loss", "cross-entropy") == "cross-entropy" and options.get("switch") is None
 
 
 def _recipe_3(recipe: Content) -> Content:
@@ -213,11 +221,8 @@ def _former_sphere(system: str, options: Content) -> Content:
     if options.get("posterior_head") is None:
         former["posterior_head"] = options.get("input") == "state" or bool(options.get("projected"))
     if options.get("any_order_fraction") is None:
-        plain_loss = options.get("loss", "cross-entropy") == "cross-entropy" and options.get("switch") is None
-        mixed = str(options.get("start")).partition(":")[0] in ("step", "linear", "sqrt")
-        plain = not mixed and options.get("timesteps") is None and not options.get("stagger")
-        both = options.get("path") == "any-order" or (system == "rdlm-heat" and plain)
-        former["any_order_fraction"] = 0.5 if both and plain_loss else 0.0
+        both = options.get("path") == "any-order" or (system == "rdlm-heat" and _has_plain_path(options))
+        former["any_order_fraction"] = 0.5 if both and _has_plain_loss(options) else 0.0
     return former
 
 

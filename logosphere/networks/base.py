@@ -34,7 +34,7 @@ def pack_output(out: Logits, where: Where) -> Logits:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What a training step evaluates for each token, from which costs are estimated (runs/costs.py)."""
+    """What a training step evaluates for each token, from which costs are estimated (runs/cost_model.py)."""
 
     positions: float = 1.0
     """Positions at which the blocks are evaluated."""
