@@ -24,6 +24,9 @@ MUON = ["--optim.name", "muon", "--optim.lr", "2e-3", "--optim.matrix-lr", "4e-3
 ADAMW = ["--optim.name", "adamw"]
 TIED, UNTIED = ["--network.tied", "True"], ["--network.tied", "False"]
 DECODER = ["--network.decoder-depth", "1"]
+COPIES = ["--draws", "4"]
+"""Four noisy copies of every text, which its encoder reads once."""
+ROLLING = ["stagger=0.7", "order=left-to-right"]
 JOINT = ["path=joint", "any_order_fraction=0"]
 CONTEXT = ["posterior_head=True", "subtract_input_embedding=True"]
 """The network predicts from the other positions; Bayes' rule adds the position's own state."""
@@ -55,7 +58,7 @@ ROWS: dict[str, list[str]] = {
     "rdlm-heat, joint": row("rdlm-heat", *JOINT, *CONTEXT),
     "rdlm, joint": row("rdlm", *JOINT, *CONTEXT),
     "rdlm-heat, joint, self-conditioning": row("rdlm-heat", *JOINT, *CONTEXT, "self_conditioning=True"),
-    "rdlm-heat, any-order, half": row("rdlm-heat", "path=any-order"),
+    "rdlm-heat, any-order, half": row("rdlm-heat", "path=any-order", "any_order_fraction=0.5"),
     "rdlm-heat, any-order, rising": row("rdlm-heat", "path=any-order", "any_order_fraction=rising"),
     "rdlm-heat, staggered by 0.8": row("rdlm-heat", *JOINT, *CONTEXT, "stagger=0.8"),
     "gaussian-ce": row("gaussian-ce"),
@@ -71,10 +74,20 @@ for size in (2, 4, 8, 16):
         f"bd3lm, block {size}": row("bd3lm", blocks, network=[*TIED, *DECODER]),
         f"rdlm-heat, block {size}, joint": row("rdlm-heat", blocks, *JOINT, *CONTEXT, network=[*TIED, *DECODER]),
         f"rdlm-heat, block {size}, rolling": row(
-            "rdlm-heat", blocks, *JOINT, *CONTEXT, "stagger=0.7", "order=left-to-right", network=[*TIED, *DECODER]
+            "rdlm-heat", blocks, *JOINT, *CONTEXT, *ROLLING, network=[*TIED, *DECODER]
+        ),
+        f"bd3lm, block {size}, 4 copies": row("bd3lm", blocks, network=[*TIED, *DECODER, *COPIES]),
+        f"rdlm-heat, block {size}, rolling, 4 copies": row(
+            "rdlm-heat", blocks, *JOINT, *CONTEXT, *ROLLING, network=[*TIED, *DECODER, *COPIES]
+        ),
+        f"rdlm-heat, block {size}, joint, 4 copies": row(
+            "rdlm-heat", blocks, *JOINT, *CONTEXT, network=[*TIED, *DECODER, *COPIES]
+        ),
+        f"rdlm-heat, block {size}, any-order, half, 4 copies": row(
+            "rdlm-heat", blocks, "path=any-order", "any_order_fraction=0.5", network=[*TIED, *DECODER, *COPIES]
         ),
         f"rdlm-heat, block {size}, any-order, half": row(
-            "rdlm-heat", blocks, "path=any-order", network=[*TIED, *DECODER]
+            "rdlm-heat", blocks, "path=any-order", "any_order_fraction=0.5", network=[*TIED, *DECODER]
         ),
         f"rdlm-heat, block {size}, any-order, rising": row(
             "rdlm-heat", blocks, "path=any-order", "any_order_fraction=rising", network=[*TIED, *DECODER]

@@ -68,6 +68,7 @@ class Model(nn.Module):
             predict = bind_condition(predict, batch.condition)
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
+        trains = self.training and torch.is_grad_enabled()
         if isinstance(self.process, LearnedForward) and self.training and draws == 1:
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return leave_one_out_bound(*bounds(self.process, predict, batch, [w, w], noise))
@@ -79,7 +80,8 @@ class Model(nn.Module):
         ):
             w = noise.low_discrepancy_times(1, self.length // self.block)[:, 0]
             return bound_by_group(self.process, predict, batch, w, noise, every)
-        if isinstance(self.process, MixtureOfPaths) and self.process.num_components > 1 and draws > 1:
+        # Training minimises the mean over the components, which one draw estimates as well as several.
+        if isinstance(self.process, MixtureOfPaths) and self.process.num_components > 1 and draws > 1 and not trains:
             components = [self.process.select_component(index) for index in range(self.process.num_components)]
             first, second = (
                 [self._draws(component, batch, noise, count, predict) for component in components]
@@ -90,6 +92,8 @@ class Model(nn.Module):
         return drawn[0] if draws == 1 else mean_bound(drawn)
 
     def _draws(self, process: Process, batch: Batch, noise: Noise, draws: int, predict: Predict) -> list[Bound]:
+        if draws > 1 and self.block < self.length and isinstance(predict, Denoiser):
+            predict = predict.with_context(process.codec.encode(batch.tokens))
         found = []
         for w in noise.low_discrepancy_times(draws, self.length // self.block).unbind(1):
             found += bounds(process, predict, batch, [w], noise)  # one after another: states of one draw are in memory

@@ -121,3 +121,44 @@ def test_bad_depths_are_one_sentence(depth: int) -> None:
 def test_a_model_without_blocks_has_no_decoder() -> None:
     with pytest.raises(UserError, match="decoder_depth=1 needs blocks"):
         ls.build("mdlm", vocab_size=5, length=8, decoder_depth=1, **SMALL)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_several_noisy_copies_share_one_reading_of_the_clean_text(name: str) -> None:
+    model = model_of(name, 3).train()
+    network = next(module for module in model.modules() if isinstance(module, BlockEncoderDecoder))
+    encoded: list[int] = []
+    network.encoder.register_forward_pre_hook(lambda module, inputs: encoded.append(len(inputs[0])))
+    batch = Batch.of(LANGUAGE.sample(4, generator(1)))
+    shared = model.bound(batch, CounterNoise(0, 0, batch.ids, batch.global_index, batch.total), draws=3)
+    assert encoded == [4]
+    network.with_context = lambda context: network  # type: ignore[method-assign]
+    apart = model.bound(batch, CounterNoise(0, 0, batch.ids, batch.global_index, batch.total), draws=3)
+    assert encoded == [4] * 4
+    torch.testing.assert_close(shared.loss, apart.loss)
+    torch.testing.assert_close(shared.total, apart.total)
+
+
+def test_a_further_noisy_copy_costs_the_decoder_alone() -> None:
+    model = ls.build("bd3lm", vocab_size=5, length=32, block=4, width=32, heads=2, depth=4, decoder_depth=1)
+    one, four = (count_step_flops(model, 4, draws) for draws in (1, 4))
+    assert 1.5 < four / one < 2.2
+    stated = [model.denoiser.evaluations(draws).positions for draws in (1, 4)]
+    assert stated[1] / stated[0] == pytest.approx(four / one, rel=0.15)
+
+
+def test_training_with_several_noisy_copies_gives_gradients_to_both_parts() -> None:
+    model = ls.build("rdlm-heat", vocab_size=5, length=12, block=4, width=16, heads=2, depth=3, decoder_depth=1)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    steps = list(ls.fit(model, [LANGUAGE.sample(8, generator(step)) for step in range(2)], steps=2, draws=3))
+    assert all(torch.isfinite(torch.tensor(step.loss)) for step in steps)
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert any("encoder" in name for name in moved) and any("trunk" in name for name in moved)
+
+
+@pytest.mark.parametrize("options", [{"self_conditioning": True}, {"draws": 0}, {"draws": 1000}])
+def test_draws_that_a_training_cannot_have_are_refused(options: dict[str, object]) -> None:
+    draws = options.pop("draws", 2)
+    model = ls.build("rdlm-heat", vocab_size=5, length=12, width=16, heads=2, depth=1, **options)
+    with pytest.raises(UserError, match="draws"):
+        next(ls.fit(model, [LANGUAGE.sample(2, generator(0))], steps=1, draws=draws))

@@ -79,6 +79,13 @@ class Denoiser(nn.Module, ABC):
         """Return this denoiser for some sequences of its batch; by default it does not depend on the batch."""
         return self
 
+    def with_context(self, context: State) -> "Denoiser":
+        """Return this denoiser with the clean states already read, for several evaluations with the same ones.
+
+        By default it is the denoiser itself, which reads them in every evaluation.
+        """
+        return self
+
     def self_conditioning_period(self) -> int:
         """Return n if every n-th sequence of a training batch is self-conditioned, and 0 otherwise."""
         return 0
@@ -87,9 +94,12 @@ class Denoiser(nn.Module, ABC):
         """Return this denoiser with self-conditioning always on or always off, if it has any."""
         return self
 
-    def evaluations(self) -> Evaluations:
-        """Return what a training step evaluates for each token; by default every position once, with all others."""
-        return Evaluations()
+    def evaluations(self, draws: int = 1) -> Evaluations:
+        """Return what a training step evaluates for each token, given its noisy copies (`draws`).
+
+        By default that is every position once a copy, with all others.
+        """
+        return Evaluations(positions=draws, pairs=draws)
 
 
 class Wrapper(Denoiser, ABC):
@@ -114,14 +124,18 @@ class Wrapper(Denoiser, ABC):
     def select_rows(self, kept: Rows) -> Denoiser:
         return self._rewrap_in_mode(self.inner.select_rows(kept))
 
+    def with_context(self, context: State) -> Denoiser:
+        inner = self.inner.with_context(context)
+        return self if inner is self.inner else self._rewrap_in_mode(inner)
+
     def self_conditioning_period(self) -> int:
         return self.inner.self_conditioning_period()
 
     def with_self_conditioning(self, on: bool) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_self_conditioning(on))
 
-    def evaluations(self) -> Evaluations:
-        return self.inner.evaluations()
+    def evaluations(self, draws: int = 1) -> Evaluations:
+        return self.inner.evaluations(draws)
 
     def _rewrap_in_mode(self, inner: Denoiser) -> Denoiser:
         return self.rewrap(inner).train(self.training)  # new modules start in training mode
@@ -154,8 +168,11 @@ class ConditionalNetwork(Denoiser, ABC):
         self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None
     ) -> LogitChunks:
         """Return a function that computes some of the logits, given the condition tokens."""
-        h = pack(self.features(z, t, context, memory), where)
-        head, vectors = self.head, self.token_rows()
+        return self.head_parts(self.features(z, t, context, memory), where)
+
+    def head_parts(self, h: Float[Tensor, "B M D"], where: Where) -> LogitChunks:
+        """Return a function that computes some of the logits of features."""
+        h, head, vectors = pack(h, where), self.head, self.token_rows()
         if vectors is None or isinstance(head, LinearHead):
             return LogitChunks(h, lambda h, rows: head(h), tuple(head.parameters()))
         return LogitChunks(h, lambda h, rows: head(h, vectors), (*head.parameters(), vectors))
@@ -277,9 +294,16 @@ class BeliefInput(Wrapper):
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         belief = self.belief(z, t)
-        K = belief.shape[-1]
-        clean = belief if self.block == z.shape[1] else K**0.5 * context[..., :K]
+        clean = belief if self.block == z.shape[1] else self._certain(context, belief.shape[-1])
         return self.inner(belief, t, clean, where)
+
+    def with_context(self, context: State) -> Denoiser:
+        K = context.shape[-1] - 1  # the last coordinate of a state is the mask
+        return self._rewrap_in_mode(self.inner.with_context(self._certain(context, K)))
+
+    def _certain(self, context: State, K: int) -> Float[Tensor, "B M K"]:
+        """The beliefs of clean states."""
+        return K**0.5 * context[..., :K]
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return BeliefInput(inner, self.belief)

@@ -23,7 +23,7 @@ from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import build_head
 from logosphere.networks.transformer import check_transformer, find_sampled_block
-from logosphere.types import Float, Logits, State, Times, Where
+from logosphere.types import Float, LogitChunks, Logits, State, Times, Where
 
 
 class BlockMixing(nn.Module):
@@ -88,7 +88,16 @@ class BlockEncoderDecoder(ConditionalNetwork):
         self.register_buffer("decoder_mask", mask[:length].clone(), persistent=False)
 
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
-        clean = self.encoder(add_signal(self.stem(context), memory), mask=self.encoder_mask, memory=memory)
+        return self.decode(z, t, self.encode(context, memory), memory)
+
+    def encode(self, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
+        """Return the features of the clean text."""
+        return self.encoder(add_signal(self.stem(context), memory), mask=self.encoder_mask, memory=memory)
+
+    def decode(
+        self, z: State, t: Times, clean: Float[Tensor, "B M D"], memory: ConditionTokens | None
+    ) -> Float[Tensor, "B M D"]:
+        """Return the input of the head, given the features of the clean text."""
         noisy = add_signal(self.stem(z), memory)
         reach = max(1, self.mixing.reach)
         shifted = F.pad(clean, (0, 0, reach, 0))[:, : clean.shape[1] - self.block + reach]
@@ -103,15 +112,40 @@ class BlockEncoderDecoder(ConditionalNetwork):
             mixed=self.mixing(noisy, before),
         )
 
-    def evaluations(self) -> Evaluations:
-        """Return one position a token in each block, and for the decoder the keys and values of the clean text.
+    def with_context(self, context: State) -> Denoiser:
+        memory = self._empty_tokens(len(context))
+        return WithCleanText(self, self.encode(context, memory), memory)
 
-        These are 2 of the 12 width² weights of a block, and pairs of noisy positions with clean ones.
+    def evaluations(self, draws: int = 1) -> Evaluations:
+        """Return one position a token in the encoder, and one in the decoder for every noisy copy.
+
+        The decoder also computes keys and values of the clean text, 2 of the 12 width² weights of a block, and pairs of
+        noisy positions with clean ones.
         """
-        return Evaluations(positions=1 + self.decoder_fraction / 6, pairs=1 + self.decoder_fraction)
+        decoder = self.decoder_fraction
+        return Evaluations(
+            positions=1 - decoder + draws * decoder * (1 + 1 / 6), pairs=1 - decoder + draws * 2 * decoder
+        )
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return EncoderDecoderSession(self, memory)
+
+
+class WithCleanText(Denoiser):
+    """The network with the features of one clean text, for several noisy copies of it."""
+
+    def __init__(self, model: BlockEncoderDecoder, clean: Float[Tensor, "B M D"], memory: ConditionTokens | None):
+        super().__init__()
+        self.model, self.block, self.reads_time, self.clean, self.memory = (
+            model, model.block, model.reads_time, clean, memory,
+        )  # fmt: skip
+
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        h = self.model.decode(z, t, self.clean, self.memory)
+        return self.model.logits(h if where is None else h[where])
+
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
+        return self.model.head_parts(self.model.decode(z, t, self.clean, self.memory), where)
 
 
 class EncoderDecoderSession(Denoiser):

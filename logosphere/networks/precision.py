@@ -82,5 +82,9 @@ class MixedPrecision(Wrapper):
 
         return LogitChunks(chunks.features, project, chunks.parameters)
 
+    def with_context(self, context: State) -> Denoiser:
+        with autocast_to(self.dtype, context.device):
+            return super().with_context(context)
+
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return MixedPrecision(inner, self.dtype)

@@ -209,9 +209,9 @@ class BlockTransformer(ConditionalNetwork):
         times = torch.cat([t, torch.zeros_like(t)], dim=1) if self.reads_time else None
         return self.trunk(both, times, positions=self.positions, mask=self.mask, memory=memory)[:, : z.shape[1]]
 
-    def evaluations(self) -> Evaluations:
-        """Return 2 positions a token, noisy and clean, and 2 · 2 pairs of them."""
-        return Evaluations(positions=2.0, pairs=4.0)
+    def evaluations(self, draws: int = 1) -> Evaluations:
+        """Return 2 positions a token, noisy and clean, and 2 · 2 pairs of them, for every noisy copy."""
+        return Evaluations(positions=2.0 * draws, pairs=4.0 * draws)
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return BlockSession(self, memory)

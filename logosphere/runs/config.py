@@ -44,6 +44,8 @@ class TrainConfig:
     """crops: random places, with replacement; epochs: every window once an epoch, shuffled."""
     accumulate: int = 1
     """Parts a batch is cut into, to save memory."""
+    draws: int = 1
+    """Noisy copies of every sequence in a step; an encoder of the clean text (decoder_depth) reads it once for all."""
     steps: int | None = 2000
     """Steps to train; 'None' together with a time."""
     minutes: float | None = None
@@ -80,7 +82,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_finite("", vars(self))
-        check_training(self.ema, self.cond_dropout, self.accumulate, self.precision)
+        check_training(self.ema, self.cond_dropout, self.accumulate, self.precision, self.draws)
         self.optim.check_sharding(self.shard)
         if self.steps is None and self.minutes is None and self.cpu_minutes is None:
             raise UserError("The length of the training is missing: give --steps N, --minutes M or --cpu-minutes M.")

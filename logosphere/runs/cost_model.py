@@ -2,9 +2,10 @@
 
 FLOPs per token are n 6 P + m 12 depth · width · length: forward 2 for each weight, backward twice that (Kaplan et al.
 2020), and the same for scores and mixing of attention, of all pairs of positions whatever the mask. A network states
-n, the positions, and m, the pairs a token (`Denoiser.evaluations`): both are 1 by default; block diffusion reads
-2 · length positions, n = 2 and m = 4. Memory is 20 bytes a parameter (weights, gradients, two moments and the average;
-divided by the processes with --shard), ACTIVATIONS numbers for each position, block and feature, and the logits.
+n, the positions, and m, the pairs a token (`Denoiser.evaluations`): both are 1 by default, for every noisy copy of a
+sequence (draws); block diffusion reads 2 · length positions, n = 2 and m = 4. Memory is 20 bytes a parameter (weights,
+gradients, two moments and the average; divided by the processes with --shard), ACTIVATIONS numbers for each position,
+block and feature, and the logits.
 
 P counts parameters that take part in matrix products, so not the embedding table, unless the head is tied to it. The
 estimate does not model kernels, communication or input; all three are contained in the fraction of the peak that is
@@ -116,7 +117,9 @@ def _cost(recipe: TrainConfig, vocab_size: int, size: "NetworkSize", processes: 
         tokens_per_step=recipe.batch * recipe.length,
         steps=recipe.steps,
         state_bytes=STATE_BYTES * size.parameters / (processes if recipe.shard else 1),
-        activation_bytes=round(rows * recipe.length * (evaluated.positions * kept + 4 * LOGITS * vocab_size)),
+        activation_bytes=round(
+            rows * recipe.length * (evaluated.positions * kept + 4 * recipe.draws * LOGITS * vocab_size)
+        ),
         disk_bytes=(2 * checkpoint + BEST_BYTES) * size.parameters,
     )
 
@@ -171,7 +174,7 @@ def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str,
             **size, **recipe.system_options(),
         )  # fmt: skip
         assert model.denoiser is not None  # it was built with a network
-        stated = model.denoiser.evaluations()
+        stated = model.denoiser.evaluations(recipe.draws)
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
         evaluated.append((small * stated.positions, small * stated.pairs))
     tied = any(isinstance(m, TiedHead) for m in model.modules())  # then the table is the matrix of the head

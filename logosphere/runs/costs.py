@@ -94,7 +94,7 @@ class FlopCounter(TorchDispatchMode):
         return out
 
 
-def count_step_flops(model: Model, batch: int) -> float:
+def count_step_flops(model: Model, batch: int, draws: int = 1) -> float:
     """Floating-point operations of the matrix products of one training step (forward and backward), counted.
 
     Times are stratified over the sequences, so a few of them represent a batch. A network is counted at the positions
@@ -105,7 +105,7 @@ def count_step_flops(model: Model, batch: int) -> float:
     training = model.training
     model.train()
     with all_pairs_evaluated(), FlopCounter() as forward:
-        bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total))
+        bound = model.bound(sample, CounterNoise(0, 0, sample.ids, sample.global_index, sample.total), draws)
     with FlopCounter(backward=True) as backward:
         bound.loss.sum().backward()
     model.train(training)

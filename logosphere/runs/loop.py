@@ -163,7 +163,7 @@ class _Session:
         self.trainer = Trainer(
             model, optim=config.optim, ema=config.ema, seed=config.seed, accumulate=config.accumulate,
             precision=auto if config.precision == "auto" else config.precision, cond_dropout=config.cond_dropout,
-            group=group, sharded=config.shard, steps=config.steps or 0,
+            draws=config.draws, group=group, sharded=config.shard, steps=config.steps or 0,
         )  # fmt: skip
         self.elapsed, self.best = Elapsed(), float("inf")
         group.on_main(run.clean_temporary)

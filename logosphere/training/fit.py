@@ -47,6 +47,7 @@ def fit(
     ema: float | None = None,
     seed: int = 0,
     accumulate: int = 1,
+    draws: int = 1,
     precision: str = "float32",
     cond_dropout: float = 0.1,
     withhold: float | None = None,
@@ -54,13 +55,14 @@ def fit(
 ) -> Iterator[Progress]:
     """Train for `steps` steps, one batch each, and yield after every one.
 
-    The condition of a fraction `cond_dropout` of the sequences is dropped, which guidance needs; `withhold` is its
-    former name. With `ema` the model holds its averaged weights once all steps are done. With `static_shapes` tensors
-    have the same shapes in every step (`Process.static_shapes`).
+    The loss of a sequence is the mean over `draws` noisy copies of it. The condition of a fraction `cond_dropout` of
+    the sequences is dropped, which guidance needs; `withhold` is its former name. With `ema` the model holds its
+    averaged weights once all steps are done. With `static_shapes` tensors have the same shapes in every step
+    (`Process.static_shapes`).
     """
     trainer = Trainer(
-        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, precision=precision, steps=steps,
-        cond_dropout=cond_dropout if withhold is None else withhold, static_shapes=static_shapes,
+        model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, draws=draws, precision=precision,
+        steps=steps, cond_dropout=cond_dropout if withhold is None else withhold, static_shapes=static_shapes,
     )  # fmt: skip
     yield from training_loop(trainer, batches, steps)
     if trainer.ema is not None:

@@ -9,6 +9,8 @@ from logosphere.networks.config import PRECISIONS
 
 DECAYS = ("cosine", "linear")
 OPTIMIZERS = ("adamw", "muon", "auto")
+MAX_DRAWS = 64
+"""More noisy copies of a sequence in a step come from typing errors: they cost as much as further sequences."""
 
 
 def check_finite(prefix: str, settings: dict[str, Any]) -> None:
@@ -18,7 +20,7 @@ def check_finite(prefix: str, settings: dict[str, Any]) -> None:
             raise UserError(f"--{prefix}{name.replace('_', '-')} must be a finite number, not {value}.")
 
 
-def check_training(ema: float | None, cond_dropout: float, accumulate: int, precision: str) -> None:
+def check_training(ema: float | None, cond_dropout: float, accumulate: int, precision: str, draws: int = 1) -> None:
     """Raise for settings of a training outside their range."""
     if ema is not None and not 0 <= ema < 1:
         raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
@@ -26,6 +28,8 @@ def check_training(ema: float | None, cond_dropout: float, accumulate: int, prec
         raise UserError(f"cond_dropout must be a fraction between 0 and 1, not {cond_dropout}.")
     if accumulate < 1:
         raise UserError(f"accumulate must be at least 1, not {accumulate}.")
+    if not 1 <= draws <= MAX_DRAWS:
+        raise UserError(f"draws must be from 1 to {MAX_DRAWS}, not {draws}.")
     if precision not in PRECISIONS:
         raise UserError(f"precision must be auto, float32 or bfloat16, not '{precision}'.")
 

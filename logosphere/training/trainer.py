@@ -20,7 +20,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.precision import autocast_to, find_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.processes.capabilities import LearnedCodec, OnlineStatistics, TrainingPhases
+from logosphere.processes.capabilities import LearnedCodec, LearnedForward, OnlineStatistics, TrainingPhases
 from logosphere.rng import CounterNoise, Noise
 from logosphere.training.muon import Muon, block_matrices, matrix_groups
 from logosphere.training.optimizer import OptimizerConfig, check_training
@@ -174,7 +174,7 @@ class EMA:
 class Objective(ABC):
     """The bound of a part of a batch. After the last part every process holds the mean gradient of all."""
 
-    bound: Callable[[Batch, Noise], Bound]
+    bound: Callable[[Batch, Noise, int], Bound]
     """`Model.bound`, wrapped where gradients are synchronised."""
 
     @abstractmethod
@@ -232,8 +232,8 @@ class _Call(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, noise: Noise) -> Bound:
-        return self.model.bound(batch, noise)
+    def forward(self, batch: Batch, noise: Noise, draws: int) -> Bound:
+        return self.model.bound(batch, noise, draws)
 
 
 def sharding() -> ModuleType:
@@ -252,6 +252,16 @@ def sharding() -> ModuleType:
 _NO_SHARDS = f"torch {torch.__version__} cannot save shards as safetensors; install a newer one, or leave out --shard."
 
 
+def _check_draws(model: Model, draws: int) -> None:
+    """Raise for models whose loss is defined for one draw of the noise."""
+    if draws == 1:
+        return
+    if isinstance(model.process, LearnedForward):
+        raise UserError(f"draws={draws} needs noise that is not learned; this process has draws=1.")
+    if model.denoiser is not None and model.denoiser.self_conditioning_period():
+        raise UserError(f"draws={draws} allows no self-conditioning; use draws=1, or leave out self_conditioning.")
+
+
 class Trainer:
     """A model in training: weights, EMA, optimiser and step count; everything a checkpoint holds."""
 
@@ -263,6 +273,7 @@ class Trainer:
         ema: float | None = None,
         seed: int = 0,
         accumulate: int = 1,
+        draws: int = 1,
         precision: str = "float32",
         cond_dropout: float = 0.1,
         group: ProcessGroup = SINGLE,
@@ -270,10 +281,11 @@ class Trainer:
         steps: int = 0,
         static_shapes: bool = False,
     ):
-        check_training(ema, cond_dropout, accumulate, precision)
+        check_training(ema, cond_dropout, accumulate, precision, draws)
+        _check_draws(model, draws)
         self.optim = optim or OptimizerConfig()
         self.optim.check_sharding(sharded)
-        self.model, self.seed, self.accumulate, self.steps = model, seed, accumulate, steps
+        self.model, self.seed, self.accumulate, self.draws, self.steps = model, seed, accumulate, draws, steps
         self.cond_dropout, self.group, self.precision = cond_dropout, group, find_precision(precision, model.device)
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
@@ -307,7 +319,7 @@ class Trainer:
             noise = CounterNoise(self.seed, self.step, part.ids, part.global_index, part.total)
             with self.objective.no_sync(last=rows is parts[-1]):
                 with self._seeded():
-                    bound = self.objective.bound(part, noise)
+                    bound = self.objective.bound(part, noise, self.draws)
                 mean = bound.loss.sum() / count
                 (mean * group.size).backward()  # processes average their gradients, but the sum is needed
             losses.append(mean.detach())
