@@ -26,6 +26,7 @@ TIED, UNTIED = ["--network.tied", "True"], ["--network.tied", "False"]
 DECODER = ["--network.decoder-depth", "1"]
 COPIES = ["--draws", "4"]
 """Four noisy copies of every text, which its encoder reads once."""
+HOLLOW = ["--network.hollow", "True"]
 ROLLING = ["stagger=0.7", "order=left-to-right"]
 JOINT = ["path=joint", "any_order_fraction=0"]
 CONTEXT = ["posterior_head=True", "subtract_input_embedding=True"]
@@ -75,6 +76,12 @@ for size in (2, 4, 8, 16):
         f"rdlm-heat, block {size}, joint": row("rdlm-heat", blocks, *JOINT, *CONTEXT, network=[*TIED, *DECODER]),
         f"rdlm-heat, block {size}, rolling": row(
             "rdlm-heat", blocks, *JOINT, *CONTEXT, *ROLLING, network=[*TIED, *DECODER]
+        ),
+        f"rdlm-heat, block {size}, joint, hollow": row(
+            "rdlm-heat", blocks, *JOINT, *CONTEXT, network=[*TIED, *DECODER, *HOLLOW]
+        ),
+        f"rdlm-heat, block {size}, rolling, hollow": row(
+            "rdlm-heat", blocks, *JOINT, *CONTEXT, *ROLLING, network=[*TIED, *DECODER, *HOLLOW]
         ),
         f"bd3lm, block {size}, 4 copies": row("bd3lm", blocks, network=[*TIED, *DECODER, *COPIES]),
         f"rdlm-heat, block {size}, rolling, 4 copies": row(

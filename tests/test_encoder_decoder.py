@@ -64,6 +64,38 @@ def test_logits_are_equal_with_and_without_the_cache(name: str, block: int, neig
     assert any(isinstance(module, EncoderDecoderSession) for module in session.modules())
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("neighbours", [0, 1, 2])
+def test_a_hollow_decoder_predicts_from_the_other_positions_alone(name: str, block: int, neighbours: int) -> None:
+    model = model_of(name, block, neighbours=neighbours, hollow=True)
+    network = next(module for module in model.modules() if isinstance(module, BlockEncoderDecoder))
+    z, other = torch.randn(4, 12, 8), torch.randn(4, 12, 8)
+    network.stem, t = torch.nn.Linear(8, network.trunk.network.width), torch.full((4, 12), 0.5)
+    clean = torch.randn(4, 12, 8)
+    base = network.features(z, t, clean, None)
+    for index in range(12):
+        changed = z.clone()
+        changed[:, index] = other[:, index]
+        difference = (network.features(changed, t, clean, None) - base).abs().amax((0, 2))
+        same = torch.arange(12) // block == index // block
+        assert difference[index] == 0 and difference[~same].sum() == 0
+        same[index] = False
+        assert block == 1 or difference[same].min() > 0
+
+
+@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_logits_of_a_hollow_decoder_are_equal_with_and_without_the_cache(name: str, block: int) -> None:
+    model = model_of(name, block, hollow=True)
+    session = model.denoiser.begin_sampling()
+    clean = model.process.codec.encode(LANGUAGE.sample(4, generator(1)))
+    for index in range(12 // block):
+        z, t = states(model, index), torch.full((4, 12), 0.5)
+        where = torch.arange(12).expand(4, -1) // block == index
+        torch.testing.assert_close(session(z, t, clean, where), model.denoiser(z, t, clean, where))
+
+
 def test_the_cache_is_filled_again_when_the_context_changes() -> None:
     model = model_of("bd3lm", 3)
     session, where, t = model.denoiser.begin_sampling(), torch.arange(12).expand(4, -1) // 3 == 2, torch.ones(4, 12)
@@ -156,9 +188,16 @@ def test_training_with_several_noisy_copies_gives_gradients_to_both_parts() -> N
     assert any("encoder" in name for name in moved) and any("trunk" in name for name in moved)
 
 
-@pytest.mark.parametrize("options", [{"self_conditioning": True}, {"draws": 0}, {"draws": 1000}])
-def test_draws_that_a_training_cannot_have_are_refused(options: dict[str, object]) -> None:
-    draws = options.pop("draws", 2)
-    model = ls.build("rdlm-heat", vocab_size=5, length=12, width=16, heads=2, depth=1, **options)
+@pytest.mark.parametrize(
+    ("name", "options", "draws"),
+    [
+        ("plaid", {"preset": "paper"}, 2),
+        ("genmd4", {}, 2),
+        ("mdlm", {}, 0),
+        ("mdlm", {}, 1000),
+    ],
+)
+def test_draws_that_a_training_cannot_have_are_refused(name: str, options: dict[str, object], draws: int) -> None:
+    model = ls.build(name, vocab_size=5, length=12, width=16, heads=2, depth=1, **options)
     with pytest.raises(UserError, match="draws"):
         next(ls.fit(model, [LANGUAGE.sample(2, generator(0))], steps=1, draws=draws))

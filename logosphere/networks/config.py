@@ -34,6 +34,9 @@ class NetworkConfig:
     decoder_depth: int | None = None
     """Block diffusion: the number of blocks that read noisy states; the others read the clean text, once. None: all
     blocks read both."""
+    hollow: bool = False
+    """Block diffusion with decoder_depth=1: predict every position from the other ones alone (Sun et al. 2023); the
+    process adds the likelihood of the position's own state."""
     tied: bool | None = None
     """Output head with the input vectors of the tokens as weights; None: where a system's default preset has it."""
     body: str = "transformer"
@@ -65,6 +68,11 @@ class NetworkConfig:
             raise UserError(
                 f"decoder_depth must be at least 1 and below the depth of {self.depth}, not {self.decoder_depth}: some "
                 "blocks read noisy states and some the clean text."
+            )
+        if self.hollow and self.decoder_depth != 1:
+            raise UserError(
+                f"hollow=True needs decoder_depth=1, not {self.decoder_depth}: the state of a position would return to "
+                "it through the others in a second block."
             )
         if not 0 <= self.neighbours <= MAX_NEIGHBOURS:
             raise UserError(f"neighbours must be from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")

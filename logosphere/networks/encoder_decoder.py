@@ -7,6 +7,14 @@ the first blocks of the network read the clean text once, and the others read no
     h = decoder(z_b; f of the blocks before b)      noisy block b sees itself and the clean blocks before b
 
 A step costs about as much as that of a network of whole sequences with as many blocks.
+
+With `hollow` the prediction at a position does not depend on its own state (Sun et al. 2023, hollow transformer). The
+posterior has this form, because states are independent given the tokens:
+
+    p(x_i | z) ∝ p(x_i | z_j, j ≠ i) q(z_i | x_i)
+
+The first factor is learned and the second is known (PosteriorHead). A decoder of one block needs no second stream for
+it: queries come from local mixing, which excludes the position itself, and keys from the embeddings of single states.
 """
 
 from dataclasses import replace
@@ -23,7 +31,7 @@ from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import build_head
 from logosphere.networks.transformer import check_transformer, find_sampled_block
-from logosphere.types import Float, LogitChunks, Logits, State, Times, Where
+from logosphere.types import Bool, Float, LogitChunks, Logits, State, Times, Where
 
 
 class BlockMixing(nn.Module):
@@ -76,16 +84,28 @@ class BlockEncoderDecoder(ConditionalNetwork):
         self.block, self.reads_time = block, reads_time
         self.decoder_fraction = network.decoder_depth / network.depth
         self.stem = codec.build_stem(network.width)
-        encoder = replace(network, depth=network.depth - network.decoder_depth, decoder_depth=None)
-        decoder = replace(network, depth=network.decoder_depth, decoder_depth=None)
+        encoder = replace(network, depth=network.depth - network.decoder_depth, decoder_depth=None, hollow=False)
+        decoder = replace(network, depth=network.decoder_depth, decoder_depth=None, hollow=False)
         self.encoder = Backbone(encoder, length, reads_time=False, bidirectional=False)
-        self.trunk = Backbone(decoder, length, reads_time=reads_time, subtract_input=subtract_input)
+        self.hollow = network.hollow
+        self.trunk = Backbone(decoder, length, reads_time=reads_time, subtract_input=subtract_input and not self.hollow)
         self.mixing = BlockMixing(network.width, block, network.neighbours)
         self.head = build_head(network.width, codec.num_classes, tied=bool(network.tied))
         self.conditioner = build_conditioner(network)
         mask = block_causal_mask(length, block)
         self.register_buffer("encoder_mask", mask[length:, length:].clone(), persistent=False)
-        self.register_buffer("decoder_mask", mask[:length].clone(), persistent=False)
+        self.register_buffer("decoder_mask", self._decoder_mask(mask[:length]), persistent=False)
+
+    def _decoder_mask(self, mask: Bool[Tensor, "M N"]) -> Bool[Tensor, "M K"]:
+        """Return which keys a noisy position sees, given those of its own block and those that follow them.
+
+        Without its own state these are its query, the states of other positions of its block, and the others.
+        """
+        if not self.hollow:
+            return mask.clone()
+        own = torch.eye(len(mask), dtype=torch.bool)
+        block, others = mask[:, : len(mask)], mask[:, len(mask) :]
+        return torch.cat([own, block & ~own, others], 1)
 
     def features(self, z: State, t: Times, context: State, memory: ConditionTokens | None) -> Float[Tensor, "B M D"]:
         return self.decode(z, t, self.encode(context, memory), memory)
@@ -103,14 +123,18 @@ class BlockEncoderDecoder(ConditionalNetwork):
         shifted = F.pad(clean, (0, 0, reach, 0))[:, : clean.shape[1] - self.block + reach]
         before = shifted.unfold(1, reach, self.block).transpose(2, 3)
         times = t if self.reads_time else None
-        return self.trunk(
-            noisy,
-            times,
-            mask=self.decoder_mask,
-            memory=memory,
-            clean=CleanContext(clean, self.encoder.table),
-            mixed=self.mixing(noisy, before),
-        )
+        mixed, context = self.mixing(noisy, before), CleanContext(clean, self.encoder.table)
+        if self.hollow:
+            states = self.read_states(noisy, self.trunk.table)
+            context = CleanContext(torch.cat([states.features, clean], 1), torch.cat([states.table, context.table], 1))
+            noisy, mixed = add_signal(mixed, memory), None
+        return self.trunk(noisy, times, mask=self.decoder_mask, memory=memory, clean=context, mixed=mixed)
+
+    def read_states(self, noisy: Float[Tensor, "B M D"], table: Float[Tensor, "2 M h"]) -> CleanContext:
+        """Return embedded noisy states as positions that others attend to."""
+        block = self.trunk.blocks[0]
+        assert isinstance(block, Block)
+        return CleanContext(block.attention_norm(noisy), table)
 
     def with_context(self, context: State) -> Denoiser:
         memory = self._empty_tokens(len(context))
@@ -176,13 +200,22 @@ class EncoderDecoderSession(Denoiser):
         reach = max(1, model.mixing.reach)
         before = F.pad(self.features, (0, 0, reach, 0))[:, -reach:][:, None]
         noisy = add_signal(model.stem(z[:, current]), self.memory, current)
+        positions = torch.arange(start, start + self.block, device=z.device)
+        mixed, states, mask = model.mixing(noisy, before), None, None
+        if model.hollow:
+            states = model.read_states(noisy, model.trunk.table[:, positions])
+            own = torch.eye(self.block, dtype=torch.bool, device=z.device)
+            mask = torch.cat([own.new_ones(self.block, start), own, ~own], 1)
+            noisy, mixed = add_signal(mixed, self.memory, current), None
         h = model.trunk(
             noisy,
             t[:, current] if self.reads_time else None,
-            positions=torch.arange(start, start + self.block, device=z.device),
+            positions=positions,
+            mask=mask,
             caches=self.seen,
             memory=self.memory,
-            mixed=model.mixing(noisy, before),
+            clean=states,
+            mixed=mixed,
         )
         for cache in self.seen:
             cache.filled = start  # drop the noisy block again
@@ -194,9 +227,10 @@ class EncoderDecoderSession(Denoiser):
         done = self.read[0].filled if self.read else -1
         if not 0 <= done <= clean.shape[1] or not torch.equal(self.clean, clean[:, :done]):
             network, length = model.encoder.network, model.encoder.length
-            size = (len(clean), network.heads, length, network.width // network.heads, like)
-            self.read = [KVCache(*size) for _ in model.encoder.blocks]
-            self.seen = [KVCache(*size) for _ in model.trunk.blocks]
+            heads, width = network.heads, network.width // network.heads
+            extra = self.block if model.hollow else 0  # keys of the queries and of the states of a noisy block
+            self.read = [KVCache(len(clean), heads, length, width, like) for _ in model.encoder.blocks]
+            self.seen = [KVCache(len(clean), heads, length + extra, width, like) for _ in model.trunk.blocks]
             self.features, done = like.new_empty(len(clean), 0, network.width), 0
         if done < clean.shape[1]:
             self._encode(clean, done)
