@@ -26,7 +26,7 @@ TIED, UNTIED = ["--network.tied", "True"], ["--network.tied", "False"]
 DECODER = ["--network.decoder-depth", "1"]
 COPIES = ["--draws", "4"]
 """Four noisy copies of every text, which its encoder reads once."""
-HOLLOW = ["--network.hollow", "True"]
+HOLLOW = ["--network.hollow"]
 ROLLING = ["stagger=0.7", "order=left-to-right"]
 JOINT = ["path=joint", "any_order_fraction=0"]
 CONTEXT = ["posterior_head=True", "subtract_input_embedding=True"]
