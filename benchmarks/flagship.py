@@ -105,6 +105,13 @@ ROWS |= {
     "bd3lm, block 4, decoder of 2 blocks": row("bd3lm", "block=4", network=[*TIED, "--network.decoder-depth", "2"]),
     "bd3lm, block 4, cross-entropy": row("bd3lm", "block=4", "loss=cross-entropy", network=[*TIED, *DECODER]),
 }
+ROWS |= {
+    "mdlm, bound": row("mdlm", "loss=bound"),
+    "mdlm, linear decay to zero": row("mdlm", optim=[*MUON, "--optim.decay", "linear", "--optim.min-lr-ratio", "0"]),
+    "mdlm, matrices at 2e-3": row("mdlm", optim=[*MUON[:-1], "2e-3"]),
+    "mdlm, matrices at 6e-3": row("mdlm", optim=[*MUON[:-1], "6e-3"]),
+    "mdlm, batches of 64": row("mdlm", optim=[*MUON, "--batch", "64"]),
+}
 
 
 def main() -> None:
