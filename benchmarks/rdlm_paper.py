@@ -12,7 +12,8 @@ pixels       CIFAR-10;   synthetic, dna   promoters with a signal, and real ones
 
 Every row is trained in a process of its own with one thread, for the same CPU time as the other rows of its part. An
 interrupted training is resumed, and finished rows are kept. Validation and test split are evaluated once, at the end.
-Where the value of a system is a surrogate, its network is also evaluated by a bound (rdlm_paper_bound.py).
+Where the value of a system is a surrogate, its network is also evaluated by a bound (rdlm_paper_bound.py). Systems with
+a condition are also evaluated with wrong conditions (rdlm_paper_conditions.py).
 """
 
 import argparse
@@ -27,6 +28,7 @@ from typing import Any
 import domain_metrics
 import harness  # noqa: F401 (one thread)
 from rdlm_paper_bound import load_bound_model
+from rdlm_paper_conditions import compare_conditions, give_wrong_conditions
 from rdlm_paper_report import plot_part, print_records
 from rdlm_paper_rows import PARTS, Part
 from records import find_commit
@@ -121,6 +123,9 @@ def measure_row(name: str, row: str, folder: Path, args: argparse.Namespace) -> 
         for split in ("valid", "test"):
             report = _evaluate(model, part, corpus, split, sequences)
             figures["figures"][f"{label}, {split}"] = _figure(report)
+        if label == "own" and corpus.conditions:  # the last report is that of the test split
+            wrong = _evaluate(model, part, corpus, "test", sequences, wrong=True)
+            figures["wrong minus right"] = compare_conditions(report, wrong)
     if part.domain is not None:
         domain = part.domain(corpus, config.length, part.samples, part.sampling_steps, folder)
         figures |= {"scores": domain.scores(run.model("ema"), row), "references": domain.references()}
@@ -136,10 +141,13 @@ def _models(run: Run, part: Part, corpus: Corpus) -> dict[str, Model]:
     return {"own": own} | {f"bound from {start}": load_bound_model(run, corpus, start) for start in part.bound_starts}
 
 
-def _evaluate(model: Model, part: Part, corpus: Corpus, split: str, sequences: int) -> Report:
+def _evaluate(model: Model, part: Part, corpus: Corpus, split: str, sequences: int, wrong: bool = False) -> Report:
+    """Evaluate a model on a split, or with the conditions of other sequences (rdlm_paper_conditions.py)."""
     chosen = corpus.split(split)
     scale = 1.0 if part.unit != "byte" else units_per_token("byte", corpus, split, model.length)
     batches = eval_batches(chosen, model.length, part.evaluation_batch, sequences)
+    if wrong:
+        batches = give_wrong_conditions(batches, corpus.conditions.get("labels", 0))
     return ls.evaluate(model, batches, draws=DRAWS, rng=0, units_per_token=scale, precision="auto")
 
 

@@ -31,6 +31,10 @@ def print_records(name: str, part: Part, rows: list[Row]) -> None:
                 shared | size | {"metric": f"bits_per_{part.unit}"} | value
                 | {"kind": figure["kind"], "unit": f"bits per {part.unit}"}
             )  # fmt: skip
+        if compared := row.get("wrong minus right"):
+            size = {"split": "test", "sequences": row["sequences"], "draws": row["draws"], "of": compared["of"]}
+            value = {"value": round(compared["bits"], 4), "error": round(compared["error"], 4)}
+            records.append(shared | size | {"metric": "wrong_minus_right"} | value | {"unit": f"bits per {part.unit}"})
         for metric, value in row.get("scores", {}).items():
             records.append(shared | {"metric": metric.replace(" ", "_"), "value": float(f"{value:.3g}")})
     for label, figures in (rows[0].get("references", {}) if rows else {}).items():
