@@ -35,15 +35,26 @@ def print_records(name: str, part: Part, rows: list[Row]) -> None:
             size = {"split": "test", "sequences": row["sequences"], "draws": row["draws"], "of": compared["of"]}
             value = {"value": round(compared["bits"], 4), "error": round(compared["error"], 4)}
             records.append(shared | size | {"metric": "wrong_minus_right"} | value | {"unit": f"bits per {part.unit}"})
-        for metric, value in row.get("scores", {}).items():
-            records.append(shared | {"metric": metric.replace(" ", "_"), "value": float(f"{value:.3g}")})
+        records += [shared | score for score in _list_scores(row.get("scores", {}))]
     for label, figures in (rows[0].get("references", {}) if rows else {}).items():
-        for metric, value in figures.items():
-            if isinstance(value, float):
-                likelihood = {"metric": f"bits_per_{part.unit}", "kind": figures.get("kind")}
-                named = likelihood if metric == "bits" else {"metric": metric.replace(" ", "_")}
-                records.append({"row": label, "value": float(f"{value:.4g}")} | named)
+        scores = {metric: value for metric, value in figures.items() if metric not in ("bits", "kind")}
+        if "bits" in figures:
+            likelihood = {"metric": f"bits_per_{part.unit}", "kind": figures["kind"]}
+            records.append({"row": label, "value": float(f"{figures['bits']:.4g}")} | likelihood)
+        records += [{"row": label} | score for score in _list_scores(scores)]
     print_experiment(f"paper-{name}", records, script="benchmarks/rdlm_paper.py", data=part.data)
+
+
+def _list_scores(scores: Row) -> list[Row]:
+    """Return a record of each metric of samples, with its standard error where there is one."""
+    errors = {"squared motif difference": "s.e. of the difference"}
+    records = []
+    for metric, value in scores.items():
+        if metric not in errors.values():
+            record = {"metric": metric.replace(" ", "_"), "value": float(f"{value:.4g}")}
+            error = scores.get(errors.get(metric, ""))
+            records.append(record if error is None else record | {"error": float(f"{error:.2g}")})
+    return records
 
 
 def plot_part(name: str, rows: list[Row], folder: Path) -> None:
