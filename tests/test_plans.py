@@ -96,7 +96,7 @@ def test_dry_runs_of_large_recipes_are_complete_and_write_nothing(
 def test_a_network_states_what_it_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = find_plan("text8-paper", recipe("text8-paper")).phases[-1].config
     before = cost(chosen, 27)
-    monkeypatch.setattr(BlockTransformer, "evaluations", lambda self: Evaluations(positions=1.5, pairs=2.0))
+    monkeypatch.setattr(BlockTransformer, "evaluations", lambda self, draws: Evaluations(positions=1.5, pairs=2.0))
     after, attention = cost(chosen, 27), 12 * 12 * 768 * 256
     matrices = (before.flops_per_token - 4 * attention) / 2
     assert after.flops_per_token == 1.5 * matrices + 2 * attention

@@ -99,7 +99,7 @@ class Denoiser(nn.Module, ABC):
 
         By default that is every position once a copy, with all others.
         """
-        return Evaluations(positions=draws, pairs=draws)
+        return Evaluations(positions=float(draws), pairs=float(draws))
 
 
 class Wrapper(Denoiser, ABC):
