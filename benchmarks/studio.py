@@ -23,7 +23,7 @@ import httpx
 import uvicorn
 
 from logosphere.studio.app import create_app, load_static_files
-from logosphere.studio.models import list_models
+from logosphere.studio.library import Library
 
 VIEWERS, STEPS, TOKEN = 50, 128, "benchmark"
 CLICK = """
@@ -106,11 +106,12 @@ def main() -> None:
     print(f"logosphere --help      {wall:.2f} s, {processor:.2f} CPU s (limit 0.5)")
     size = sum(len(content) for content, _ in load_static_files().values())
     print(f"page size              {size / 1000:.1f} kB, uncompressed (limit 300)")
-    models = list_models(sys.argv[1:])[:1]
+    library = Library(sys.argv[1:])
+    models = library.models
     models[0].load()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(create_app(models, TOKEN, port), log_level="error", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(create_app(library, TOKEN, port), log_level="error", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/"

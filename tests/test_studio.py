@@ -1,4 +1,4 @@
-"""The studio over HTTP: generation, pinned tokens, access control, and jobs that stop without viewers."""
+"""The studio over HTTP: generation, held tokens, access control, and jobs that stop without viewers."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from starlette.testclient import TestClient
 
 import logosphere as ls
 from logosphere.cli import main
-from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, resolve_folder, sampling_defaults
-from logosphere.runs.evaluate import read_record
+from logosphere.pretrained import DISPLAY_ORDER, PREFIX, list_pretrained, sampling_defaults
 from logosphere.runs.run import Run
 from logosphere.studio.app import create_app, load_static_files
 from logosphere.studio.jobs import KEPT_JOBS, MAX_VIEWERS, Job, JobPool, LimitReached, make_generate_job
-from logosphere.studio.models import StudioModel, downsample, find_reports, list_models
-from logosphere.studio.requests import GenerateRequest, resolve_pins
+from logosphere.studio.library import Library
+from logosphere.studio.models import StudioModel, downsample
+from logosphere.studio.requests import GenerateRequest, resolve_holds
 
 TOKEN, HOST = "secret", "127.0.0.1:8000"
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
@@ -35,19 +35,24 @@ SMALL += ["--validation-sequences", "8", "--validations", "2", "--steps", "4"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[StudioModel]]:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     folder = tmp_path_factory.mktemp("studio")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("LOGOSPHERE_CACHE", str(folder / "cache"))
         for system in ("mdlm", "rdlm", "ar"):
             assert main(["train", "--system", system, "--out", str(folder / "runs" / system), *SMALL]) == 0
-        yield list_models([str(folder / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
+        yield Library([str(folder / "runs" / system) for system in ("mdlm", "rdlm", "ar")])
+
+
+@pytest.fixture(scope="module")
+def models(library: Library) -> list[StudioModel]:
+    return library.models
 
 
 @pytest.fixture
-def client(models: list[StudioModel]) -> Iterator[TestClient]:
-    with TestClient(create_app(models, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+def client(library: Library) -> Iterator[TestClient]:
+    with TestClient(create_app(library, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         yield client
 
 
@@ -78,9 +83,11 @@ def test_models_and_curves_are_listed(client: TestClient) -> None:
     listed = client.get(f"/{TOKEN}/systems").json()
     assert [one["system"] for one in listed["systems"]] == ["mdlm", "rdlm", "ar"]
     first = listed["systems"][0]
-    assert first["length"] == 16 and first["kind"] == "bound" and first["trained"] and first["temperature"] == 1
+    assert first["length"] == 16 and first["trained"] and first["saved"] and first["temperature"] == 1
+    assert [one["number"] for one in listed["systems"]] == [0, 1, 2] and listed["unreadable"] == []
     curves = client.get(f"/{TOKEN}/curves/0").json()
     assert [step for step, _ in curves["train"]] == [1, 2, 3, 4] and len(curves["val"]) == 2
+    assert all(error > 0 for _, _, error in curves["val"])
     assert client.get(f"/{TOKEN}/curves/7").status_code == 404
     assert downsample([[float(i), 2.0 * i] for i in range(6)], 3) == [[0.5, 1.0], [2.5, 5.0], [4.5, 9.0]]
     assert downsample([[1.0, 2.0]], 3) == [[1.0, 2.0]] and len(downsample([[float(i)] for i in range(1000)], 7)) == 7
@@ -94,25 +101,25 @@ def test_only_supported_samplers_are_offered(client: TestClient) -> None:
     assert client.get(f"/{TOKEN}/ways/7").status_code == 404
 
 
-def test_bundled_checkpoints_are_listed_in_order_with_record_and_temperature(
+def test_bundled_checkpoints_are_listed_in_order_with_figure_and_temperature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    listed = [model.describe() for model in list_models([])]
+    listed = Library().describe()
     assert [one["name"] for one in listed] == [f"{PREFIX}{name}" for name in list_pretrained()]
     assert listed[0]["name"] == f"{PREFIX}{DISPLAY_ORDER[0]}"
     for one in listed:
-        record = read_record(resolve_folder(one["name"]))
         temperature = sampling_defaults(one["name"].removeprefix(PREFIX)).temperature
-        assert (one["bits"], one["kind"], one["temperature"]) == (record.bits, record.kind, temperature)
+        assert one["temperature"] == temperature and one["figure"]["error"] > 0
         assert one["unit"] == Run(one["name"]).tokenizer.unit and not one["trained"]
 
 
 def test_a_bundled_checkpoint_uses_its_default_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    models = list_models([f"{PREFIX}stories"])
+    library = Library([f"{PREFIX}stories"])
+    models = library.models
     assert models[0].list_samplers()["own"] == sampling_defaults("stories").sampler != models[0].model.sampler
-    with TestClient(create_app(models, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+    with TestClient(create_app(library, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         (_, first), *_ = auto = events(client, system=0, steps=4)
         named = events(client, system=0, steps=4, sampler=sampling_defaults("stories").sampler)
     assert "--sampler entropy" in first["command"] and "sampler('entropy', model)" in first["python"]
@@ -133,17 +140,17 @@ def test_a_text_is_streamed_frame_by_frame(client: TestClient, system: int, mode
     assert streamed[-1][1]["texts"] == events(client, system=system, n=2, steps=5, seed=3)[-1][1]["texts"]
 
 
-def test_pinned_positions_stay_and_the_rest_is_generated(client: TestClient) -> None:
-    locks = [{"at": 2, "token": 5}, {"at": 7, "text": "cat"}]
+def test_held_tokens_stay_and_the_rest_is_generated(client: TestClient) -> None:
+    holds = [{"at": 2, "token": 5}, {"at": 7, "text": "cat"}]
     for system in (0, 1):
-        streamed = events(client, system=system, n=3, steps=4, locks=locks, prompt="a")
+        streamed = events(client, system=system, n=3, steps=4, holds=holds, prompt="a")
         assert streamed[0][1]["known"] == [0, 2, 7, 8, 9]
         for row, text in zip(streamed[-2][1]["tokens"], streamed[-1][1]["texts"], strict=True):
             assert row[2] == 5 and text[7:10] == "cat" and text[0] == "a"
             assert len(text) == 16
 
 
-@pytest.mark.parametrize("content", [{}, {"prompt": "a cat "}, {"locks": [{"at": 3, "text": "of"}], "sampler": "star"}])
+@pytest.mark.parametrize("content", [{}, {"prompt": "a cat "}, {"holds": [{"at": 3, "text": "of"}], "sampler": "star"}])
 def test_a_request_can_be_copied_as_command_and_python(client: TestClient, content: dict[str, Any]) -> None:
     """The command and the Python code generate the same texts."""
     streamed = events(client, system=0, n=2, steps=4, seed=1, top_p=0.9, **content)
@@ -171,8 +178,8 @@ def test_a_request_can_be_copied_as_command_and_python(client: TestClient, conte
         ({"system": 0, "prompt": "a" * 5000}, "prompt"),
         ({"system": 0, "sampler": "starr"}, "Did you mean 'star'"),
         ({"system": 0, "path": "/etc/passwd"}, "fields"),
-        ({"system": 0, "locks": [{"at": 1}]}, "lock"),
-        ({"system": 0, "locks": [{"at": -1, "token": 1}]}, "at must"),
+        ({"system": 0, "holds": [{"at": 1}]}, "hold"),
+        ({"system": 0, "holds": [{"at": -1, "token": 1}]}, "at must"),
         ([1], "object"),
     ],
 )
@@ -184,9 +191,9 @@ def test_requests_beyond_the_limits_are_refused(client: TestClient, content: Any
 @pytest.mark.parametrize(
     "content, message",
     [
-        ({"locks": [{"at": 15, "text": "cat"}]}, "beyond"),
-        ({"locks": [{"at": 1, "token": 99}]}, "from 0 to"),
-        ({"locks": [{"at": 0, "text": "a" * 16}]}, "nothing to generate"),
+        ({"holds": [{"at": 15, "text": "cat"}]}, "beyond"),
+        ({"holds": [{"at": 1, "token": 99}]}, "from 0 to"),
+        ({"holds": [{"at": 0, "text": "a" * 16}]}, "nothing to generate"),
         ({"prompt": "a" * 17}, "shorten"),
         ({"sampler": "ddim"}, "Gaussian"),
     ],
@@ -199,8 +206,8 @@ def test_errors_of_a_model_are_reported_in_the_stream(client: TestClient, conten
 def test_the_size_of_a_job_is_limited(models: list[StudioModel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logosphere.studio.requests.MAX_TOKEN_STEPS", 100)
     with pytest.raises(ls.UserError, match="fewer texts or steps"):
-        resolve_pins(GenerateRequest(system=0, steps=7), models[0].model, models[0].tokenizer)
-    assert resolve_pins(GenerateRequest(system=0, steps=6), models[0].model, models[0].tokenizer) is None
+        resolve_holds(GenerateRequest(system=0, steps=7), models[0].model, models[0].tokenizer)
+    assert resolve_holds(GenerateRequest(system=0, steps=6), models[0].model, models[0].tokenizer) is None
 
 
 @pytest.mark.parametrize(
@@ -328,27 +335,33 @@ def test_the_bound_over_time_is_streamed(client: TestClient) -> None:
     assert client.post(f"/{TOKEN}/time/9").status_code == 404
 
 
-def test_reports_are_sandboxed(models: list[StudioModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_sandboxed(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_reports([]) == []
+    folder = library.models[0].folder.path
+    named = [str(folder)]
+    offered = Library(named)
+    assert offered.reports == []
     for end in ("html", "md", "json"):
         (tmp_path / f"out.{end}").write_text("<!doctype html>a report")
     (tmp_path / "diary.html").write_text("not a report")
-    reports = find_reports([])
-    assert [report.name for report in reports] == ["out.html"] and find_reports(["out.html"]) == reports
     with pytest.raises(ls.UserError, match="no report"):
-        find_reports(["diary.html"])
-    with TestClient(create_app(models, TOKEN, 8000, reports=reports), base_url=f"http://{HOST}") as client:
+        Library(named, ["diary.html"])
+    assert [report.name for report in Library(named, ["out.html"]).reports] == ["out.html"]
+    with TestClient(create_app(offered, TOKEN, 8000), base_url=f"http://{HOST}") as client:
         assert client.get(f"/{TOKEN}/systems").json()["reports"] == ["out.html"]
         response = client.get(f"/{TOKEN}/reports/0")
         policy = response.headers["content-security-policy"]
-        assert "a report" in response.text and "sandbox allow-scripts;" in policy and "frame-ancestors 'self'" in policy
+        assert (
+            "a report" in response.text
+            and "sandbox allow-scripts allow-downloads;" in policy
+            and "frame-ancestors 'self'" in policy
+        )
         assert "default-src 'none'" in policy and response.headers.get_list("content-security-policy") == [policy]
         assert client.get(f"/{TOKEN}/reports/1").status_code == 404
 
 
-def test_too_many_jobs_are_refused_with_429(models: list[StudioModel]) -> None:
-    with TestClient(create_app(models, TOKEN, 8000, JobPool(max_jobs=0)), base_url=f"http://{HOST}") as client:
+def test_too_many_jobs_are_refused_with_429(library: Library) -> None:
+    with TestClient(create_app(library, TOKEN, 8000, JobPool(max_jobs=0)), base_url=f"http://{HOST}") as client:
         response = client.post(f"/{TOKEN}/generate", json={"system": 0})
         assert response.status_code == 429 and "wait" in response.json()["sentence"]
 
@@ -381,12 +394,9 @@ def test_curves_of_byte_models_are_plotted(
     assert main(["train", "--tokenizer", "byte", "--out", "run", *SMALL]) == 0
     capsys.readouterr()
     assert main(["plot", "run", "--height", "4"]) == 0 and "bits per byte on held-out text" in capsys.readouterr().out
-    model = list_models(["run"])[0]
-    assert (
-        len(model.training_curves()["train"]) == 4
-        and model.describe()["unit"] == "byte"
-        and model.describe()["bits"] > 0
-    )
+    model = Library(["run"]).models[0]
+    assert len(model.training_curves()["train"]) == 4 and model.describe()["unit"] == "byte"
+    assert model.describe()["figure"]["bits"] > 0 and model.describe()["figure"]["unit"] == "byte"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -406,7 +416,7 @@ def test_fish_completes_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert done.stdout.split("\t")[0] == "studio" and not done.stderr
 
 
-def test_closing_the_page_stops_its_job(models: list[StudioModel]) -> None:
+def test_closing_the_page_stops_its_job(library: Library) -> None:
     """Over a real connection the server detects that the client has disconnected and stops the job."""
     import httpx
     import uvicorn
@@ -417,7 +427,7 @@ def test_closing_the_page_stops_its_job(models: list[StudioModel]) -> None:
     pool.submit = lambda function: submitted.append(submit(function)) or submitted[-1]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(create_app(models, TOKEN, port, pool), log_level="error", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(create_app(library, TOKEN, port, pool), log_level="error", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{port}/{TOKEN}/generate"

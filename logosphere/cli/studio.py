@@ -10,29 +10,33 @@ import uvicorn
 
 from logosphere.cli.arguments import Studio
 from logosphere.errors import UserError
-from logosphere.studio.app import create_app
-from logosphere.studio.models import find_reports, list_models
+from logosphere.studio.app import create_app, parse_allowed_host
+from logosphere.studio.library import Library
 
 LOOPBACK = "127.0.0.1"
 
 
 def studio(arguments: Studio, argv: list[str]) -> int:
     """logosphere studio"""
-    books, reports, token = list_models(arguments.runs), find_reports(arguments.report), secrets.token_urlsafe(18)
+    library, token = Library(arguments.runs, arguments.report), secrets.token_urlsafe(18)
 
     def open_first() -> None:
         with suppress(UserError):  # the request that needs it reports the error
-            books[0].load()
+            library.models[0].load()
 
     threading.Thread(target=open_first, daemon=True).start()
     with socket.create_server((LOOPBACK, arguments.port)) as listener:
         port = listener.getsockname()[1]
+        tunnels = [parse_allowed_host(host, port)[0] for host in arguments.allow_host]
         address = f"http://{LOOPBACK}:{port}/{token}/"
-        print(f"The studio is open at {address}\nOnly this machine can reach it. Ctrl-C closes it.", flush=True)
+        print(f"The studio is open at {address}", flush=True)
+        for tunnel in tunnels:
+            print(f"or through the tunnel at http://{tunnel}/{token}/", flush=True)
+        print("Only this machine can reach it. Ctrl-C closes it.", flush=True)
         if arguments.open:
             webbrowser.open(address)
         settings = uvicorn.Config(
-            create_app(books, token, port, reports=reports),
+            create_app(library, token, port, allowed=arguments.allow_host),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,

@@ -1,1 +1,1 @@
-"""The studio: a local web page that samples models step by step, pins tokens and compares models side by side."""
+"""The studio: a local web page that samples models step by step, holds and edits tokens, and compares models."""

@@ -2,12 +2,14 @@
 
 Requests are accepted only from the studio's own page, on this machine and with its token. Another page in the same
 browser can send requests to 127.0.0.1. It does not have the token, its Origin differs, and after DNS rebinding its Host
-differs.
+differs. A tunnel to this machine, whose Host differs as well, is allowed by its address.
 """
 
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -23,11 +25,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from logosphere.errors import UserError
 from logosphere.report.page import CONTENT_SECURITY_POLICY, read_asset
 from logosphere.sampling.registry import SAMPLERS
+from logosphere.studio.edits import EditRequest, edit_text
 from logosphere.studio.jobs import Event, Job, JobFunction, JobPool, LimitReached, make_elbo_job, make_generate_job
-from logosphere.studio.models import ReportFile, StudioModel
+from logosphere.studio.library import Library
 from logosphere.studio.requests import MAX_STEPS, MAX_TEXTS, GenerateRequest
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_ALLOWED = re.compile(r"(?P<name>[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
+
+
+def parse_allowed_host(text: str, port: int) -> list[str]:
+    """The Host headers of HOST:PORT; of HOST alone those of the usual ports and of the studio's own."""
+    found = _ALLOWED.fullmatch(text)
+    if found is None or not 1 <= int(found["port"] or 1) < 1 << 16:
+        raise UserError(f"--allow-host must be HOST or HOST:PORT such as localhost:9000, not '{text}'.")
+    name = found["name"].lower()
+    return [f"{name}:{int(found['port'])}"] if found["port"] else [name, f"{name}:{port}"]
+
 
 HEADERS = {
     "content-security-policy": (
@@ -47,10 +61,13 @@ HEADERS = {
 class SecurityMiddleware:
     """Refuses requests that do not come from the studio's own page."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int):
+    def __init__(self, app: ASGIApp, token: str, port: int, allowed: Sequence[str] = ()):
         self.app, self.token = app, token
-        self.hosts = {f"{name}:{port}" for name in LOOPBACK_NAMES}
-        self.origins = {f"http://{host}" for host in self.hosts}
+        own = {f"{name}:{port}" for name in LOOPBACK_NAMES}
+        tunnels = {host for text in allowed for host in parse_allowed_host(text, port)}
+        self.hosts = own | tunnels
+        # The browser uses HTTPS to some tunnels.
+        self.origins = {f"http://{host}" for host in self.hosts} | {f"https://{host}" for host in tunnels}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,8 +92,11 @@ class SecurityMiddleware:
     def find_refusal(self, scope: Scope) -> str | None:
         """Return the reason to refuse a request, or None."""
         headers = Headers(scope=scope)
-        if headers.get("host", "") not in self.hosts:
-            return "The studio accepts requests from this machine only."
+        if headers.get("host", "").lower() not in self.hosts:
+            return (
+                "The studio accepts requests from this machine only. To open it through a tunnel, start it with "
+                "--allow-host HOST:PORT, the address that the browser shows."
+            )
         if headers.get("origin") not in {None, *self.origins}:
             return "The studio accepts requests from its own page only."
         if scope["method"] == "POST" and headers.get("origin") is None and "sec-fetch-site" in headers:
@@ -90,10 +110,9 @@ class SecurityMiddleware:
 MAX_BYTES = 1 << 20
 """The largest size of a request."""
 
-REPORT_HEADERS = {
-    "content-security-policy": f"{CONTENT_SECURITY_POLICY}; sandbox allow-scripts; frame-ancestors 'self'"
-}
-"""A report is shown in a frame of the page. It may run its player, and has no origin to send requests from."""
+SANDBOX = "sandbox allow-scripts allow-downloads"
+REPORT_HEADERS = {"content-security-policy": f"{CONTENT_SECURITY_POLICY}; {SANDBOX}; frame-ancestors 'self'"}
+"""A report is shown in a frame of the page. It may run its player and save its plots; it has no origin to send from."""
 
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -107,14 +126,10 @@ def load_static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def create_app(
-    models: Sequence[StudioModel],
-    token: str,
-    port: int,
-    pool: JobPool | None = None,
-    reports: Sequence[ReportFile] = (),
+    library: Library, token: str, port: int, pool: JobPool | None = None, allowed: Sequence[str] = ()
 ) -> Starlette:
-    """Create the application for these models and reports; only requests with the token are accepted."""
-    static, pool = load_static_files(), pool or JobPool()
+    """Create the application for a library; only requests with the token and an allowed host are accepted."""
+    static, pool, models, reports = load_static_files(), pool or JobPool(), library.models, library.reports
 
     async def get_file(request: Request) -> Response:
         found = static.get(request.path_params.get("name", "index.html"))
@@ -123,9 +138,11 @@ def create_app(
         return Response(found[0], media_type=found[1])
 
     async def get_models(request: Request) -> Response:
+        systems = await run_in_threadpool(library.describe)
         return JSONResponse(
             {
-                "systems": [model.describe() for model in models],
+                "systems": systems,
+                "unreadable": list(library.unreadable.values()),
                 "samplers": [info.as_dict() for info in SAMPLERS.values()],
                 "reports": [report.name for report in reports],
                 "limits": {"steps": MAX_STEPS, "n": MAX_TEXTS},
@@ -141,6 +158,17 @@ def create_app(
         if number >= len(models):
             return _respond_no_model()
         return JSONResponse(await run_in_threadpool(models[number].list_samplers))
+
+    async def edit(request: Request) -> Response:
+        number = request.path_params["number"]
+        if number >= len(models):
+            return _respond_no_model()
+        tokenizer = models[number].tokenizer
+        try:
+            parsed = EditRequest.parse(await _read_json(request), tokenizer.size)
+            return JSONResponse(asdict(await run_in_threadpool(edit_text, parsed, tokenizer)))
+        except UserError as problem:
+            return _respond_error(str(problem), 400)
 
     async def get_report(request: Request) -> Response:
         number = request.path_params["number"]
@@ -181,10 +209,12 @@ def create_app(
         Route(f"/{token}/ways/{{number:int}}", get_samplers),
         Route(f"/{token}/reports/{{number:int}}", get_report),
         Route(f"/{token}/time/{{number:int}}", measure_elbo, methods=["POST"]),
+        Route(f"/{token}/edit/{{number:int}}", edit, methods=["POST"]),
         Route(f"/{token}/generate", generate, methods=["POST"]),
         Route(f"/{token}/watch/{{number:int}}", watch),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(SecurityMiddleware, token=token, port=port)])
+    security = Middleware(SecurityMiddleware, token=token, port=port, allowed=allowed)
+    return Starlette(routes=routes, middleware=[security])
 
 
 class JobResponse(StreamingResponse):

@@ -16,12 +16,14 @@ import torch
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import TimeBin, elbo_over_time
+from logosphere.evaluation.report import describe_kind
+from logosphere.io import json_safe
 from logosphere.sampling.generate import generate
 from logosphere.sampling.loop import Frame
 from logosphere.sampling.registry import sampler
 from logosphere.sampling.trajectory import Recorder, TrajectoryFrame
 from logosphere.studio.models import StudioModel
-from logosphere.studio.requests import GenerateRequest, resolve_pins, to_command, to_python
+from logosphere.studio.requests import GenerateRequest, resolve_holds, to_command, to_python
 from logosphere.types import Batch
 
 MAX_JOBS, MAX_VIEWERS, KEPT_JOBS = 4, 100, 4
@@ -73,7 +75,7 @@ class Job(threading.Thread):
         """Emit an event; raise JobStopped if the job has been stopped."""
         if self._stop_requested.is_set():
             raise JobStopped
-        data = json.dumps(content, separators=(",", ":"))
+        data = json.dumps(json_safe(content), separators=(",", ":"))
         self._call_in_loop(self._add, Event(name, content, f"event: {name}\ndata: {data}\n\n".encode()))
 
     def _call_in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -183,19 +185,22 @@ def _generate(job: Job, studio_model: StudioModel, request: GenerateRequest) -> 
     filtered = model.process.predicts_tokens
     if not filtered:
         request = replace(request, temperature=1.0, top_p=1.0)
-    pinned = resolve_pins(request, model, tokenizer)
+    held = resolve_holds(request, model, tokenizer)
     chosen = sampler(model.sampler if request.sampler == "auto" else request.sampler, model)
-    approximate = pinned is not None and studio_model.folder.needs_renoise(model)
+    approximate = held is not None and studio_model.folder.needs_renoise(model)
     begun = {
         "job": job.number,
         "system": request.system,
         "length": model.length,
         "n": request.n,
-        "known": [] if pinned is None else pinned.known[0].nonzero()[:, 0].tolist(),
+        "known": [] if held is None else held.places,
+        "prompt": 0 if held is None else held.prompt,
+        "prompt_text": request.prompt,
+        "released": [] if held is None else list(held.released),
         "approximate": approximate,
         "filtered": filtered,
-        "command": to_command(request, studio_model.name, pinned, tokenizer),
-        "python": to_python(request, studio_model.name, pinned),
+        "command": to_command(request, studio_model.name, held, tokenizer),
+        "python": to_python(request, studio_model.name, held),
     }
     job.emit("begun", begun)
     recorder, sent = Recorder(model), set[int]()
@@ -208,8 +213,8 @@ def _generate(job: Job, studio_model: StudioModel, request: GenerateRequest) -> 
         n=request.n,
         steps=request.steps,
         rng=torch.Generator(model.device).manual_seed(request.seed),
-        known=None if pinned is None else pinned.known,
-        tokens=None if pinned is None else pinned.tokens,
+        known=None if held is None else held.known,
+        tokens=None if held is None else held.tokens,
         sampler=chosen,
         temperature=request.temperature,
         top_p=request.top_p,
@@ -248,6 +253,18 @@ def make_elbo_job(studio_model: StudioModel) -> JobFunction:
 
             bins = elbo_over_time(model, batches, bins=TIME_BINS, watch=watch)
             bits = sum(time_bin.bits for time_bin in bins) / len(bins)
-            job.emit("done", {"bits": bits, "kind": model.process.kind, "sequences": len(held_out)})
+            # All bins use the same sequences; their errors add up at most, and this is what the page states.
+            error = sum(time_bin.error for time_bin in bins) / len(bins)
+            job.emit(
+                "done",
+                {
+                    "bits": bits,
+                    "error": error,
+                    "kind": model.process.kind,
+                    "kind_and_path": describe_kind(model.process.kind, model.process.path_name, 0),
+                    "unit": studio_model.tokenizer.unit,
+                    "sequences": len(held_out),
+                },
+            )
 
     return run

@@ -1,8 +1,7 @@
-"""The models and the reports that the studio can open. Requests name them by number, never by path."""
+"""The models that the studio can open: their weights, descriptions, samplers, curves and held-out text."""
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -10,25 +9,27 @@ from typing import Any
 
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError
-from logosphere.io import WEIGHTS
+from logosphere.io import RECIPE, WEIGHTS, json_safe
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
-from logosphere.pretrained import PREFIX, RECORD, list_pretrained, sampling_defaults
+from logosphere.pretrained import CARD, RECORD, sampling_defaults
 from logosphere.runs.evaluate import read_record, sequences_of
 from logosphere.runs.run import Run
 from logosphere.sampling.registry import SAMPLERS, sampler
+from logosphere.studio.figures import find_figure
 from logosphere.types import Batch
 
 MAX_CURVE_POINTS = 120
 """Points of a training curve that are sent."""
+DESCRIBED = (RECIPE, "metrics.jsonl", WEIGHTS, "eval", CARD)
+"""Files and folders that the description of a model depends on."""
 MAX_ALPHABET = 64
 """Tokens that fit around the plot of the sphere."""
-CURVES = ("train", "val")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StudioModel:
     """A run or a bundled checkpoint; its weights are loaded when they are first needed."""
 
@@ -36,11 +37,19 @@ class StudioModel:
     """Its name on the command line."""
     folder: Run
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the model is in use: one job at a time."""
+    """Taken while the model is in use: one job at a time."""
+    _loaded: tuple[int, Model] | None = None
+    _described: tuple[tuple[int, ...], dict[str, Any]] | None = None
 
-    @cached_property
+    @property
     def model(self) -> Model:
-        return self.folder.model().to(find_device(self.folder.config.device))
+        """The model with the last weights that were saved; a running training saves new ones."""
+        weights = self.folder.weights_file()
+        saved = weights.stat().st_mtime_ns
+        if self._loaded is None or self._loaded[0] != saved:
+            device = find_device(self.folder.config.device)
+            self._loaded = saved, self.folder.model().place(device)
+        return self._loaded[1]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -63,38 +72,39 @@ class StudioModel:
             _ = self.model
 
     def held_out(self, limit: int) -> Batch:
-        """Return at most `limit` sequences of held-out text: of the record, or else of the validation split."""
+        """Return at most `limit` sequences of the test split: those of the record, or else of the corpus."""
         if self.has_record:
             return sequences_of(read_record(self.folder.path).text, self.tokenizer, self.model.length, limit)
-        corpus = open_corpus(self.folder.config.data, self.tokenizer)
-        return next(iter(eval_batches(corpus.valid, self.model.length, limit, limit)))
+        corpus = open_corpus(self.folder.config.data, self.tokenizer, column=self.folder.config.column)
+        return next(iter(eval_batches(corpus.test, self.model.length, limit, limit)))
 
     def describe(self) -> dict[str, Any]:
-        """Describe the model for the page, without loading its weights."""
-        spec, (bits, kind) = self.folder.content["model"], self.validation_bits()
-        size = spec["vocab_size"]
+        """Describe the model for the page, without loading its weights.
+
+        The page asks every few seconds, so files are read again only when they have changed.
+        """
+        seen = tuple(_changed_at(self.folder.path / name) for name in DESCRIBED)
+        if self._described is None or self._described[0] != seen:
+            self._described = seen, self._describe()
+        return self._described[1]
+
+    def _describe(self) -> dict[str, Any]:
+        spec, tokenizer = self.folder.content["model"], self.tokenizer
+        figure, size = find_figure(self.folder), spec["vocab_size"]
         return {
             "name": self.name,
             "system": spec["system"],
             "length": spec["length"],
             "vocabulary": size,
-            "tokenizer": self.tokenizer.fingerprint,
-            "alphabet": [self.tokenizer.symbol(token) for token in range(size)] if size <= MAX_ALPHABET else [],
-            "bits": bits,
-            "kind": kind,
-            "unit": self.tokenizer.unit,
+            "tokenizer": tokenizer.fingerprint,
+            "alphabet": [tokenizer.symbol(token) for token in range(size)] if size <= MAX_ALPHABET else [],
+            "end": tokenizer.eos if isinstance(tokenizer, WithEOS) else None,
+            "figure": None if figure is None else json_safe(asdict(figure)),
+            "unit": tokenizer.unit,
             "temperature": sampling_defaults(self.folder.path.name).temperature if self.has_record else 1.0,
             "trained": not self.has_record,
+            "saved": (self.folder.path / WEIGHTS).exists(),
         }
-
-    def validation_bits(self) -> tuple[float | None, str | None]:
-        """Return the latest bits per unit on held-out text, and their kind."""
-        if self.has_record:
-            record = read_record(self.folder.path)
-            return record.bits, record.kind
-        bits = self.folder.bits("val")
-        kinds = [line["val/kind"] for line in self.folder.metrics() if "val/kind" in line]
-        return (bits[-1][1], kinds[-1]) if bits and kinds else (None, None)
 
     def list_samplers(self) -> dict[str, Any]:
         """Return the default sampler (own) and all samplers that support the model (fit)."""
@@ -104,8 +114,18 @@ class StudioModel:
         return {"own": self.default_sampler, "fit": supported}
 
     def training_curves(self) -> dict[str, list[list[float]]]:
-        """Return (step, bits) of training and validation, downsampled for a plot; they grow while a run trains."""
-        return {part: downsample([list(point) for point in self.folder.bits(part)]) for part in CURVES}
+        """Return the curves for a plot, which grow while a run trains.
+
+        Training is (step, bits), validation is (step, bits, standard error), with an error of 0 where none was logged.
+        """
+        errors = {line["step"]: line.get("val/error") or 0.0 for line in self.folder.metrics() if "val/kind" in line}
+        validated = [[step, bits, errors.get(int(step), 0.0)] for step, bits in self.folder.bits("val")]
+        return {"train": downsample([list(point) for point in self.folder.bits("train")]), "val": downsample(validated)}
+
+
+def _changed_at(path: Path) -> int:
+    """When a file was changed last, in nanoseconds; 0 if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _supports(model: Model, name: str) -> bool:
@@ -122,42 +142,3 @@ def downsample(points: list[list[float]], limit: int = MAX_CURVE_POINTS) -> list
         return points
     cuts = [i * len(points) // limit for i in range(limit + 1)]
     return [[sum(values) / len(values) for values in zip(*points[a:b], strict=True)] for a, b in pairwise(cuts)]
-
-
-def list_models(names: Sequence[str]) -> list[StudioModel]:
-    """The models with these names; without names, those of runs/ (the newest first) and the bundled checkpoints."""
-    if names:
-        return [StudioModel(name, Run(name)) for name in names]
-    found = sorted(Path("runs").glob(f"*/{WEIGHTS}"), key=lambda path: -path.stat().st_mtime)
-    every = [str(path.parent) for path in found] + [f"{PREFIX}{name}" for name in list_pretrained()]
-    if not every:
-        raise UserError("There is nothing to open yet; train a model with: logosphere train")
-    return [StudioModel(name, Run(name)) for name in every]
-
-
-@dataclass(frozen=True)
-class ReportFile:
-    """The HTML page of a comparison report."""
-
-    name: str
-    path: Path
-
-    def read(self) -> bytes:
-        return self.path.read_bytes()
-
-
-def find_reports(names: Sequence[str]) -> list[ReportFile]:
-    """Return the reports with these paths; without paths, those in this folder and in runs/, the newest first."""
-    for name in names:
-        if not _is_report(Path(name)):
-            raise UserError(f"{name} is no report; make one with: logosphere compare --report out.html")
-    found = [Path(name) for name in names]
-    if not names:
-        found = [path for folder in (".", "runs") for path in Path(folder).glob("*.html") if _is_report(path)]
-        found.sort(key=lambda path: -path.stat().st_mtime)
-    return [ReportFile(str(path), path) for path in found]
-
-
-def _is_report(page: Path) -> bool:
-    """Return whether a page has Markdown and JSON files in the same folder, as report/write.py writes them."""
-    return page.suffix == ".html" and all(page.with_suffix(end).is_file() for end in (".html", ".md", ".json"))

@@ -3,8 +3,8 @@
 const seen = selector => [...document.querySelectorAll(selector)].filter(element => element.checkVisibility());
 const named = element => String(element.id || element.getAttribute("class") || element.tagName);
 
-// Elements that extend beyond the window.
-const beyond = () => seen("body *").filter(e => !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1).map(named);
+// Elements that extend beyond the window, except for tables that scroll.
+const beyond = () => seen("body *").filter(e => !e.closest("svg, .scroll > *") && e.getBoundingClientRect().right > innerWidth + 1).map(named);
 
 // Text of a figure that is cut off at its border.
 const cut = () => seen("svg text").filter(e => {
@@ -36,7 +36,7 @@ function faint() {
   const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b) + 0.05;
   const found = new Set();
-  for (const element of seen("h1, p, label, button, input, select, output, summary, li, .token, .curves text")) {
+  for (const element of seen("h1, p, label, button, input, select, output, summary, li, .token, .curves text, .drawing text")) {
     const words = (element.matches("input, select") ? element.value : element.textContent).trim();
     if (!words || element.matches(":disabled, .hidden, input[type=range]")) continue;
     const under = [];

@@ -27,35 +27,39 @@ function createFrame(label, title, low, high, ends, remark) {
 }
 
 const SIGN = { exact: "=", bound: "≤", surrogate: "~" };
-export const formatBits = (bits, kind) => `${SIGN[kind] ?? ""} ${bits.toFixed(3)}`.trim();
+export const formatFigure = ({ bits, error, kind, kind_and_path, unit }) => `${SIGN[kind]} ${bits.toFixed(4)}${error ? ` ± ${error.toFixed(4)}` : ""} bits per ${unit} (${kind_and_path})`;
 
-// Bits against steps: training thin, held-out text strong.
-export function drawCurves(place, content, { unit, kind }) {
+// Bits against steps: training thin, validation strong, with ± 1 s.e.
+export function drawCurves(place, content, { unit, figure }) {
   const points = [...content.val, ...content.train];
   if (points.length < 2) { place.textContent = "There is no curve yet."; return; }
   const xs = points.map(p => p[0]), last = Math.max(...xs), first = Math.min(...xs);
   const ys = points.map(p => p[1]).sort((a, b) => a - b), low = ys[0];
   const high = Math.max(ys[Math.floor((ys.length < 50 ? 1 : 0.9) * (ys.length - 1))], ...content.val.map(p => p[1]));  // the loss is high at the start
   const x = v => LEFT + (v - first) / (last - first || 1) * (WIDTH - LEFT - 10);
-  const end = content.val.at(-1), remark = end ? `${formatBits(end[1], kind)} on held-out text at step ${end[0].toLocaleString()}` : "";
+  const end = content.val.at(-1), sign = SIGN[figure?.kind] ?? "";
+  const remark = end ? `${sign} ${end[1].toFixed(4)}${end[2] ? ` ± ${end[2].toFixed(4)}` : ""} on validation text at step ${end[0].toLocaleString()}`.trim() : "";
   const ends = [Math.round(first).toLocaleString(), `${Math.round(last).toLocaleString()} steps`];
   const { svg, y } = createFrame("training curves", `bits per ${unit}`, low, high, ends, remark);
   ["train", "val"].forEach((name, k) => {
     const from = WIDTH - 230 + 120 * k;
-    svg.append(createSvg("line", { class: name, x1: from, x2: from + 18, y1: 15, y2: 15 }), createSvg("text", { x: from + 24, y: 20 }, { train: "training", val: "held-out" }[name]));
+    svg.append(createSvg("line", { class: name, x1: from, x2: from + 18, y1: 15, y2: 15 }), createSvg("text", { x: from + 24, y: 20 }, { train: "training", val: "validation" }[name]));
     const path = content[name].map(p => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
     svg.append(createSvg("polyline", { class: name, points: path.join(" ") }));
-    if (name === "val") for (const point of path) svg.append(createSvg("circle", { class: "dot", cx: point.split(",")[0], cy: point.split(",")[1], r: 3 }));
+    if (name === "val") for (const [step, bits, error] of content.val) {
+      svg.append(createSvg("circle", { class: "dot", cx: x(step), cy: y(bits), r: 3 }));
+      if (error) svg.append(createSvg("line", { class: "error", x1: x(step), x2: x(step), y1: y(bits - error), y2: y(bits + error) }));
+    }
   });
   place.replaceChildren(svg);
 }
 
 // Bits in each bin of time, as horizontal steps with error bars; their mean is the bound.
-export function drawElbo(place, slices, done) {
+export function drawElbo(place, slices, done, unit) {
   if (!slices.length) return;
   const high = 1.05 * Math.max(...slices.map(s => s.bits + s.error)), x = v => LEFT + v * (WIDTH - LEFT - 10);
-  const remark = done ? `mean ${formatBits(done.bits, done.kind)} bits per token on ${done.sequences} held-out texts` : "measuring …";
-  const { svg, y } = createFrame("the bound over time", "bits per token in each twelfth of time, ± 1 s.e.", 0, high, ["data", "noise"], remark);
+  const remark = done ? `mean ${formatFigure(done)} on ${done.sequences} texts of the test split` : "measuring …";
+  const { svg, y } = createFrame("the bound over time", `bits per ${unit} in each twelfth of time, ± 1 s.e.`, 0, high, ["data", "noise"], remark);
   svg.append(createSvg("polyline", { class: "val", points: slices.map(s => `${x(s.low)},${y(s.bits)} ${x(s.high)},${y(s.bits)}`).join(" ") }));
   for (const s of slices) {
     const middle = x((s.low + s.high) / 2);

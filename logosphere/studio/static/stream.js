@@ -19,8 +19,8 @@ async function* streamEvents(path, options) {
   }
 }
 
-export async function fetchJson(path) {
-  return (await send(path)).json();
+export async function fetchJson(path, options) {
+  return (await send(path, options)).json();
 }
 
 async function send(path, options) {

@@ -1,0 +1,108 @@
+"""The models and reports on offer: those named at the start, or all of a folder, also those begun later."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from logosphere.errors import UserError
+from logosphere.io import RECIPE
+from logosphere.pretrained import PREFIX, list_pretrained
+from logosphere.runs.run import Run
+from logosphere.studio.models import StudioModel
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class ReportFile:
+    """The HTML page of a comparison report."""
+
+    name: str
+    path: Path
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+class Library:
+    """Models and reports by number. A number stays valid: what is found later gets the next one.
+
+    Requests name models and reports by number, never by path.
+    """
+
+    def __init__(self, runs: Sequence[str] = (), reports: Sequence[str] = ()):
+        """Offer the named runs and reports; where none is named, those of runs/ and this folder, the newest first."""
+        self.models = [StudioModel(name, Run(name, trained=False)) for name in runs]
+        self.reports = [_open_report(name) for name in reports]
+        self.finds_runs, self.finds_reports = not runs, not reports
+        self.unreadable = dict[str, str]()
+        """Runs that cannot be opened, with the reason."""
+        self._lock = threading.Lock()
+        self.refresh()
+        if not self.models:
+            reason = next(iter(self.unreadable.values()), "There is nothing to open yet.")
+            raise UserError(f"{reason} Train a model with: logosphere train")
+
+    def refresh(self) -> None:
+        """Add the runs and reports that have appeared."""
+        with self._lock:
+            if self.finds_runs:
+                self._add_runs()
+            if self.finds_reports:
+                known = {report.path for report in self.reports}
+                self.reports += [report for report in _find_reports() if report.path not in known]
+
+    def _add_runs(self) -> None:
+        known = {model.name: model.folder.content for model in self.models}
+        self.unreadable = {}
+        for name in _find_runs():
+            try:
+                run = Run(name)
+            except UserError as problem:
+                self.unreadable[name] = str(problem)
+                continue
+            if known.get(name) != run.content:  # new, or trained anew in the same folder
+                self.models.append(StudioModel(name, run))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe the models for the page in the order in which it lists them, each with its number."""
+        self.refresh()
+        order = {name: place for place, name in enumerate(_find_runs())} if self.finds_runs else {}
+        last = {model.name: number for number, model in enumerate(self.models) if model.folder.path.is_dir()}
+        described = []
+        for name, number in sorted(last.items(), key=lambda one: order.get(one[0], one[1])):
+            model = self.models[number]
+            try:
+                described.append({"number": number} | model.describe())
+            except UserError as problem:
+                self.unreadable[name] = str(problem)
+        return described
+
+
+def _find_runs() -> list[str]:
+    """The names of all runs, those begun last first, and of the bundled checkpoints.
+
+    A run is offered from its beginning, so that its curves can be watched before anything has been saved.
+    """
+    begun = sorted(RUNS.glob(f"*/{RECIPE}"), key=lambda path: -path.stat().st_mtime)
+    return [str(path.parent) for path in begun] + [f"{PREFIX}{name}" for name in list_pretrained()]
+
+
+def _open_report(name: str) -> ReportFile:
+    if not _is_report(Path(name)):
+        raise UserError(f"{name} is no report; make one with: logosphere compare --report out.html")
+    return ReportFile(name, Path(name))
+
+
+def _find_reports() -> list[ReportFile]:
+    """The reports in this folder and in runs/, the newest first."""
+    found = [path for folder in (Path(), RUNS) for path in folder.glob("*.html") if _is_report(path)]
+    found.sort(key=lambda path: -path.stat().st_mtime)
+    return [ReportFile(str(path), path) for path in found]
+
+
+def _is_report(page: Path) -> bool:
+    """Return whether a page has Markdown and JSON files in the same folder, as report/write.py writes them."""
+    return page.suffix == ".html" and all(page.with_suffix(end).is_file() for end in (".html", ".md", ".json"))
