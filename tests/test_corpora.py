@@ -17,9 +17,9 @@ from pyarrow import parquet
 from text_fixtures import PROSE, decode_splits, write_file
 
 from logosphere.data import corpora, published, text8
+from logosphere.data.catalogue import RemoteFile
 from logosphere.data.corpora import open_corpus
 from logosphere.data.published import Record
-from logosphere.data.sources import CORPORA
 from logosphere.data.text8 import text8_filter
 from logosphere.data.token_cache import verify_hashes
 from logosphere.data.tokenizer_registry import SubwordTokenizer
@@ -141,7 +141,7 @@ def test_lone_surrogates_in_json_are_replaced(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_and_a_character_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logosphere.data.sources.BLOCK", 5)
+    monkeypatch.setattr("logosphere.data.readers.BLOCK", 5)
     path = write_file(tmp_path / "a.txt", b"\xef\xbb\xbf" + ("漢字🙂" * 20).encode())
     assert "".join(decode_splits(open_corpus(str(path)))) == "漢字🙂" * 20
 
@@ -155,13 +155,10 @@ def small_text8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(folder / "text8.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("text8", CLEAN)
     content = (folder / "text8.zip").read_bytes()
-    small = replace(
-        text8.TEXT8,
-        urls=((folder / "text8.zip").as_uri(),),
-        sha256=hashlib.sha256(content).hexdigest(),
-        size=len(content),
+    file = RemoteFile(
+        "text8.zip", len(content), ((folder / "text8.zip").as_uri(),), hashlib.sha256(content).hexdigest()
     )
-    monkeypatch.setattr(text8, "TEXT8", small)
+    monkeypatch.setattr(text8, "TEXT8", replace(text8.TEXT8, files=(file,)))
     monkeypatch.setattr(text8, "TEXT8_CHARACTERS", len(CLEAN))
     monkeypatch.setattr(text8, "TEXT8_MD5", hashlib.md5(CLEAN.encode()).hexdigest())
     monkeypatch.setattr(text8, "TEXT8_SHA256", hashlib.sha256(CLEAN.encode()).hexdigest())
@@ -260,7 +257,13 @@ def test_hub_creates_missing_splits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("hf:owner/other", {}, r"owner/other cannot be loaded \(no owner/other None\); check"),
         ("hf:", {}, "names no dataset; write hf:OWNER/NAME"),
         ("hf:owner/name:config", {"test": Table("a")}, "no split 'train', only test"),
-        ("hf:owner/name:config", {"train": Table("a", column="body")}, "no column 'text', only body"),
+        ("hf:owner/name:config", {"train": Table("a", column="id")}, "no column 'body', only id"),
+        ("hf:owner/name:config", {"train": Table(1, 2, column="id")}, "no column that looks like text, only id"),
+        (
+            "hf:owner/name:config",
+            {"train": Table("a" * 99, column="body"), "test": Table("a")},
+            "no column 'body', only text",
+        ),
         ("hf:owner/name:config", {"train": Table(3)}, "holds int, not text"),
     ],
 )
@@ -268,10 +271,21 @@ def test_invalid_hub_sources_are_refused(
     source: str, tables: dict[str, Table], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_hub(monkeypatch, **tables)
+    column = "body" if "'body', only id" in message else ""
     with pytest.raises(UserError, match=message):
-        open_corpus(source)
+        open_corpus(source, column=column, notify=lambda remark: None)
 
 
-def test_every_corpus_has_a_description() -> None:
-    assert {"pydoc", "text8"} <= set(CORPORA)
-    assert all(line and "\n" not in line for line in CORPORA.values())
+def test_hub_reads_the_column_that_is_named_or_looks_like_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("a good story " * 9, column="body")
+    for number, row in enumerate(table):
+        row["id"] = number
+    table.column_names = ["body", "id"]
+    install_hub(monkeypatch, train=table)
+    remarks: list[str] = []
+    guessed = open_corpus("hf:owner/name:config", notify=remarks.append)
+    assert (guessed.column, remarks) == (
+        "body", ["The text of hf:owner/name:config is read from the column 'body'; --column names another."]
+    )  # fmt: skip
+    named = open_corpus("letters:hf:owner/name:config", column="body")
+    assert named.column == "body" and decode_splits(named) == decode_splits(guessed)

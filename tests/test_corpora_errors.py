@@ -37,7 +37,7 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "Line 2 of .* is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n"\xff"\n', "Line 3 of .* is not JSON"),
         ("a.jsonl", b"[" * 100_000, "Line 1 of .* is not JSON"),
-        ("a.jsonl", b'{"body": "a"}\n', "Line 1 of .* field named 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "a"}\n', "Line 2 of .* field named 'text'"),
         ("a.jsonl", b'{"text": 3}\n', "Line 1 of .* field named 'text'"),
         ("a.parquet", b"PAR1 junk PAR1", "a.parquet is not a valid Parquet file"),
         ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
@@ -56,7 +56,12 @@ def test_bad_input_gives_a_one_line_error(
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [({"body": ["a"]}, "no column 'text', only body"), ({"text": [3]}, "holds int, not text")],
+    [
+        ({"body": [1.5]}, "no column that looks like text, only body"),
+        ({"text": [3]}, "column 'text' of .* holds int64, not text"),
+        ({"text": [["a"]]}, "holds list<.*, not text"),
+        ({"body": ["a b"], "title": ["c d"]}, "several columns that may hold text .body, title.; choose one"),
+    ],
 )
 def test_parquet_without_a_text_column_is_refused(
     columns: dict[str, list[object]], message: str, tmp_path: Path

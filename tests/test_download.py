@@ -2,13 +2,15 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from logosphere.data.download import fetch
+from logosphere.data.catalogue import HUB, RemoteFile
+from logosphere.data.download import fetch as fetch_file
 from logosphere.errors import UserError
 from logosphere.io import file_sha256
 
@@ -38,17 +40,20 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         content = {"other": b"?" * SIZE, "large": CONTENT * 2, "small": CONTENT[:1000]}.get(name, CONTENT)
-        start = int(requested.removeprefix("bytes=").removesuffix("-")) if requested and name != "no-range" else 0
-        if start and start >= len(content):
+        obeyed = requested if requested and name != "no-range" else "bytes=0-"
+        start, end = obeyed.removeprefix("bytes=").split("-")
+        content, whole = content[: int(end) + 1] if end else content, len(content)
+        place = int(start)
+        if place and place >= len(content):
             self.send_error(416)
             return
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_response(206 if place or end else 200)
+        if place or end:
+            self.send_header("Content-Range", f"bytes {place}-{len(content) - 1}/{whole}")
+        self.send_header("Content-Length", str(len(content) - place))
         self.end_headers()
         breaks = (name == "breaks-once" and not requested) or name == "breaks-always"
-        self.wfile.write(content[start : start + SIZE // 3] if breaks else content[start:])
+        self.wfile.write(content[place : place + SIZE // 3] if breaks else content[place:])
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -70,13 +75,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "file.bin"
 
 
+def fetch(urls: list[str], path: Path, report: Callable[[int, int], None] | None = None, **changes: object) -> Path:
+    file = RemoteFile(path.name, SIZE, tuple(urls), SHA256)
+    return fetch_file(replace(file, **changes), path, report)  # type: ignore[arg-type]
+
+
 def sibling_files(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
 
 
 def test_file_is_downloaded_with_progress(server: Server, path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    assert fetch([server.url("good")], path, SHA256, SIZE, lambda *step: progress.append(step)) == path
+    assert fetch([server.url("good")], path, lambda *step: progress.append(step)) == path
     assert path.read_bytes() == CONTENT and file_sha256(path) == SHA256
     assert progress[-1] == (SIZE, SIZE) and progress == sorted(progress)
     assert sibling_files(path) == ["file.bin"]
@@ -85,28 +95,28 @@ def test_file_is_downloaded_with_progress(server: Server, path: Path) -> None:
 def test_existing_file_is_not_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT)
-    fetch([server.url("good")], path, SHA256, SIZE)
+    fetch([server.url("good")], path)
     assert server.requests == []
 
 
 def test_damaged_file_is_downloaded_again(server: Server, path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(CONTENT[:-1] + b"?")
-    fetch([server.url("good")], path, SHA256, SIZE)
+    fetch([server.url("good")], path)
     assert path.read_bytes() == CONTENT
 
 
 def test_an_interrupted_download_resumes_where_it_broke(server: Server, path: Path) -> None:
-    fetch([server.url("breaks-once")], path, SHA256, SIZE)
+    fetch([server.url("breaks-once")], path)
     assert path.read_bytes() == CONTENT
     assert server.requests == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
 
 
 def test_partial_download_is_kept_for_the_next_run(server: Server, path: Path) -> None:
     with pytest.raises(UserError, match="connection ended"):
-        fetch([server.url("breaks-always")], path, SHA256, SIZE)
+        fetch([server.url("breaks-always")], path)
     assert sibling_files(path) == ["file.bin.part"]
-    fetch([server.url("good")], path, SHA256, SIZE)
+    fetch([server.url("good")], path)
     assert server.requests[-1] == ("good", f"bytes={SIZE // 3 * 2}-")
     assert path.read_bytes() == CONTENT
 
@@ -116,14 +126,14 @@ def test_partial_download_is_kept_for_the_next_run(server: Server, path: Path) -
 def test_any_partial_file_is_completed(server: Server, path: Path, part: bytes, name: str) -> None:
     path.parent.mkdir()
     path.with_name("file.bin.part").write_bytes(part)
-    fetch([server.url(name)], path, SHA256, SIZE)
+    fetch([server.url(name)], path)
     assert path.read_bytes() == CONTENT
     assert sibling_files(path) == ["file.bin"]
 
 
 def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
     urls = [server.url(name) for name in ("missing", "other", "large", "small", "good")]
-    fetch(["http://127.0.0.1:9/refused", *urls], path, SHA256, SIZE)
+    fetch(["http://127.0.0.1:9/refused", *urls], path)
     assert path.read_bytes() == CONTENT
 
 
@@ -138,7 +148,7 @@ def test_the_next_mirror_is_tried(server: Server, path: Path) -> None:
 )
 def test_failed_download_leaves_no_file_and_explains(server: Server, path: Path, name: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
-        fetch([server.url(name)], path, SHA256, SIZE)
+        fetch([server.url(name)], path)
     assert "LOGOSPHERE_DATA" in str(caught.value)
     assert sibling_files(path) == []
 
@@ -147,7 +157,7 @@ def test_download_never_exceeds_the_expected_size(server: Server, path: Path) ->
     sizes: list[int] = []
     part = path.with_name("file.bin.part")
     with pytest.raises(UserError):
-        fetch([server.url("large")], path, SHA256, SIZE, lambda *_: sizes.append(part.stat().st_size))
+        fetch([server.url("large")], path, lambda *_: sizes.append(part.stat().st_size))
     assert sizes and max(sizes) <= SIZE
 
 
@@ -155,7 +165,7 @@ def test_two_concurrent_downloads_succeed(server: Server, path: Path) -> None:
     results: list[Path] = []
 
     def run() -> None:
-        results.append(fetch([server.url("good")], path, SHA256, SIZE))
+        results.append(fetch([server.url("good")], path))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
@@ -164,3 +174,37 @@ def test_two_concurrent_downloads_succeed(server: Server, path: Path) -> None:
         thread.join()
     assert results == [path] * 4
     assert path.read_bytes() == CONTENT
+
+
+def test_the_beginning_of_a_larger_file(server: Server, path: Path) -> None:
+    """Only what is asked for is requested; a server that sends all is not read further."""
+    head, sha256 = CONTENT[:1000], hashlib.sha256(CONTENT[:1000]).hexdigest()
+    for name in ("good", "no-range"):
+        fetch([server.url(name)], path, size=1000, sha256=sha256, head=True)
+        assert path.read_bytes() == head and sibling_files(path) == ["file.bin"]
+        path.unlink()
+    assert server.requests == [("good", "bytes=0-999"), ("no-range", "bytes=0-999")]
+    path.with_name("file.bin.part").write_bytes(CONTENT[:300])
+    fetch([server.url("good")], path, size=1000, sha256=sha256, head=True)
+    assert path.read_bytes() == head and server.requests[-1] == ("good", "bytes=300-999")
+    path.unlink()
+    with pytest.raises(UserError, match="another than expected"):
+        fetch([server.url("good")], path, size=1000, head=True)
+    assert sibling_files(path) == []
+
+
+def test_a_file_whose_size_is_an_estimate(server: Server, path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    about = {"size": SIZE - 7, "sha256": "", "exact": False}
+    fetch([server.url("breaks-once")], path, lambda *step: progress.append(step), **about)
+    assert path.read_bytes() == CONTENT and progress[-1] == (SIZE, SIZE)
+    assert server.requests == [("breaks-once", None), ("breaks-once", f"bytes={SIZE // 3}-")]
+    fetch([server.url("missing")], path, **about)  # what is there is taken, although nothing more is known of it
+    with pytest.raises(UserError, match="larger than"):
+        fetch([server.url("good")], path.with_name("other.bin"), size=1000, sha256="", exact=False)
+
+
+def test_the_hub_may_have_a_mirror(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", server.url(""))
+    fetch([f"{HUB}/good"], path)
+    assert path.read_bytes() == CONTENT and server.requests == [("good", None)]

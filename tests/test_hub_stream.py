@@ -1,9 +1,11 @@
 """Streamed datasets: training while reading, held-out rows, stopping and resuming."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from logosphere.cli import main
 from logosphere.data import streaming
 from logosphere.data.batches import train_batches
 from logosphere.data.corpora import open_corpus
-from logosphere.data.corpus import count_tokens, describe_size
+from logosphere.data.corpus import Corpus, count_tokens, describe_size
 from logosphere.data.streaming import StreamBatches
 from logosphere.errors import UserError
 from logosphere.parallel.process_group import ProcessGroup
@@ -132,3 +134,56 @@ def test_invalid_stream_datasets_are_refused(tmp_path: Path, dataset: str, monke
     (folder / "validation-00000-of-00001.jsonl").write_text(json.dumps({"words": "no text"}) + "\n")
     with pytest.raises(UserError, match="broke off .*continue with --resume"):
         open_corpus(dataset)
+
+
+class Rows:
+    """Rows as the dataset library streams them, with a position."""
+
+    def __init__(self, column: str, start: int = 0):
+        self.column, self.start = column, start
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        while self.start < 300:
+            self.start += 1
+            yield {"id": self.start, self.column: row(self.start - 1), "none": None}
+
+    def skip(self, count: int) -> "Rows":
+        return Rows(self.column, count)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["start"]
+
+
+def test_streams_read_the_column_that_is_named_or_looks_like_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "HELD_OUT_CHARACTERS", 200)
+
+    def open_with(named: str, **options: object) -> Corpus:
+        library = ModuleType("datasets")
+        library.__dict__["load_dataset"] = lambda name, config, streaming: {"train": Restarted(named)}
+        monkeypatch.setitem(sys.modules, "datasets", library)
+        return open_corpus("stream:owner/name", "byte", **options)  # type: ignore[arg-type]
+
+    remarks: list[str] = []
+    expected, found = open_with("text"), open_with("body", notify=remarks.append)
+    assert (expected.column, found.column) == ("text", "body") and len(remarks) == 1 and "'body'" in remarks[0]
+    assert expected.sha256 == found.sha256 == open_with("body", column="body").sha256
+    first, second = (train_batches(corpus.train, 16, 4, seed=0) for corpus in (expected, found))
+    assert isinstance(second, StreamBatches)
+    assert [first.at(step).tokens.tolist() for step in range(9)] == [
+        second.at(step).tokens.tolist() for step in range(9)
+    ]
+    again = train_batches(found.train, 16, 4, seed=0)
+    again.seek(json.loads(json.dumps(second.position(9))))
+    assert again.at(9).tokens.tolist() == second.at(9).tokens.tolist()
+    with pytest.raises(UserError, match="no column 'text', only id, body, none"):
+        open_with("body", column="text")
+
+
+class Restarted(Rows):
+    """A table that is read from its beginning by every reader."""
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        return iter(Rows(self.column))

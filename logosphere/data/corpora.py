@@ -3,15 +3,17 @@
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets import is_dataset, open_dataset
 from logosphere.data.published import RECORD_DATASETS, open_records_as_text
-from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, open_hub, open_path
+from logosphere.data.readers import Notify
+from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, no_columns, open_hub, open_path
 from logosphere.data.streaming import is_stream, open_stream
 from logosphere.data.text8 import LETTERS_PREFIX, filter_source, is_letters, open_pydoc, open_text8
 from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, read_meta
@@ -28,47 +30,68 @@ VERSION = 1
 """Raise it when the same source would be read as another text."""
 
 
+@dataclass(frozen=True)
+class Opening:
+    """How a source is opened: where downloads are kept, who is notified, and the column of text that was asked for."""
+
+    cache: Path
+    report: ReportProgress
+    column: str
+    notify: Notify
+
+
 def open_corpus(
-    source: str, tokenizer: str | Tokenizer = "auto", cache: Path | None = None, report: ReportProgress | None = None
+    source: str,
+    tokenizer: str | Tokenizer = "auto",
+    cache: Path | None = None,
+    report: ReportProgress | None = None,
+    *,
+    column: str = "",
+    notify: Notify = warnings.warn,
 ) -> Corpus:
     """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer.
 
-    letters: before any of these reads it in the alphabet of text8.
+    Of tables (.csv, .tsv, .jsonl, .parquet) one `column` is read; unless it is named, the only one that looks like
+    text, and `notify` is called with its name. letters: before any of these reads it in the alphabet of text8.
     stream:OWNER/NAME[:CONFIG] is not tokenised in advance, but while it is trained on.
     """
-    cache = cache or cache_folder()
-    report = report or _ignore_progress
+    how = Opening(cache or cache_folder(), report or _ignore_progress, column, notify)
     try:
         if is_dataset(source):
-            return open_dataset(source, tokenizer, cache, report)
+            if column:
+                raise no_columns(source)
+            return open_dataset(source, tokenizer, how.cache, how.report, notify)
         if is_stream(source):
-            return open_stream(source, tokenizer, report)
-        return _open(_find_source(source, cache, report), tokenizer, cache, report)
+            return open_stream(source, tokenizer, how.report, column, notify)
+        return _open(_find_source(source, how), tokenizer, how.cache, how.report)
     except OSError as error:
         raise UserError(
-            f"The cache folder {cache} cannot be used ({error}); set the environment variable "
+            f"The cache folder {how.cache} cannot be used ({error}); set the environment variable "
             f"LOGOSPHERE_CACHE to a folder that can be written and has space."
         ) from error
 
 
-def _find_source(source: str, cache: Path, report: ReportProgress) -> Source:
+def _find_source(source: str, how: Opening) -> Source:
     if not is_letters(source):
-        return _find_text(source, cache, report)
+        return _find_text(source, how)
     inner = source.removeprefix(LETTERS_PREFIX)
     if not inner:
         raise UserError("'letters:' names no text; write letters:FILE, letters:FOLDER or letters:hf:OWNER/NAME.")
-    find = open_records_as_text if inner in RECORD_DATASETS else _find_text
-    return filter_source(source, find(inner, cache, report))
+    return filter_source(source, _find_text(inner, how))
 
 
-def _find_text(source: str, cache: Path, report: ReportProgress) -> Source:
+def _find_text(source: str, how: Opening) -> Source:
+    if source.startswith(HUB_PREFIX):
+        return open_hub(source, how.column, how.notify)
+    if source not in ("pydoc", "text8", *RECORD_DATASETS):
+        return open_path(source, how.column, how.notify)
+    if how.column:
+        raise no_columns(source)
     if source == "pydoc":
         return open_pydoc()
     if source == "text8":
-        return open_text8(cache, report)
-    if source.startswith(HUB_PREFIX):
-        return open_hub(source)
-    return open_path(source)
+        return open_text8(how.cache, how.report)
+    return open_records_as_text(source, how.cache, how.report)
 
 
 def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress) -> Corpus:
@@ -77,7 +100,7 @@ def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: Repor
     key = _digest(json.dumps([stats.sha256, stats.characters, choice.key]))
     folder = cache / "tokens" / f"{re.sub(r'[^a-z0-9]+', '-', choice.key)[:20]}-{key[:24]}"
     try:
-        return _load(folder, source.name)
+        return _load(folder, source)
     except DamagedCache:
         if folder.exists():
             report("rebuilding a damaged cache", 0, 0)
@@ -93,15 +116,15 @@ def _open(source: Source, tokenizer: str | Tokenizer, cache: Path, report: Repor
         stats.sha256,
         lambda done: report("tokenising", done, total),
     )
-    return _load(folder, source.name)
+    return _load(folder, source)
 
 
-def _load(folder: Path, name: str) -> Corpus:
+def _load(folder: Path, source: Source) -> Corpus:
     meta = read_meta(folder)
     try:
         splits, tokens = meta["splits"], open_tokens(folder)
         return Corpus(
-            name=name,
+            name=source.name,
             tokenizer=tokenizer_from_description(meta["vocabulary"]),
             train=tokens["train"],
             valid=tokens["valid"],
@@ -110,6 +133,7 @@ def _load(folder: Path, name: str) -> Corpus:
             characters={split: counts["characters"] for split, counts in splits.items()},
             bytes={split: counts["bytes"] for split, counts in splits.items()},
             folder=folder,
+            column=source.column,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedCache(f"{folder}: {error!r}") from error

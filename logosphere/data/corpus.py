@@ -17,6 +17,8 @@ from logosphere.types import NO_TOKEN, Batch, Condition, Tokens
 
 IntArray = npt.NDArray[np.int64]
 ALL_ROWS = slice(None)
+COUNTED_TOKENS = 4_000_000
+"""Training tokens whose frequencies are counted."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,13 @@ class Corpus:
     """Folder of the token cache; None for datasets and streams, which have none."""
     labels: tuple[str, ...] = ()
     """Names of the labels of examples, in the order of their ids."""
+    column: str = ""
+    """The column of a table that the text was read from; empty for other sources."""
+
+    @cached_property
+    def token_counts(self) -> IntArray:
+        """How often each token occurs in the beginning of the training text; not of a stream."""
+        return np.bincount(take_first_tokens(self.train, COUNTED_TOKENS), minlength=self.tokenizer.size)
 
     def split(self, name: str) -> Split:
         """The split of this name: train, valid or test."""

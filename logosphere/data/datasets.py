@@ -9,21 +9,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from logosphere.data.catalogue import CATALOGUE
+from logosphere.data.columns import replace_lone_surrogates
 from logosphere.data.corpus import Corpus, Examples
+from logosphere.data.locate import locate
 from logosphere.data.promoters import BASES, load_signal_promoters, load_synthetic_promoters
-from logosphere.data.published import (
+from logosphere.data.published import RECORD_DATASETS, Record, Records, hash_records, parse_csv
+from logosphere.data.published_integers import (
     PITCHES,
-    RECORD_DATASETS,
-    Record,
-    Records,
     load_chorales,
     load_cifar10,
     load_digits,
     load_mnist_binary,
     load_sudoku,
-    parse_csv,
 )
-from logosphere.data.sources import ReportProgress, replace_lone_surrogates
+from logosphere.data.readers import Notify
+from logosphere.data.sources import ReportProgress
 from logosphere.data.tokenizer_registry import TokenizerChoice, choose_tokenizer, load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, Tokenizer, WithEOS, merge_alphabet
 from logosphere.errors import UserError
@@ -47,18 +48,20 @@ def is_dataset(source: str) -> bool:
     return named or (bool(separator) and kind in (*FORMATS, PROMOTERS))
 
 
-def open_dataset(source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress) -> Corpus:
+def open_dataset(
+    source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress, notify: Notify
+) -> Corpus:
     """A dataset by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE."""
     report("reading", 0, 0)
     kind, _, name = source.partition(":")
     if source == SYNTHETIC:
         return _make_corpus(source, CharacterTokenizer(BASES), load_synthetic_promoters())
     if source in INTEGER_DATASETS:
-        return _open_integers(source, cache, report)
+        return _open_integers(source, cache, report, notify)
     if source in RECORD_DATASETS:
-        return _encode_records(
-            source, _load_published(source, RECORD_DATASETS[source], cache, report), tokenizer, cache
-        )
+        records = _load_published(source, RECORD_DATASETS[source], cache, report)
+        _compare_texts(source, hash_records(records), notify)
+        return _encode_records(source, records, tokenizer, cache)
     if not name:
         raise UserError(f"The file after {kind}: is missing; use for example {kind}:FILE.")
     if kind == PROMOTERS:
@@ -66,9 +69,10 @@ def open_dataset(source: str, tokenizer: str | Tokenizer, cache: Path, report: R
     return _encode_records(Path(name).stem, _split_file(kind, name), tokenizer, cache)
 
 
-def _open_integers(source: str, cache: Path, report: ReportProgress) -> Corpus:
+def _open_integers(source: str, cache: Path, report: ReportProgress, notify: Notify) -> Corpus:
     size, load = INTEGER_DATASETS[source]
     splits = _load_published(source, load, cache, report)
+    _compare_texts(source, _hash_splits(splits), notify)
     labels = tuple(map(str, range(splits["train"].label_count)))
     integers = IntegerTokenizer(size)
     return _make_corpus(source, integers if splits["train"].eos is None else WithEOS(integers), splits, labels)
@@ -81,7 +85,16 @@ def _load_published(
     try:
         return load(cache, report)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, csv.Error) as problem:
-        raise UserError(f"The files of {source} are not as published ({problem!r}); fetch them again.") from None
+        place = locate(source, cache).place
+        raise UserError(
+            f"The files of {source} are not as published ({problem!r}); delete them and fetch them again: {place}"
+        ) from None
+
+
+def _compare_texts(source: str, sha256: str, notify: Notify) -> None:
+    """Tell where the texts are others than those that published results were measured on."""
+    if CATALOGUE[source].texts_sha256 not in ("", sha256):
+        notify(f"The texts of {source} differ from those that published results were measured on.")
 
 
 def _split_file(kind: str, name: str) -> Records:

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_count
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
-from logosphere.rng import categorical
+from logosphere.rng import as_generator, categorical
 from logosphere.types import Float, Logits, State, Times, Tokens, Where
 
 ArrayLike = Tensor | Sequence[Any]
 """A tensor, or nested lists of numbers."""
+CPU = torch.device("cpu")
 
 
 class Language(ABC):
@@ -35,8 +36,8 @@ class Language(ABC):
         """log p(x), in nats, float64."""
 
     @abstractmethod
-    def sample(self, n: int, rng: torch.Generator) -> Tokens:
-        """n sequences."""
+    def sample(self, n: int, rng: torch.Generator | int) -> Tokens:
+        """n sequences; `rng` may be a seed."""
 
     @abstractmethod
     def posterior(self, evidence: Float[Tensor, "B L V"]) -> Float[Tensor, "B L V"]:
@@ -73,8 +74,8 @@ class Markov(Language):
         steps = self.transition.log()[tokens[:, :-1], tokens[:, 1:]].sum(1)
         return self.initial.log()[tokens[:, 0]] + steps
 
-    def sample(self, n: int, rng: torch.Generator) -> Tokens:
-        u = torch.rand(n, self.length, generator=rng, dtype=torch.float64)
+    def sample(self, n: int, rng: torch.Generator | int) -> Tokens:
+        u = torch.rand(check_count("n", n), self.length, generator=as_generator(rng, CPU), dtype=torch.float64)
         x = torch.empty(n, self.length, dtype=torch.long)
         x[:, 0] = categorical(self.initial.log().expand(n, -1), u[:, 0])
         for i in range(1, self.length):
@@ -117,8 +118,8 @@ class Joint(Language):
     def log_prob(self, tokens: Tokens) -> Tensor:
         return self.p.log()[self.index(tokens)]
 
-    def sample(self, n: int, rng: torch.Generator) -> Tokens:
-        u = torch.rand(n, generator=rng, dtype=torch.float64)
+    def sample(self, n: int, rng: torch.Generator | int) -> Tokens:
+        u = torch.rand(check_count("n", n), generator=as_generator(rng, CPU), dtype=torch.float64)
         return self.support[categorical(self.p.log().expand(n, -1), u)]
 
     def posterior(self, evidence: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from logosphere.data.archives import read_npz
 from logosphere.data.corpus import Examples, IntArray
-from logosphere.data.download import read_npz
 from logosphere.errors import UserError
 
 VALID_CHROMOSOMES, TEST_CHROMOSOMES = {"chr10"}, {"chr8", "chr9"}

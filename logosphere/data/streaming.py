@@ -17,19 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from logosphere.data.columns import TEXT_COLUMN, check_cell, check_column
 from logosphere.data.corpus import ALL_ROWS, Corpus, StreamedSplit, Table
-from logosphere.data.sources import (
-    BLANK_LINE,
-    HUB_PREFIX,
-    TEXT_COLUMN,
-    ReportProgress,
-    check_cell,
-    check_column,
-    import_optional,
-)
+from logosphere.data.readers import BLANK_LINE, Notify
+from logosphere.data.sources import HUB_PREFIX, ReportProgress, choose_hub_column
 from logosphere.data.tokenizer_registry import choose_tokenizer
 from logosphere.data.tokenizers import TokenIds, Tokenizer, merge_alphabet
-from logosphere.errors import UserError
+from logosphere.errors import UserError, import_optional
 from logosphere.types import Batch
 
 STREAM_PREFIX = "stream:"
@@ -150,18 +144,19 @@ def is_stream(source: str) -> bool:
     return source.startswith(STREAM_PREFIX)
 
 
-def open_stream(source: str, tokenizer: str | Tokenizer, report: ReportProgress) -> Corpus:
+def open_stream(source: str, tokenizer: str | Tokenizer, report: ReportProgress, column: str, notify: Notify) -> Corpus:
     """A streamed dataset as a corpus."""
     report("reading the first documents", 0, 0)
     name, _, config = source.removeprefix(STREAM_PREFIX).removeprefix(HUB_PREFIX).partition(":")
     if not name:
         raise UserError(f"'{source}' names no dataset; write stream:OWNER/NAME or stream:OWNER/NAME:CONFIG.")
     parts = _load_splits(name, config)
-    texts, skipped = _hold_out(parts, source)
+    chosen = choose_hub_column(_rows(parts["train"], source), column, source, notify)
+    texts, skipped = _hold_out(parts, source, chosen)
 
     def open_train() -> _CheckedTable:
         # Skipping makes a copy, so that readers have positions of their own.
-        return _CheckedTable(parts["train"].skip(skipped), source)
+        return _CheckedTable(parts["train"].skip(skipped), source, chosen)
 
     made = tokenizer if isinstance(tokenizer, Tokenizer) else _make_tokenizer(tokenizer, open_train, texts, source)
     dtype = np.min_scalar_type(made.size - 1)
@@ -176,6 +171,7 @@ def open_stream(source: str, tokenizer: str | Tokenizer, report: ReportProgress)
         bytes={"train": 0} | {split: len(text.encode()) for split, text in texts.items()},
         sha256=hashlib.sha256("\0".join([str(skipped), *texts.values()]).encode()).hexdigest(),
         folder=None,
+        column=chosen,
     )
 
 
@@ -192,24 +188,32 @@ def _load_splits(name: str, config: str) -> Any:
     return parts
 
 
+def _rows(table: Any, source: str) -> Iterator[Mapping[str, Any]]:
+    """The rows of a table; its errors are raised as UserError."""
+    rows = iter(table)
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # as above
+            reason = (str(error) or type(error).__name__).partition("\n")[0]
+            raise UserError(f"{source} broke off ({reason}); continue with --resume.") from error
+        yield row
+
+
 @dataclass(frozen=True)
 class _CheckedTable:
-    """A table whose errors are raised as UserError."""
+    """The column of text of a table under the name of TEXT_COLUMN, with errors raised as UserError."""
 
     table: Any
     source: str
+    column: str
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        rows = iter(self.table)
-        while True:
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except Exception as error:  # as above
-                reason = (str(error) or type(error).__name__).partition("\n")[0]
-                raise UserError(f"{self.source} broke off ({reason}); continue with --resume.") from error
-            yield row
+        for row in _rows(self.table, self.source):
+            check_column(row, self.source, self.column)
+            yield {TEXT_COLUMN: check_cell(row[self.column], self.source, self.column)}
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.table.state_dict()
@@ -219,11 +223,11 @@ class _CheckedTable:
         self.table.load_state_dict(state)
 
 
-def _hold_out(parts: Any, source: str) -> tuple[dict[str, str], int]:
+def _hold_out(parts: Any, source: str, column: str) -> tuple[dict[str, str], int]:
     """Texts for validation and test, and the number of documents they took from the training split."""
-    texts, train, skipped = {}, _documents(parts["train"], source), 0
+    texts, train, skipped = {}, _documents(_CheckedTable(parts["train"], source, column)), 0
     for split, hub_split in HUB_SPLITS.items():
-        documents = _documents(parts[hub_split], source) if hub_split in parts else train
+        documents = _documents(_CheckedTable(parts[hub_split], source, column)) if hub_split in parts else train
         taken: list[str] = []
         size = 0
         while size < HELD_OUT_CHARACTERS and (text := next(documents, None)) is not None:
@@ -237,10 +241,8 @@ def _hold_out(parts: Any, source: str) -> tuple[dict[str, str], int]:
     return texts, skipped
 
 
-def _documents(table: Any, source: str) -> Iterator[str]:
-    for row in _CheckedTable(table, source):
-        check_column(row, source)
-        yield check_cell(row[TEXT_COLUMN], source)
+def _documents(table: _CheckedTable) -> Iterator[str]:
+    return (row[TEXT_COLUMN] for row in table)
 
 
 def _make_tokenizer(
@@ -250,7 +252,7 @@ def _make_tokenizer(
 
     def first_documents() -> Iterator[str]:
         seen = 0
-        for text in _documents(open_train().table, source):
+        for text in _documents(open_train()):
             yield text + BLANK_LINE
             seen += len(text)
             if seen >= TOKENIZER_CHARACTERS:

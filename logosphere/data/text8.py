@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
-from logosphere.data.download import PublishedArchive
+from logosphere.data.catalogue import CORPORA
+from logosphere.data.locate import find_files
 from logosphere.data.sources import ReportProgress, Source, TextStats, file_stamp
 from logosphere.data.tokenizers import TEXT8_ALPHABET
 from logosphere.errors import UserError
@@ -25,17 +26,7 @@ _TABLE = _SPELLED | _LOWERED
 _OTHERS = re.compile(r"[^a-z]+")
 _ALPHABET = TEXT8_ALPHABET.encode()
 
-TEXT8 = PublishedArchive(
-    files=("text8.zip", "text8"),
-    home="http://mattmahoney.net/dc/textdata.html",
-    urls=(
-        "http://mattmahoney.net/dc/text8.zip",
-        "https://cs.fit.edu/~mmahoney/compression/text8.zip",
-        "https://data.deepai.org/text8.zip",
-    ),
-    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-    size=31_344_016,
-)
+TEXT8 = CORPORA["text8"]
 TEXT8_CHARACTERS, TEXT8_MD5 = 100_000_000, "3bea1919949baf155f99411df5fada7e"
 TEXT8_SHA256 = "6e890197040d37d85beb962ae1f041ff1d9a9ca8d20c7d99c85027eebf51dca7"
 """Size and hashes of the unpacked text."""
@@ -48,7 +39,7 @@ def text8_filter(text: str) -> str:
 
 def open_text8(cache: Path, report: ReportProgress) -> Source:
     """The published text8, downloaded if necessary."""
-    path = TEXT8.find(cache, report)
+    (path,) = find_files(TEXT8, cache, report)
     texts = {"train": lambda: read_text8(path, TEXT8_CHARACTERS, TEXT8_MD5)}
     stats = TextStats(TEXT8_SHA256, TEXT8_ALPHABET, {"train": TEXT8_CHARACTERS})
     return Source("text8", file_stamp([path]), texts, stats)
@@ -101,6 +92,7 @@ def filter_source(name: str, source: Source) -> Source:
         name,
         json.dumps([LETTERS_PREFIX, source.stamp]),
         {split: _filtered(text) for split, text in source.texts.items()},
+        column=source.column,
     )
 
 

@@ -5,14 +5,13 @@ tokens and the hash of each file, and a checksum of the index itself.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ import numpy as np
 from logosphere.data.token_shards import SHARD_TOKENS, Shard, ShardedTokens, ShardWriter, open_shards, shard_path
 from logosphere.data.tokenizers import TokenIds, Tokenizer
 from logosphere.errors import UserError
+from logosphere.io import locked, replace_file
 
 FORMAT = "logosphere-tokens"
 VERSION = 2
 SPLITS = ("train", "valid", "test")
 MIN_TOKENS = 2
 DTYPES = ("uint8", "uint16", "uint32")
-META, LOCK = "meta.json", ".busy"
+META, BUSY = "meta.json", ".busy"
 OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 """Error codes of a folder that cannot be moved to a path because something is there."""
 
@@ -67,25 +67,39 @@ def build_token_cache(
     _remove_abandoned(folder)
     with _staging_folder(folder) as staging:
         _write_files(staging, chunks, tokenizer, source, source_sha256, report, shard)
-        staging.chmod(0o755)
-        _install(staging, folder)  # with its lock, so that a killed process leaves nothing that is not removed later
-        (folder / LOCK).unlink(missing_ok=True)
+        _install(staging, folder)
 
 
 @contextmanager
 def _staging_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder next to `folder`, locked against removal by other processes, and removed at the end."""
+    """A temporary folder next to `folder`, locked against removal by other processes, and removed at the end.
+
+    The lock is a file next to it: Windows moves no folder with an open file in it.
+    """
     while True:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        with (staging / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (staging / LOCK).exists():
-                continue  # another process has removed it before it was locked
-            try:
-                yield staging
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-            return
+        staging = _unused_folder(folder)
+        lock = staging.with_name(staging.name + BUSY)
+        try:
+            with locked(lock, wait=True):
+                if not lock.exists():
+                    continue  # another process has removed it before it was locked
+                staging.mkdir()
+                try:
+                    yield staging
+                finally:
+                    shutil.rmtree(staging, ignore_errors=True)
+        finally:
+            _remove_lock(lock)
+        return
+
+
+def _unused_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+
+
+def _remove_lock(lock: Path) -> None:
+    with suppress(PermissionError):  # Windows keeps it while another process that removes it has it open
+        lock.unlink(missing_ok=True)
 
 
 def _write_files(
@@ -130,14 +144,14 @@ def _checksum(meta: dict[str, Any]) -> str:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the staging folders of killed processes; a live process holds a lock in its own."""
-    for staging in folder.parent.glob(f".{folder.name}.*"):
+    """Remove the staging folders of killed processes; a live process holds the lock of its own."""
+    for lock in folder.parent.glob(f".{folder.name}.*{BUSY}"):
         try:
-            with (staging / LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(staging, ignore_errors=True)
-        except OSError:
+            with locked(lock, wait=False):
+                shutil.rmtree(lock.with_name(lock.name.removesuffix(BUSY)), ignore_errors=True)
+        except BlockingIOError:
             continue
+        _remove_lock(lock)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -225,7 +239,7 @@ def _install(staging: Path, folder: Path) -> None:
     """Move the finished folder into place, unless another process has done so."""
     while True:
         try:
-            os.replace(staging, folder)
+            replace_file(staging, folder)
             return
         except OSError as error:
             if error.errno not in OCCUPIED and not folder.exists():
@@ -248,11 +262,13 @@ def _discard(folder: Path) -> None:
     if not folder.exists():
         return
     # Moved away first, so that no process finds it half deleted.
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    (aside / LOCK).touch()  # not locked, so that what is left here is removed later
+    aside = _unused_folder(folder)
+    lock = aside.with_name(aside.name + BUSY)
+    lock.touch()  # not locked, so that what is left here is removed later
     try:
-        os.replace(folder, aside / "damaged")
+        replace_file(folder, aside)
     except FileNotFoundError:
         pass  # another process has just done the same
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        _remove_lock(lock)

@@ -19,10 +19,11 @@ from logosphere.data.tokenizers import (
     Tokenizer,
     WithEOS,
     encode_utf8,
+    merge_alphabet,
     text8_tokenizer,
 )
-from logosphere.errors import UserError, suggest
-from logosphere.io import write_atomic
+from logosphere.errors import UserError, shorten, suggest
+from logosphere.io import TOKENIZER_FORMAT, TOKENIZER_VERSION, write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as SubwordModel
@@ -128,8 +129,6 @@ def _check_size(kind: str, size: int, least: int) -> None:
         raise UserError(f"A {kind} vocabulary has {least} to {MAX_VOCABULARY} tokens, not {size}; write {kind}:8000.")
 
 
-FORMAT = "logosphere-tokenizer"
-VERSION = 1
 TOKENIZERS = ("auto", "text8", "characters", "byte", "bpe:SIZE", "wordpiece:SIZE")
 MAX_CHARACTERS = 128
 """The largest alphabet for which 'auto' takes characters rather than bytes."""
@@ -150,6 +149,38 @@ class TokenizerChoice:
 def choose_tokenizer(tokenizer: str | Tokenizer, alphabet: str) -> TokenizerChoice:
     """A tokenizer as it is, or the one of this name for a text of this alphabet."""
     return _existing(tokenizer) if isinstance(tokenizer, Tokenizer) else _named(tokenizer, alphabet)
+
+
+def make_tokenizer(tokenizer: object, texts: Sequence[str] = (), *, end: bool = False) -> Tokenizer:
+    """A tokenizer by its name: text8, byte, the path of a tokenizer.json, or one that is made from `texts`.
+
+    Made from texts are characters (all that occur), auto, bpe:SIZE and wordpiece:SIZE. Tokenizers of the libraries
+    `tokenizers` and `transformers` are converted. With `end` there is one more token, which ends a text and pads it.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        made = tokenizer
+    elif isinstance(tokenizer, str | Path):
+        name = str(tokenizer)
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise UserError("The texts of a tokenizer must be a list of strings.")
+        if not texts and name.partition(":")[0] in (*_TRAINERS, "characters", "auto"):
+            raise UserError(f"The tokenizer '{name}' is made from texts; pass a list of them.")
+        made = choose_tokenizer(name, merge_alphabet("".join(texts))).make(texts)
+    else:
+        made = _converted(tokenizer)
+    return WithEOS(made) if end and made.eos is None else made
+
+
+def _converted(tokenizer: object) -> Tokenizer:
+    """A tokenizer of another library; a copy, whose truncation and padding can be switched off."""
+    model = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of a fast tokenizer of transformers
+    write = getattr(model, "to_str", None)
+    if write is None:
+        raise UserError(
+            f"A tokenizer must be a name, a file, or a (fast) tokenizer of tokenizers or transformers, not "
+            f"{shorten(tokenizer)}."
+        )
+    return SubwordTokenizer.from_json(write(), "subwords")
 
 
 def _existing(tokenizer: Tokenizer) -> TokenizerChoice:
@@ -215,15 +246,15 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    content = {"format": FORMAT, "version": VERSION, **tokenizer.describe()}
-    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_tokenizer(path, tokenizer.describe())
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-            raise ValueError(f"it does not have the format {FORMAT} {VERSION}")
+        written = (TOKENIZER_FORMAT, TOKENIZER_VERSION)
+        if not isinstance(content, dict) or (content.get("format"), content.get("version")) != written:
+            raise ValueError(f"it does not have the format {TOKENIZER_FORMAT} {TOKENIZER_VERSION}")
         return tokenizer_from_description(content)
     except (OSError, ValueError) as error:
         raise UserError(

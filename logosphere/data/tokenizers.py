@@ -17,6 +17,7 @@ from logosphere.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from logosphere.types import TextTokenizer
 
 Unit = Literal["character", "byte", "token", "dimension"]
 TokenIds = npt.NDArray[np.integer[Any]]
@@ -30,6 +31,8 @@ class Tokenizer(ABC):
     name: str
     unit: Unit
     size: int
+    eos: int | None = None
+    """The token that ends a text, where there is one."""
 
     @abstractmethod
     def encode(self, text: str) -> npt.NDArray[np.int64]:
@@ -158,6 +161,8 @@ class IntegerTokenizer(Tokenizer):
 class WithEOS(Tokenizer):
     """Another tokenizer with one more token, the last, which ends a text."""
 
+    eos: int
+
     def __init__(self, inner: Tokenizer):
         self.inner, self.name, self.unit, self.size = inner, inner.name, inner.unit, inner.size + 1
         self.eos = inner.size
@@ -217,7 +222,7 @@ class Prompt:
     known: "torch.Tensor"
 
 
-def encode_prompt(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
+def encode_prompt(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
     """A text at the start of the sequence; all positions after it are open."""
     tokens = tokenizer.encode(text).tolist()
     if len(tokens) >= length:
@@ -225,7 +230,7 @@ def encode_prompt(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
     return _pad(tokens, [True] * len(tokens), length)
 
 
-def encode_infill(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
+def encode_infill(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
     """A text with gaps such as [....] or [12]; positions after it are open as well."""
     tokens: list[int] = []
     known: list[bool] = []
@@ -238,6 +243,24 @@ def encode_infill(text: str, tokenizer: "Tokenizer", length: int) -> Prompt:
         raise UserError(f"The text has {len(tokens)} tokens, but sequences of this model have {length}; shorten it.")
     if len(tokens) == length and all(known):
         raise UserError("The text leaves no position open; shorten it or open a gap like [....].")
+    return _pad(tokens, known, length)
+
+
+def encode_hold(text: str, tokenizer: "TextTokenizer", length: int) -> Prompt:
+    """Token numbers at positions, such as '0:17,4 12:33': 17 and 4 from position 0 on, and 33 at position 12."""
+    tokens, known = [0] * length, [False] * length
+    for part in text.split():
+        if not re.fullmatch(r"[0-9]{1,9}:[0-9]{1,9}(,[0-9]{1,9})*", part):
+            raise UserError(f"'{part}' is not a position and its tokens; write for example '0:17,4 12:33'.")
+        start, ids = int(part.split(":")[0]), [int(id) for id in part.split(":")[1].split(",")]
+        if start + len(ids) > length:
+            last = start + len(ids) - 1
+            raise UserError(f"'{part}' holds position {last}, but sequences of this model end at {length - 1}.")
+        if max(ids) >= tokenizer.size:
+            raise UserError(f"'{part}' holds token {max(ids)}, but tokens are numbers from 0 to {tokenizer.size - 1}.")
+        tokens[start : start + len(ids)], known[start : start + len(ids)] = ids, [True] * len(ids)
+    if all(known):
+        raise UserError("Every position is held, so there is nothing to generate; leave some out.")
     return _pad(tokens, known, length)
 
 
