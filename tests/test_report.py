@@ -9,56 +9,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from comparison_fixtures import HOSTILE, entry, make_report
 
-from logosphere.evaluation.likelihood import TimeBin
 from logosphere.report import figures, tables
 from logosphere.report.comparison import (
-    ComparisonReport,
-    Costs,
-    CurvePoint,
-    Entry,
-    MetricInfo,
-    SamplingResult,
-    SeedResult,
     Value,
     load_published_results,
 )
-from logosphere.report.page import Animation
 from logosphere.report.plots import Dot, Series, plot
 from logosphere.report.svg import SHAPES, Axis, draw_marker, format_number, linear_ticks, log_ticks
 from logosphere.report.write import render_html, render_markdown, write_comparison_report
 from logosphere.systems import systems
-
-HOSTILE = "</script><script>alert('x')</script> & \"quoted\" | piped"
-
-
-def entry(name: str, kind: str, bits: float, above: float = 0.0) -> Entry:
-    figures = {"entropy": Value(4.0, 0.1), "spelling": Value(0.5, 0.02)}
-    samplings = [
-        SamplingResult(steps, temperature, 8, float(steps), 1.0, 0.8, figures)
-        for steps, temperature in ((4, 1.0), (16, 1.0), (16, 0.7))
-    ]
-    return Entry(
-        name=name, system=name, title=name, kind=kind, options=[], bits=bits, error=0.01, spread=None, above=above,
-        above_error=0.005, recon=0.0, diffusion=bits, prior=0.0,
-        seeds=[SeedResult(0, f"runs/{name}", bits, 0.01, "ab" * 32, 20)],
-        curve=[CurvePoint(10, 640, 1.0, bits + 1), CurvePoint(20, 1280, 2.0, bits)],
-        time_bins=[TimeBin(0.0, 0.5, 1.0, 0.1), TimeBin(0.5, 1.0, 2.0, 0.1)],
-        samplings=samplings, texts=["some text", HOSTILE],
-        animation=Animation(3, ["a", "<"], [[[0, 0, 2, 1], [1, 1]], [[1, 0], []]]),
-        costs=Costs(1000, 1e9, 20, 1280, 2.0, 1.9, None, 3.0),
-    )  # fmt: skip
-
-
-def make_report(*entries: Entry) -> ComparisonReport:
-    measures = [MetricInfo(name, name, "share", "higher", "def") for name in ("entropy", "spelling")]
-    return ComparisonReport(
-        title=f"two on {HOSTILE}", created="now", command=["logosphere", "compare"], data="text8 test", length=3,
-        data_sha256="00", corpus_sha256="11", tokenizer="t", unit="character", sequences=8, draws=2, budget="20 steps",
-        entries=list(entries), metrics=measures, real={"entropy": Value(4.1, 0.1), "spelling": Value(0.9, None)},
-        real_texts=["real"], published=load_published_results("text8", "character"), environment={"python": "3"},
-    )  # fmt: skip
-
 
 REPORT = make_report(entry("ar", "exact", 1.5), entry("mdlm", "bound", 1.7, 0.2), entry("rdlm", "surrogate", 1.4))
 
@@ -89,7 +50,7 @@ def test_the_page_is_well_formed_and_fetches_nothing() -> None:
     page = render_html(REPORT)
     reader = Reader()
     reader.feed(page)
-    assert reader.open == [] and reader.fetched == [] and reader.scripts == 3
+    assert reader.open == [] and reader.fetched == [] and reader.scripts == 5
     assert "http://" not in page and "https://" not in page and "url(" not in page and "@import" not in page
     assert "default-src 'none'" in page and len(page) < 200_000
 
@@ -143,8 +104,47 @@ def test_plots_are_well_formed_and_hold_every_point() -> None:
     ]  # fmt: skip
     for svg in drawn:
         assert ElementTree.fromstring(svg).tag == "svg"
-    points = ElementTree.fromstring(drawn[-1]).findall(".//polygon")
+    points = ElementTree.fromstring(drawn[-1]).findall(".//polygon/title")
     assert len(points) == 6  # three entries at two numbers of steps; other temperatures are in another plot
+
+
+def test_every_plot_has_a_legend_of_its_own() -> None:
+    """A saved plot is read without its page: every series of a plot has a marker and a name below the axes."""
+    drawn = figures.plot_training(REPORT, "tokens")
+    svg = ElementTree.fromstring(drawn)
+    names = [text for text in svg.iter("text") if text.attrib["class"] == "name"]
+    assert [text.text for text in names] == ["ar", "mdlm"]
+    axis = max(float(text.attrib["y"]) for text in svg.iter("text") if text.attrib["class"] == "label")
+    height = float(svg.attrib["viewBox"].split()[3])
+    assert all(axis < float(text.attrib["y"]) < height for text in names)
+    both = figures.plot_likelihood(REPORT)  # filled and hollow markers are explained
+    assert {"exact", "bound"} <= {text.text for text in ElementTree.fromstring(both).iter("text")}
+    assert "exact" not in figures.plot_likelihood(make_report(entry("mdlm", "bound", 1.7))).split("</title>")[-1]
+
+
+def test_long_legends_take_several_rows() -> None:
+    series = [Series(n, f"system-{n}:schedule=cosine", [Dot(1.0, 2.0)]) for n in range(8)]
+    svg = ElementTree.fromstring(plot(series, title="t", x="x", y="y"))
+    names = [text for text in svg.iter("text") if text.attrib["class"] == "name"]
+    width, height = (float(value) for value in svg.attrib["viewBox"].split()[2:])
+    assert len(names) == 8 and len({text.attrib["y"] for text in names}) > 2
+    assert all(float(text.attrib["x"]) + 6 * len(text.text or "") < width for text in names)
+    assert all(float(text.attrib["y"]) < height for text in names)
+
+
+def test_every_plot_can_be_saved_and_every_table_scrolls() -> None:
+    page = render_html(REPORT)
+    plots = page.count("<figure>")
+    assert plots >= 6 and page.count('data-save="svg"') == page.count('data-save="png"') == plots
+    style = re.search(r'id="figure-style">(.*?)</script>', page, flags=re.DOTALL)
+    assert style and "--paper" in json.loads(style[1])  # saved plots have colours without the page
+    assert page.count("<table>") == page.count('class="scroll" tabindex="0"') >= 4
+
+
+def test_metrics_that_need_more_samples_are_explained() -> None:
+    note = "n-gram MAUVE is not shown: it needs at least 250 samples"
+    noted = replace(REPORT, notes=[note])
+    assert note in render_html(noted) and note in render_markdown(noted) and note not in render_html(REPORT)
 
 
 def test_points_have_the_right_coordinates() -> None:

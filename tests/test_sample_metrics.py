@@ -14,6 +14,7 @@ from toy_models import random_network
 from logosphere.data.tokenizers import CharacterTokenizer, WithEOS, text8_tokenizer
 from logosphere.errors import UserError
 from logosphere.evaluation.sample_metrics import (
+    MAUVE_TEXTS,
     METRICS,
     distinct_rate,
     encoder_mauve,
@@ -128,8 +129,32 @@ def test_ngram_mauve_distinguishes_languages() -> None:
     real, same, different = one.sample(60, generator(1)), one.sample(60, generator(2)), other.sample(60, generator(3))
     assert ngram_features(real).norm(dim=1).tolist() == pytest.approx([2.0] * 60)  # four orders of length 1 each
     points = ngram_features(real)
-    assert mauve(ngram_features(same), points, generator(4)) > 0.7 > 0.3
-    assert mauve(ngram_features(different), points, generator(4)) < 0.3
+    assert mauve(ngram_features(same), points, generator(4)).value > 0.7 > 0.3
+    assert mauve(ngram_features(different), points, generator(4)).value < 0.3
+
+
+def test_the_error_of_mauve_is_its_deviation_over_samples() -> None:
+    """The bootstrap error is the standard deviation over independent samples, within a factor of two."""
+    language, other = skewed_chain(8, 32, seed=1), skewed_chain(8, 32, seed=2)
+    found = []
+    for seed in range(12):
+        samples, real = other.sample(100, generator(seed)), language.sample(100, generator(100 + seed))
+        found.append(mauve(ngram_features(samples), ngram_features(real), generator(4)))
+    spread = float(torch.tensor([one.value for one in found]).std())
+    error = sum(one.error for one in found) / len(found)
+    assert spread / 2 < error < 2 * spread
+    again = mauve(ngram_features(samples), ngram_features(real), generator(4))
+    assert again == found[-1]  # the same seed gives the same error
+
+
+def test_mauve_needs_enough_texts() -> None:
+    few = texts(*["abcd"] * (MAUVE_TEXTS - 1))
+    with pytest.raises(UserError, match=f"frontier needs at least {MAUVE_TEXTS} .* not {MAUVE_TEXTS - 1}"):
+        measure_samples(few, reference("abcd" * 9, *["abcd"] * MAUVE_TEXTS), find_metrics(["frontier"]))
+    with pytest.raises(UserError, match="not 3"):
+        measure_samples(
+            texts(*["abcd"] * MAUVE_TEXTS), reference("abcd" * 9, *["abcd"] * 3), find_metrics(["frontier"])
+        )
 
 
 def test_encoder_mauve_depends_on_the_encoder() -> None:
@@ -157,7 +182,7 @@ def test_overlap_counts_short_ngrams_without_padding() -> None:
 
 def test_every_metric_is_best_for_the_reference_text() -> None:
     train = "the cat sat on the mat and the dog sat on the log " * 4
-    real = train[:40], train[40:80]
+    real = (train[:40], train[40:80]) * (MAUVE_TEXTS // 2)
     figures = measure_samples(texts(*real), reference(train, *real), METRICS)
     assert figures["spelling"].value == 1 and figures["memorised"].value == 1 and figures["frontier"].value == 1
     assert set(figures) == {metric.name for metric in METRICS} and all(

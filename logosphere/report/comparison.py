@@ -187,4 +187,6 @@ class ComparisonReport:
     own_rates: bool = False
     """Whether systems were trained with different learning rates."""
     published: list[PublishedResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Remarks on the sample metrics, such as those that need more samples."""
     environment: dict[str, object] = field(default_factory=dict)

@@ -17,9 +17,12 @@ from logosphere.report.svg import (
     format_number,
 )
 
-WIDTH, HEIGHT = 560.0, 330.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 14.0, 44.0
-ROW, NAMES = 26.0, 190.0
+WIDTH, HEIGHT = 540.0, 330.0
+LEFT, RIGHT, TOP, BOTTOM = 74.0, 24.0, 14.0, 48.0
+LEGEND_ROW, LETTER = 22.0, 9.2
+"""The height of a row of names, and room for a letter, which is larger on narrow screens."""
+ROW, MOST_LETTERS = 26.0, 28
+"""The height of a row of a dot plot, and how long its names may be."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,10 @@ def plot(
     level: tuple[float, str] | None = None,
     bounds_x: tuple[float, float] | None = None,
     floor: float | None = None,
-    named: bool = False,
 ) -> str:
-    """Draw lines and points over two axes; return "" if there are none.
+    """Draw lines and points over two axes with a legend below them; return "" if there are none.
 
-    `level` is a horizontal line and its label. With `named` the plot has its own legend; pages have one for all plots.
+    `level` is a horizontal line and its label.
     """
     series = [one for one in (_keep_drawable(one, log_x) for one in series) if one.dots]
     if not series:
@@ -95,23 +97,23 @@ def plot(
             draw_text("note", WIDTH - RIGHT - 4, at - 5, level[1], "end"),
         ]
     body += [_draw_series(one, x_axis, y_axis) for one in series]
-    if named:
-        body += _draw_legend(series, x_axis, y_axis)
-    return draw_svg(WIDTH, HEIGHT, title, body)
+    legend, height = _draw_legend([(one.entry, one.name, "") for one in series], HEIGHT)
+    return draw_svg(WIDTH, height, title, [*body, *legend])
 
 
-def _draw_legend(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> list[str]:
-    """Draw markers and names at the upper right, or at the lower right where lines end high."""
-    edge, parts = WIDTH - RIGHT - 12, list[str]()
-    ends = [y_axis(dot.y) for one in series for dot in one.dots if x_axis(dot.x) > 0.7 * WIDTH]
-    first = HEIGHT - BOTTOM - 18 * len(series) if ends and min(ends) < TOP + 18 * len(series) + 12 else TOP + 12
-    for row, one in enumerate(series):
-        y = first + 18 * row
+def _draw_legend(entries: Sequence[tuple[int, str, str]], top: float) -> tuple[list[str], float]:
+    """Draw markers and names in rows below a plot; each entry has the class of its marker. Return the height, too."""
+    parts, x, y = list[str](), LEFT, top + 12
+    for entry, name, css_class in entries:
+        width = 24 + LETTER * len(name)
+        if x > LEFT and x + width > WIDTH:
+            x, y = LEFT, y + LEGEND_ROW
         parts += [
-            draw_group(one.entry, [draw_marker(one.entry, edge, y - 4)]),
-            draw_text("name", edge - 12, y, one.name, "end"),
+            draw_group(entry, [draw_marker(entry, x + 6, y - 4)], css_class),
+            draw_text("name", x + 16, y, name, "start"),
         ]
-    return parts
+        x += width + 10
+    return parts, y + 10
 
 
 def _keep_drawable(series: Series, log_x: bool) -> Series:
@@ -132,7 +134,7 @@ def _draw_axes(x_axis: Axis, y_axis: Axis, x: str, y: str) -> list[str]:
         at = x_axis(tick)
         parts += [draw_line("mark", at, foot, at, foot + 4), draw_text("tick", at, foot + 17, format_number(tick))]
     parts += [draw_line("axis", LEFT, foot, right, foot), draw_text("label", (LEFT + right) / 2, HEIGHT - 6, x)]
-    return [*parts, draw_text("label", 14.0, (TOP + foot) / 2, y, vertical=True)]
+    return [*parts, draw_text("label", 20.0, (TOP + foot) / 2, y, vertical=True)]
 
 
 def _draw_series(series: Series, x_axis: Axis, y_axis: Axis) -> str:
@@ -176,24 +178,32 @@ def dot_plot(rows: Sequence[DotPlotRow], *, title: str, x: str) -> str:
     """Draw one value per row with its error bar."""
     height = TOP + ROW * len(rows) + BOTTOM
     foot, right = height - BOTTOM, WIDTH - RIGHT - 6
+    edge = 30 + LETTER * min(MOST_LETTERS, max(len(row.name) for row in rows))
     ends = [row.value + sign * row.error for row in rows for sign in (-1, 1)]
-    x_axis = Axis(*_find_range(_without_outliers(ends)), NAMES, right)
+    x_axis = Axis(*_find_range(_without_outliers(ends)), edge, right)
     parts = []
     for tick in x_axis.ticks():
         at = x_axis(tick)
         parts += [draw_line("grid", at, TOP, at, foot), draw_text("tick", at, foot + 17, format_number(tick))]
-    parts.append(draw_text("label", (NAMES + right) / 2, height - 6, x))
+    parts.append(draw_text("label", (edge + right) / 2, height - 6, x))
     for i, row in enumerate(rows):
         y = TOP + ROW * (i + 0.5)
         if row.value > x_axis.high:
-            parts.append(draw_text("name", NAMES - 12, y + 4, row.name, "end"))
+            parts.append(draw_text("name", edge - 12, y + 4, _shorten(row.name), "end"))
             parts.append(draw_text("note", right, y + 4, f"{format_number(row.value)} →", "end"))
             continue
         bar = draw_line("error", x_axis(row.value - row.error), y, x_axis(min(row.value + row.error, x_axis.high)), y)
         point = draw_marker(row.entry, x_axis(row.value), y, 5.0, row.note)
-        parts.append(draw_text("name", NAMES - 12, y + 4, row.name, "end"))
+        parts.append(draw_text("name", edge - 12, y + 4, _shorten(row.name), "end"))
         parts.append(draw_group(row.entry, [bar, point], " hollow" if row.hollow else ""))
-    return draw_svg(WIDTH, height, title, parts)
+    if len({row.hollow for row in rows}) == 1:
+        return draw_svg(WIDTH, height, title, parts)
+    legend, height = _draw_legend([(7, "exact", ""), (7, "bound", " hollow")], height)
+    return draw_svg(WIDTH, height, title, [*parts, *legend])
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
 
 
 ChartPoint = tuple[float, float]

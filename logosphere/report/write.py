@@ -1,5 +1,6 @@
 """Comparison reports on disk: a self-contained HTML page, the same as Markdown, and all data as JSON, side by side."""
 
+import json
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -7,14 +8,15 @@ from pathlib import Path
 from logosphere.io import json_safe, write_atomic, write_json
 from logosphere.report import figures, tables
 from logosphere.report.comparison import ComparisonReport, MetricInfo
-from logosphere.report.page import Player, render_page, render_players
-from logosphere.report.svg import draw_swatch
+from logosphere.report.page import Player, read_asset, render_page, render_players
+from logosphere.report.svg import STYLE, draw_swatch
 from logosphere.report.tables import Table
 from logosphere.types import SIGN
 
 
 def render_html(report: ComparisonReport) -> str:
     """Render the page."""
+    style = json.dumps(STYLE).replace("<", "\\u003c")
     body = [
         _render_header(report),
         _render_likelihood(report),
@@ -24,6 +26,8 @@ def render_html(report: ComparisonReport) -> str:
         _render_samples(report),
         _render_costs(report),
         _render_provenance(report),
+        f'<script type="application/json" id="figure-style">{style}</script>',
+        f"<script>{read_asset('figures.js')}</script>",
     ]
     return render_page(report.title, "".join(body))
 
@@ -68,7 +72,8 @@ def _render_table(table: Table) -> str:
             for i, (mark, cell) in enumerate(zip(marks, row.cells, strict=True))
         )
         rows.append(f'<tr class="{row.css_class}">{cells}</tr>' if row.css_class else f"<tr>{cells}</tr>")
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    drawn = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="wide"><div class="scroll" tabindex="0" role="region" aria-label="table">{drawn}</div></div>'
 
 
 def _render_cell(text: str) -> str:
@@ -77,15 +82,19 @@ def _render_cell(text: str) -> str:
 
 
 def _render_figure(title: str, remark: str, svg: str) -> str:
-    return (
-        f"<figure><figcaption>{escape(title)} <span>{escape(remark)}</span></figcaption>{svg}</figure>" if svg else ""
+    if not svg:
+        return ""
+    save = "".join(
+        f'<button type="button" data-save="{kind}" title="Save this plot as {kind.upper()}">{kind.upper()}</button>'
+        for kind in ("svg", "png")
     )
+    caption = f"<figcaption>{escape(title)} <span>{escape(remark)}</span></figcaption>"
+    return f'<figure><div class="save">{save}</div>{caption}<div class="drawing">{svg}</div></figure>'
 
 
 def _render_plots(*plots: str) -> str:
-    shown = [plot for plot in plots if plot]
-    css_class = "plots three" if len(shown) > 2 else "plots"
-    return f'<div class="{css_class}">{"".join(shown)}</div>' if shown else ""
+    shown = "".join(plots)
+    return f'<div class="plots">{shown}</div>' if shown else ""
 
 
 def _render_likelihood(report: ComparisonReport) -> str:
@@ -136,6 +145,7 @@ def _render_metrics(report: ComparisonReport) -> str:
         "<h2>Samples: quality and cost</h2><p class='soft'>Every table includes real text of the same length "
         "and number. Bits per character under a scorer LM reward repetition, so compare them at equal entropy.</p>"
     ]
+    parts += [f"<p class='soft'>{escape(note)}</p>" for note in report.notes]
     for metric in _choose_plotted(report):
         by_nfe = figures.plot_metric_against_cost(report, metric, lambda s: s.nfe, "network evaluations per text")
         by_time = figures.plot_metric_against_cost(
@@ -221,7 +231,7 @@ def render_markdown(report: ComparisonReport) -> str:
         parts += ["## Published results", _render_markdown_table(tables.tabulate_published(report))]
     if any(entry.samplings for entry in report.entries):
         parts += ["## Samples", _render_markdown_table(tables.tabulate_samples(report))]
-        parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.metrics)]
+        parts += ["\n".join(f"- {m.title}: {m.definition}." for m in report.metrics), *report.notes]
         parts += [f"**{entry.name}**\n\n{_indent(entry.texts[0])}" for entry in report.entries if entry.texts]
     parts += ["## Costs", _render_markdown_table(tables.tabulate_costs(report))]
     parts += ["## Trainings", _render_markdown_table(tables.tabulate_seeds(report))]

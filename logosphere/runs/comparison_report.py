@@ -68,6 +68,14 @@ def make_report(
     first = rows[0].report
     recipes = [run.config for row in rows for run in groups[row.name]]
     against = make_reference(corpus, measure.split, recipes[0].length, max(settings.samples, 2))
+    count = min(settings.samples, len(against.real.strings))
+    notes = [
+        f"{metric.title} is not shown: it needs at least {metric.min_texts} samples and held-out texts, and there are "
+        f"{count} (--samples {metric.min_texts})."
+        for metric in chosen
+        if settings.samples and count < metric.min_texts
+    ]
+    chosen = [metric for metric in chosen if count >= metric.min_texts]
     samples: dict[str, SampleReport] = {}
     for row in rows if settings.samples else []:
         run = groups[row.name][0]
@@ -91,6 +99,7 @@ def make_report(
         real=measure_texts(against.real, against, chosen) if settings.samples else {},
         real_texts=list(against.real.strings[:SHOWN]),
         published=load_published_results(corpus.name, first.unit),
+        notes=notes,
         environment=environment(),
     )
 
@@ -148,11 +157,11 @@ def _curve(run: Run) -> list[CurvePoint]:
     """Validations, each with the tokens and CPU seconds of the step they followed."""
     points: list[CurvePoint] = []
     at: dict[str, Any] = {}
+    name = f"val/{SHORT[run.tokenizer.unit]}"
     for line in run.metrics():
         at = line if "tokens" in line else at
-        for short in SHORT.values():
-            if f"val/{short}" in line and at:
-                points.append(CurvePoint(line["step"], at["tokens"], at["cpu_seconds"], line[f"val/{short}"]))
+        if name in line and at:
+            points.append(CurvePoint(line["step"], at["tokens"], at["cpu_seconds"], line[name]))
     return points
 
 
@@ -197,7 +206,7 @@ def _cached_samples(
     grid = {"samples": settings.samples, "steps": settings.sampling_steps, "temperatures": settings.temperatures}
     key = [
         file_sha256(run.weights_file(measure.weights)),
-        grid | {"seed": measure.seed},
+        grid | {"seed": measure.seed, "counted": "steps taken"},
         [(metric.name, metric.version) for metric in chosen],
         measure.split,
         measure.per,
@@ -238,16 +247,13 @@ def report_samples(
 
     watch("the bound over time")
     bins = elbo_over_time(model, held_out, bins=TIME_BINS, units_per_token=units_per_token)
-    samplings, texts, tried = [], against.real, set()
-    most = max(settings.sampling_steps)
-    every = [(steps, 1.0) for steps in sorted(settings.sampling_steps)]
+    samplings, texts = list[SamplingResult](), against.real
+    # Steps that the model takes: an autoregressive one takes one for each token, whatever is requested.
+    counts = sorted({len(model_time_grid(model, steps).times) - 1 for steps in settings.sampling_steps})
+    every = [(steps, 1.0) for steps in counts]
     if model.process.predicts_tokens:
-        every += [(most, temperature) for temperature in settings.temperatures if temperature != 1]
+        every += [(counts[-1], temperature) for temperature in settings.temperatures if temperature != 1]
     for steps, temperature in every:
-        taken = len(model_time_grid(model, steps).times) - 1
-        if (taken, temperature) in tried:
-            continue  # the steps of an autoregressive model do not depend on the request
-        tried.add((taken, temperature))
         watch(f"sampling, {plural(steps, 'step')}, temperature {temperature:g}")
         sampling, drawn = _sample(model, against, chosen, n, seed, steps, temperature, condition)
         samplings.append(sampling)
