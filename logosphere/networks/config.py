@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from logosphere.errors import UserError
+from logosphere.networks.registry import BUILT_IN, NETWORKS, is_registered
 
 MAX_WIDTH, MAX_DEPTH, MAX_VOCABULARY = 1 << 17, 1 << 10, 1 << 24
 """Larger sizes come from typing errors or damaged files, and such a network could not be built."""
@@ -40,7 +41,7 @@ class NetworkConfig:
     tied: bool | None = None
     """Output head with the input vectors of the tokens as weights; None: where a system's default preset has it."""
     body: str = "transformer"
-    """Backbone: transformer, convolution (dilated, for DNA) or unet (for images)."""
+    """Backbone: transformer, convolution (dilated, for DNA), unet (for images), or the name of a registered network."""
     shape: str = ""
     """Extents of images, such as 32x32x3: positions then have a row, a column and a channel."""
     labels: int = 0
@@ -76,8 +77,12 @@ class NetworkConfig:
             )
         if not 0 <= self.neighbours <= MAX_NEIGHBOURS:
             raise UserError(f"neighbours must be from 0 to {MAX_NEIGHBOURS}, not {self.neighbours}.")
-        if self.body not in ("transformer", "convolution", "unet"):
-            raise UserError(f"body must be transformer, convolution or unet, not '{self.body}'.")
+        if self.body not in BUILT_IN and not is_registered(self.body):
+            others = f", or a registered network ({', '.join(NETWORKS)})" if NETWORKS else ""
+            raise UserError(
+                f"body must be transformer, convolution or unet{others}, not '{self.body}'; import the module that "
+                "registers a network of your own first."
+            )
         if self.shape and not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", self.shape):
             raise UserError(f"shape must have the form 32x32x3, not '{self.shape}'.")
         if len(self.axes) > self.width // self.heads // 2:

@@ -19,9 +19,20 @@ def find_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the type that a name stands for; auto is bfloat16 where the device has instructions for its products."""
     if name not in PRECISIONS:
         raise UserError(f"precision must be auto, float32 or bfloat16, not '{name}'.")
+    if name == "bfloat16" and not has_float64(device):
+        raise UserError(f"precision=bfloat16 needs a CPU or CUDA; use float32 on {device.type}.")
     if name == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in 64-bit floating point."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def precision_name(dtype: torch.dtype) -> str:
@@ -30,6 +41,8 @@ def precision_name(dtype: torch.dtype) -> str:
 
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
+    if not has_float64(device):
+        return False
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     # avx512_bf16, which every processor with AMX has as well. Older versions of torch cannot tell.

@@ -45,9 +45,14 @@ def build_backbone(
             return ConvolutionBackbone(network, reads_time=reads_time, subtract_input=subtract_input)
         case "unet":
             return UNetBackbone(network, length, reads_time=reads_time, subtract_input=subtract_input)
-        case _:
+        case "transformer":
             return Backbone(
                 network, length, reads_time=reads_time, subtract_input=subtract_input, reach=network.neighbours
+            )
+        case _:
+            raise UserError(
+                f"The registered network {network.body} cannot be used here: these options of the system change the "
+                "input or output layer of a network of the package."
             )
 
 

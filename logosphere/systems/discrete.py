@@ -12,6 +12,7 @@ from logosphere.model import Model
 from logosphere.networks.base import Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.encoder_decoder import BlockEncoderDecoder
+from logosphere.networks.own import registered_denoiser
 from logosphere.networks.transformer import BlockTransformer, CausalTransformer, FullTransformer
 from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
@@ -117,7 +118,7 @@ def score_model(
     process = DiscreteDiffusion(mixing, parameterization=scores, times=times, all_masked=all_masked)
     model = diffusion_model(process, length, settings.block, None, time_conditional=True)
     if network is not None:
-        inner = transformer(process, length, model.block, network, time_conditional=True)
+        inner = network_of(process, length, model.block, network, time_conditional=True)
         model.denoiser = ScoreHead(inner, partial(scores.scale_scores, mixing))
     return model
 
@@ -135,11 +136,30 @@ def diffusion_model(
     block = length if block is None else block
     denoiser: Denoiser | None = None
     if network is not None:
-        inner = transformer(
+        inner = network_of(
             process, length, block, network, time_conditional=time_conditional, subtract_input=subtract_input
         )
         denoiser = PosteriorHead(inner, process.add_evidence)
     return Model(process, denoiser, length=length, block=block)
+
+
+def network_of(
+    process: Process,
+    length: int,
+    block: int,
+    network: NetworkConfig,
+    *,
+    time_conditional: bool,
+    subtract_input: bool = False,
+) -> Denoiser:
+    """The registered network that the configuration names, or else the transformer."""
+    if block == length:
+        own = registered_denoiser(process.codec, length, network, reads_time=time_conditional)
+        if own is not None:
+            return own
+    return transformer(
+        process, length, block, network, time_conditional=time_conditional, subtract_input=subtract_input
+    )
 
 
 def transformer(

@@ -13,6 +13,7 @@ from logosphere.errors import UserError
 from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead, Wrapper
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import LinearHead
+from logosphere.networks.own import registered_denoiser
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.gaussian.token import GaussianTokenDiffusion
@@ -106,6 +107,30 @@ class Standardised(Wrapper):
         return Standardised(inner, self.alpha_sigma, self.width, self.norm)
 
 
+def _network(
+    codec: Embeddings, length: int, network: NetworkConfig, settings: "GaussianSettings", *, inputs: int
+) -> Denoiser:
+    """The network without its wrappers; its input has this number of features."""
+    has_beliefs = settings.input == "belief"
+    if settings.input == "simplex" and settings.self_conditioning:
+        raise UserError("input=simplex needs self_conditioning=0; use input=state or input=belief with it.")
+    outputs = codec.vocab_size if settings.predicts == "tokens" else codec.width
+    # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
+    own = registered_denoiser(codec, length, network, reads_time=not has_beliefs, inputs=inputs, outputs=outputs)
+    if own is not None:
+        return own
+    inner = FullTransformer(
+        codec, length, network, reads_time=not has_beliefs, subtract_input=settings.subtract_input_embedding
+    )
+    if settings.input == "simplex":
+        inner.stem = SimplexStem(codec.vocab_size, network.width)
+    elif has_beliefs or settings.self_conditioning:
+        inner.stem = CoordinateStem(inputs, network.width)
+    if settings.predicts != "tokens":
+        inner.head = LinearHead(network.width, codec.width)
+    return inner
+
+
 def gaussian_network(
     process: GaussianTokenDiffusion,
     codec: Embeddings,
@@ -115,20 +140,9 @@ def gaussian_network(
 ) -> Denoiser:
     """The network of a Gaussian diffusion."""
     has_beliefs = settings.input == "belief"
-    # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
-    inner = FullTransformer(
-        codec, length, network, reads_time=not has_beliefs, subtract_input=settings.subtract_input_embedding
-    )
     width = codec.vocab_size if has_beliefs else codec.width
     estimate_width = width if settings.self_conditioning else 0
-    if settings.input == "simplex":
-        if settings.self_conditioning:
-            raise UserError("input=simplex needs self_conditioning=0; use input=state or input=belief with it.")
-        inner.stem = SimplexStem(codec.vocab_size, network.width)
-    elif has_beliefs or estimate_width:
-        inner.stem = CoordinateStem(width + estimate_width, network.width)
-    if settings.predicts != "tokens":
-        inner.head = LinearHead(network.width, codec.width)
+    inner = _network(codec, length, network, settings, inputs=width + estimate_width)
     add_evidence = settings.predicts == "tokens" and settings.posterior_head
     denoiser: Denoiser = inner
     if settings.input == "scaled":

@@ -20,6 +20,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.own import registered_denoiser
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.processes.gaussian.latent import LatentDiffusion, Weighting
@@ -214,11 +215,15 @@ def _network(
 ) -> Denoiser:
     if network.tied:
         raise UserError("tied=True needs a network that reads tokens or beliefs; latents have no table.")
-    inner = FullTransformer(codec, codec.latents, network, reads_time=True)
+    width = codec.features
+    inputs = 2 * width if settings.self_conditioning else width
+    inner = registered_denoiser(codec, codec.latents, network, reads_time=True, inputs=inputs)
+    if inner is None:
+        inner = FullTransformer(codec, codec.latents, network, reads_time=True)
+        if settings.self_conditioning:
+            inner.stem = CoordinateStem(inputs, network.width)
     if not settings.self_conditioning:
         return inner
-    width = codec.features
-    inner.stem = CoordinateStem(2 * width, network.width)
     null = nn.Parameter(torch.zeros(width)) if settings.learned_null else None
     return SelfConditioning(inner, width, width, process.estimate, settings.self_conditioning, null=null)
 

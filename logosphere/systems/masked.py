@@ -20,9 +20,9 @@ from logosphere.systems.discrete import (
     TimestepSettings,
     diffusion_model,
     is_unweighted,
+    network_of,
     score_model,
     timestep_schedule,
-    transformer,
 )
 from logosphere.systems.registry import SystemInfo, register
 
@@ -145,7 +145,7 @@ def build_genmd4(vocab_size: int, length: int, network: NetworkConfig | None, se
     if settings.posterior_head or network is None:
         return diffusion_model(process, length, settings.block, network, time_conditional=True)
     model = diffusion_model(process, length, settings.block, None, time_conditional=True)
-    model.denoiser = CarryOver(transformer(process, length, model.block, network, time_conditional=True), process.mask)
+    model.denoiser = CarryOver(network_of(process, length, model.block, network, time_conditional=True), process.mask)
     return model
 
 

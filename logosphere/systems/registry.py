@@ -9,24 +9,25 @@ systems to presets by name. A preset with `extends: SYSTEM` takes every entry th
 of that system, aspect by aspect.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from logosphere.errors import UserError, suggest
+from logosphere.errors import UserError, check_count, shorten, suggest
 from logosphere.migration import check_current_option
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.registry import NETWORKS, is_registered
+from logosphere.plugins import check_name, is_outside, load_plugins, missing, place_of
+from logosphere.systems.option_fields import check_option_type, field_docs
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from logosphere.model import Model, Spec
-    from logosphere.networks.base import Denoiser
-    from logosphere.types import Kind
+    from logosphere.types import Kind, TextTokenizer
 
 DEFAULT = "default"
 """The preset with the settings that work best at small scale; every system has it."""
@@ -153,6 +154,10 @@ class _Entry:
     fixed: tuple[str, ...]
 
     @property
+    def place(self) -> str:
+        return place_of(self.build)
+
+    @property
     def option_fields(self) -> list["Field[Any]"]:
         return [f for f in fields(self.settings) if f.name not in self.fixed]
 
@@ -167,34 +172,65 @@ def register(
 
     Settings named in `fixed`, separated by spaces, keep their defaults and are no options of the system.
     """
+    _check_settings(info, settings)
 
     def add(build: Builder[Settings]) -> Builder[Settings]:
-        if info.name in _ENTRIES:
-            raise ValueError(f"a system named '{info.name}' is registered already")
+        taken = {name: entry.place for name, entry in _ENTRIES.items()}
+        if is_outside(place_of(build)):
+            taken = {name: entry.place for name, entry in _entries().items()}
+        check_name("system", info.name, place_of(build), taken)
         _ENTRIES[info.name] = _Entry(info, settings, build, tuple(fixed.split()))
         return build
 
     return add
 
 
+def _check_settings(info: SystemInfo, settings: type[Settings]) -> None:
+    """Refuse settings that `build` could not make from options."""
+    if not isinstance(info, SystemInfo):
+        raise UserError(f"A system is described by an ls.SystemInfo, not by {shorten(info)}.")
+    if not isinstance(settings, type) or not is_dataclass(settings):
+        raise UserError(f"The settings of the system '{info.name}' must be a dataclass, not {shorten(settings)}.")
+    for option in fields(settings):
+        if option.default is MISSING:
+            raise UserError(f"The option '{option.name}' of the system '{info.name}' needs a default.")
+        if option.name in {f.name for f in fields(NetworkConfig)}:
+            raise UserError(
+                f"The option '{option.name}' of the system '{info.name}' is one of its network; choose another name."
+            )
+
+
 @cache
 def _entries() -> dict[str, _Entry]:
-    """All systems by name, family by family."""
+    """All systems by name, family by family, and those from outside that are registered."""
     for family in FAMILIES:
         import_module(f"logosphere.systems.{family}")
     return _ENTRIES
 
 
+def _all_entries() -> dict[str, _Entry]:
+    """All systems, those of installed plugins among them."""
+    load_plugins()
+    return _entries()
+
+
 def _entry(name: str) -> _Entry:
     entries = _entries()
-    if name not in entries:
-        raise UserError(f"There is no system '{name}'.{suggest(name, entries)}")
+    if name not in entries and name not in (entries := _all_entries()):
+        raise missing("system", name, entries)
     return entries[name]
 
 
 def systems() -> list[str]:
     """The names of all systems."""
-    return sorted(_entries())
+    return sorted(_all_entries())
+
+
+def outside_parts(spec: "Spec") -> dict[str, str]:
+    """The parts of a model that are registered from outside of the package, and the places of what builds them."""
+    network = NETWORKS.get(str(spec.options.get("body", "")))
+    places = {"system": _entry(spec.system).place, "network": "" if network is None else network.place}
+    return {part: place for part, place in places.items() if place and is_outside(place)}
 
 
 def system(name: str) -> SystemInfo:
@@ -204,15 +240,16 @@ def system(name: str) -> SystemInfo:
 
 def infos() -> list[SystemInfo]:
     """The descriptions of all systems, family by family."""
-    return [entry.info for entry in _entries().values()]
+    return [entry.info for entry in _all_entries().values()]
 
 
 def build(
     name: str,
     *,
-    vocab_size: int,
     length: int,
-    denoiser: "Denoiser | None" = FRESH,
+    vocab_size: int | None = None,
+    tokenizer: "TextTokenizer | None" = None,
+    denoiser: "nn.Module | None" = FRESH,
     preset: str = DEFAULT,
     **options: Any,
 ) -> "Model":
@@ -220,35 +257,44 @@ def build(
 
     Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
     preset="paper" is the published system (see `presets(name)`); options given with a preset override the preset's.
+    With a `tokenizer` the model reads and writes texts, and its vocabulary is that of the tokenizer.
     """
     from logosphere.model import Spec
     from logosphere.networks.base import check_tied
+    from logosphere.networks.own import as_denoiser
 
+    if vocab_size is None:
+        if tokenizer is None:
+            raise UserError("A model needs vocab_size=…, the number of its tokens, or tokenizer=….")
+        vocab_size = tokenizer.size
+    vocab_size, length = check_count("vocab_size", vocab_size, 0), check_count("The length", length)
     if vocab_size < 2:
         raise UserError(f"A vocabulary needs at least 2 tokens, not {vocab_size}.")
-    if length < 1:
-        raise UserError(f"The length must be at least 1, not {length}.")
     if max(vocab_size, length) > MAX_SIZE:
         size = max(vocab_size, length)
         raise UserError(f"A model has at most {MAX_SIZE:,} tokens and {MAX_SIZE:,} positions, not {size:,}.")
-    entry, known = _entry(name), _defaults(name)
+    entry, known = _entry(name), _fields(name)
     for option, value in options.items():
         check_current_option(name, option, value, known)
         if option not in known:
             raise UserError(f"'{name}' has no option '{option}'.{suggest(option, known)}")
+        check_option_type(name, option, value, known[option].type)
     chosen = find_preset(name, preset)
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}
     network = NetworkConfig(**{key: value for key, value in options.items() if key in network_fields})
     if network.tied is None:
-        network = replace(network, tied=entry.info.tied and preset == DEFAULT)
+        tied = entry.info.tied and preset == DEFAULT and not is_registered(network.body)
+        network = replace(network, tied=tied)
     settings = entry.settings(**{key: value for key, value in options.items() if key not in network_fields})
     model = entry.build(vocab_size, length, None if denoiser is None else network, settings)
     if network.tied and denoiser is not None and model.denoiser is not None:
         check_tied(model.denoiser)
     if denoiser is not FRESH:
-        model.denoiser = denoiser
-    model.spec = Spec(name, vocab_size, length, options, preset)
+        given = None if denoiser is None else as_denoiser(denoiser, model.process, length, model.block)
+        model.denoiser, model.own_denoiser = given, True
+    model.spec, model.tokenizer = Spec(name, vocab_size, length, options, preset), tokenizer
+    model.plugins = outside_parts(model.spec)
     if denoiser is FRESH:  # samples of an oracle are draws from the model, so it keeps the ancestral sampler
         model.sampler = chosen.sampler or entry.info.sampler
     return model
@@ -256,34 +302,23 @@ def build(
 
 def options(name: str) -> dict[str, Any]:
     """The options of a system and of its network with their defaults."""
-    return dict(_defaults(name))
+    return {option: f.default for option, f in _fields(name).items()}
 
 
 def option_docs(name: str) -> dict[str, str]:
     """The documentation of the options of a system; those of its network are documented by `NetworkConfig`."""
     entry = _entry(name)
-    docs = _field_docs(entry.settings)
+    docs = field_docs(entry.settings)
     return {f.name: docs.get(f.name, "") for f in entry.option_fields}
 
 
-@cache
-def _defaults(name: str) -> dict[str, Any]:
-    found = (*fields(NetworkConfig), *_entry(name).option_fields)
-    assert not [f.name for f in found if f.default is MISSING], "every option has a default"
-    return {f.name: f.default for f in found}
+def _fields(name: str) -> dict[str, "Field[Any]"]:
+    return {f.name: f for f in (*fields(NetworkConfig), *_entry(name).option_fields)}
 
 
-def _field_docs(settings: type) -> dict[str, str]:
-    """The docstrings below the fields of a dataclass and of its bases."""
-    docs: dict[str, str] = {}
-    for base in reversed(settings.__mro__[:-1]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for line, below in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
-                if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-                    docs[line.target.id] = inspect.cleandoc(below.value.value).replace("\n", " ")
-    return docs
+def network_docs() -> dict[str, str]:
+    """The documentation of the options of a network, which every system has."""
+    return field_docs(NetworkConfig)
 
 
 def presets(name: str) -> dict[str, Preset]:

@@ -135,5 +135,6 @@ def with_remasker(model: Model, depth: int = 1) -> Model:
     options = {**model.spec.options, "remasker_depth": depth}
     equipped = build("g-star", vocab_size=model.vocab_size, length=model.length, **options)
     assert equipped.remasker is not None and equipped.denoiser is not None and model.denoiser is not None
+    equipped.tokenizer = model.tokenizer
     equipped.denoiser.load_state_dict(model.denoiser.state_dict())
-    return equipped.to(model.device)
+    return equipped.place(model.network_device)

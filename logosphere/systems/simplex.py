@@ -13,6 +13,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.own import registered_denoiser
 from logosphere.networks.self_conditioning import SelfConditioning
 from logosphere.networks.transformer import FullTransformer
 from logosphere.networks.wrappers import InputTransform, TransformedInput, centre_probabilities, split_by_concentration
@@ -328,6 +329,27 @@ def _time_sampler(name: str, cells: int) -> TimeSampler:
     return TimeSampler(even, None if name == "information" else even)
 
 
+def _network(
+    process: SimplexProcess | TangentFlow, length: int, network: NetworkConfig, settings: FlowSettings, width: int
+) -> Denoiser:
+    """The network without its wrappers; states are shown to it as `width` numbers."""
+    # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
+    codec, reads_time = process.codec, settings.input != "belief"
+    inputs = width + (codec.vocab_size if settings.self_conditioning else 0)
+    whole_state = settings.input == "state" and not settings.self_conditioning
+    own = registered_denoiser(codec, length, network, reads_time=reads_time, inputs=None if whole_state else inputs)
+    if own is not None:
+        return own
+    denoiser = FullTransformer(
+        codec, length, network, reads_time=reads_time, subtract_input=settings.subtract_input_embedding
+    )
+    if width != codec.vocab_size:
+        denoiser.stem = CoordinateStem(width, network.width)
+    if settings.self_conditioning:
+        denoiser.stem = CoordinateStem(inputs, network.width)
+    return denoiser
+
+
 def _model(
     process: SimplexProcess | TangentFlow,
     length: int,
@@ -338,20 +360,10 @@ def _model(
     """A model of a process; `transform` is applied to the states where the input is scaled or doubled."""
     denoiser: Denoiser | None = None
     if network is not None:
-        # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
-        denoiser = FullTransformer(
-            process.codec,
-            length,
-            network,
-            reads_time=settings.input != "belief",
-            subtract_input=settings.subtract_input_embedding,
-        )
         tokens = process.codec.vocab_size
         width = 2 * tokens if settings.input == "doubled" else tokens
-        if width != tokens:
-            denoiser.stem = CoordinateStem(width, network.width)
+        denoiser = _network(process, length, network, settings, width)
         if settings.self_conditioning:
-            denoiser.stem = CoordinateStem(width + tokens, network.width)
             denoiser = SelfConditioning(denoiser, width, tokens, probability=float(settings.self_conditioning))
         if transform is not None and settings.input in ("scaled", "doubled"):
             denoiser = TransformedInput(denoiser, transform)

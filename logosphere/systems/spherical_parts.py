@@ -13,6 +13,7 @@ from logosphere.geometry.bridge_tables import fit_normal, tabulate_bridges_at
 from logosphere.geometry.bridges import Bridge
 from logosphere.networks.base import BeliefInput, Denoiser, PosteriorHead
 from logosphere.networks.config import NetworkConfig
+from logosphere.networks.own import registered_denoiser
 from logosphere.networks.self_conditioning import SelfConditioning, posterior_belief, token_probabilities
 from logosphere.networks.transformer import DigitTransformer, FullTransformer
 from logosphere.processes.spherical.diffusion import SphericalDiffusion, Start
@@ -182,6 +183,31 @@ def _projected_network(process: ProjectedSphericalDiffusion, length: int, networ
     return FullTransformer(codec, length, network, reads_time=True)
 
 
+def _network_of_positions(
+    process: SphericalDiffusion, states: int, network: NetworkConfig, settings: "RDLMSettings"
+) -> Denoiser:
+    """The network with one position for each state, and with an estimate as further input for self-conditioning."""
+    codec, block, time_conditional = process.codec, settings.block or states, settings.input == "state"
+    inputs = codec.num_classes if settings.input == "belief" else None
+    if settings.self_conditioning:
+        inputs = 2 * codec.num_classes
+    if block == states:
+        own = registered_denoiser(codec, states, network, reads_time=time_conditional, inputs=inputs)
+        if own is not None:
+            return own
+    inner = transformer(
+        process,
+        states,
+        block,
+        network,
+        time_conditional=time_conditional,
+        subtract_input=settings.subtracts_input,
+    )
+    if settings.self_conditioning:
+        inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
+    return inner
+
+
 def _network(process: SphericalDiffusion, length: int, network: NetworkConfig, settings: "RDLMSettings") -> Denoiser:
     # Beliefs are likelihoods, and tokens depend on states through them alone: the time adds no information.
     codec, time_conditional = process.codec, settings.input == "state"
@@ -194,16 +220,8 @@ def _network(process: SphericalDiffusion, length: int, network: NetworkConfig, s
         if isinstance(codec, DigitCodec) and network.signal:
             raise UserError("A signal is given along tokens and not along their digits; leave out base.")
         states = length * codec.digits if isinstance(codec, DigitCodec) else length
-        inner = transformer(
-            process,
-            states,
-            settings.block or states,
-            network,
-            time_conditional=time_conditional,
-            subtract_input=settings.subtracts_input,
-        )
+        inner = _network_of_positions(process, states, network, settings)
         if settings.self_conditioning:
-            inner.stem = CoordinateStem(2 * codec.num_classes, network.width)
             probability = 0.5 if settings.self_conditioning is True else settings.self_conditioning
             estimate = (
                 posterior_belief if settings.adds_evidence and settings.input == "belief" else token_probabilities
