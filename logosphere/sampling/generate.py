@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_count, check_number, shorten
+from logosphere.inputs import IdsLike, as_id_rows, as_mask
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser, check_block
 from logosphere.networks.conditioning import check_guidable
+from logosphere.networks.own import as_denoiser
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
@@ -22,7 +24,10 @@ from logosphere.sampling.loop import Frame, Grid, TimeGrid, find_grid, sample_lo
 from logosphere.sampling.registry import Sampler, default_sampler
 from logosphere.sampling.registry import sampler as find_sampler
 from logosphere.sampling.steppers import GreedyLastStep, Rule, Stepper, as_stepper
-from logosphere.types import Batch, Bool, Condition, Int64, Tokens
+from logosphere.types import Batch, Condition, Tokens, check_condition
+
+MAX_STEPS = 100_000
+"""Steps of a sampler for a block; more come from typing errors, and the times of all positions fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,9 @@ def generate(
     n: int = 1,
     steps: int = 64,
     rng: torch.Generator | int | None = None,
-    denoiser: Denoiser | None = None,
-    known: Bool[Tensor, "... L"] | None = None,
-    tokens: Int64[Tensor, "... L"] | None = None,
+    denoiser: nn.Module | None = None,
+    known: IdsLike | None = None,
+    tokens: IdsLike | None = None,
     *,
     sampler: Sampler | str | None = None,
     stepper: Stepper | Rule | None = None,
@@ -71,10 +76,15 @@ def generate(
     the last step; the network computes in `precision` (float32, bfloat16 or auto). `watch` is called with every frame.
     The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
-    network = model.denoiser if denoiser is None else denoiser
-    if network is None:
+    n, steps = check_count("The number of samples", n), check_count("The number of steps", steps)
+    _check_filters(temperature, top_p, top_k, min_p, guidance)
+    given = model.denoiser if denoiser is None else denoiser
+    if given is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
-    dtype = find_precision(precision, model.device)
+    network = as_denoiser(given, model.process, model.length, model.block)
+    if condition is not None:
+        check_condition(condition, n)
+    dtype = find_precision(precision, model.network_device)
     sampler = _choose_sampler(model, sampler, stepper)
     cached = cached or sampler.cached
     stepper = as_stepper(sampler.stepper).begin_sampling()
@@ -89,7 +99,7 @@ def generate(
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     rows, counter = group.local_slice(n), NFECounter()
-    given = _known_batch(model, n, known, tokens).select(rows)
+    batch = _known_batch(model, n, known, tokens).select(rows)
     condition = None if condition is None else condition.map(lambda field: field[rows].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(rows).with_counter(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
@@ -106,10 +116,10 @@ def generate(
         predict = ActiveRows(predict) if stepper.adaptive else predict
         predict = LogitsFilter(predict, temperature, top_p, top_k, min_p) if filtered else predict
         predict = CachedDenoiser(predict) if cached else predict
-        drawn, noise = given.tokens, CounterNoise(seed, 0, given.ids, given.global_index, n)
-        if len(given):  # of many processes some may have no sequences
+        drawn, noise = batch.tokens, CounterNoise(seed, 0, batch.ids, batch.global_index, n)
+        if len(batch):  # of many processes some may have no sequences
             for frame in sample_loop(
-                model.process, predict, time_grid, given, noise, stepper,
+                model.process, predict, time_grid, batch, noise, stepper,
                 renoise_known=renoise_known, watched=watch is not None,
             ):  # fmt: skip
                 if watch is not None:
@@ -124,9 +134,9 @@ def sample(
     n: int = 1,
     steps: int = 64,
     rng: torch.Generator | int | None = None,
-    denoiser: Denoiser | None = None,
-    known: Bool[Tensor, "... L"] | None = None,
-    tokens: Int64[Tensor, "... L"] | None = None,
+    denoiser: nn.Module | None = None,
+    known: IdsLike | None = None,
+    tokens: IdsLike | None = None,
     *,
     sampler: Sampler | str | None = None,
     stepper: Stepper | Rule | None = None,
@@ -151,11 +161,24 @@ def sample(
 
 
 def _choose_sampler(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule | None) -> Sampler:
+    if stepper is not None and not callable(stepper):
+        raise UserError(f"stepper must be an object of ls.steppers or a rule, not {shorten(stepper)}.")
     if sampler is None:
         return default_sampler(model) if stepper is None else Sampler(stepper)
-    if stepper is not None:
+    if stepper is not None and sampler is not None:
         raise UserError("Pass either sampler=… or stepper=…, not both.")
+    if not isinstance(sampler, Sampler | str):
+        raise UserError(f"sampler must be a name (logosphere samplers) or an ls.Sampler, not {shorten(sampler)}.")
     return find_sampler(sampler, model) if isinstance(sampler, str) else sampler
+
+
+def _check_filters(temperature: object, top_p: object, top_k: object, min_p: object, guidance: object) -> None:
+    """Refuse what is no number; the ranges are checked by `LogitsFilter`."""
+    named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "guidance": guidance}
+    for name, value in named.items():
+        check_number(name, value)
+    if top_k is not None:
+        check_count("top_k", top_k)
 
 
 def _check_stepper(stepper: Stepper, network: Denoiser, filtered: bool) -> None:
@@ -212,23 +235,29 @@ def model_time_grid(model: Model, steps: int, grid: Grid | None = None, blocks: 
     per_block = max(1, steps * block // model.length)
     if model.process.max_steps is not None:
         per_block = min(per_block, model.process.max_steps)
+    if per_block > MAX_STEPS:
+        size = 4 * steps * model.length / 1e9
+        raise UserError(
+            f"Sampling takes at most {MAX_STEPS:,} steps, not {steps:,}: so many evaluations of the network, whose "
+            f"times alone would take {size:,.1f} GB; 64 to 1,024 steps are usual."
+        )
     return TimeGrid.blocks(model.length, block, per_block, grid or model.process.grid)
 
 
-def _known_batch(model: Model, n: int, known: Tensor | None, tokens: Tensor | None) -> Batch:
+def _known_batch(model: Model, n: int, known: object, tokens: object) -> Batch:
     """n sequences with their known positions."""
-    if n < 1:
-        raise UserError(f"The number of samples must be at least 1, not {n}.")
     shape, device = (n, model.length), model.device
     if known is None or tokens is None:
         if known is not None or tokens is not None:
             raise UserError("Known positions need both known=… (positions) and tokens=… (their tokens).")
         return Batch.of(torch.zeros(shape, dtype=torch.long, device=device))
-    if known.shape[-1] != model.length or tokens.shape[-1] != model.length:
-        raise UserError(
-            f"known and tokens must have the model's length of {model.length} positions, not {known.shape[-1]} and "
-            f"{tokens.shape[-1]}."
-        )
+    known, tokens = as_mask(known, "known"), as_id_rows(tokens, "tokens")
+    for name, field in (("known", known), ("tokens", tokens)):
+        if field.shape[-1:] != shape[1:] or field.dim() > 2 or field.shape[:-1] not in ((), (1,), (n,)):
+            raise UserError(
+                f"{name} must have the shape [{model.length}] or [{n}, {model.length}] of {n} samples with the model's "
+                f"length, not {list(field.shape)}."
+            )
     known, tokens = known.to(device).expand(shape), tokens.to(device).expand(shape)
     model.check_known(known)
     if bool(((tokens < 0) | (tokens >= model.vocab_size))[known].any()):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from logosphere.codecs.base import HIDDEN, Codec
-from logosphere.errors import UserError, suggest
+from logosphere.errors import UserError, shorten, suggest
 from logosphere.networks.base import check_block
-from logosphere.processes.base import Process, cosine_grid, mark_shared_time, uniform_grid
+from logosphere.processes.base import Process, check_prediction, cosine_grid, mark_shared_time, uniform_grid
 from logosphere.rng import Noise
 from logosphere.sampling.steppers import Rule, Stepper, ancestral, as_stepper
 from logosphere.types import Batch, Float, Int64, Logits, Positions, Predict, State, Times, Tokens
@@ -85,6 +85,10 @@ GRIDS: dict[str, Grid] = {"uniform": uniform_grid, "cosine": cosine_grid}
 def find_grid(grid: Grid | str | None) -> Grid | None:
     """A grid by its name; a function or None is returned as it is."""
     if not isinstance(grid, str):
+        if grid is not None and not callable(grid):
+            raise UserError(
+                f"A grid must be {', '.join(GRIDS)} or a function of the number of steps, not {shorten(grid)}."
+            )
         return grid
     if grid not in GRIDS:
         raise UserError(f"There is no grid '{grid}'.{suggest(grid, GRIDS)}")
@@ -196,6 +200,8 @@ def sample_loop(
                 seen = torch.where(free.view(shape), z, process.corrupt(u, seen_t, step_noise))
             with torch.no_grad():
                 out = (predict if denoiser is None else denoiser)(seen, seen_t, context=z, where=where)
+            # The number of positions is counted on a CPU only, since reading it from another device would stop that.
+            check_prediction(process, out, int(where.sum()) if where.device.type == "cpu" else len(out))
             if confidence is not None and likeliest is not None and denoiser is None:
                 probability, token = out.float().softmax(-1).max(-1)
                 has_tokens = out.shape[-1] == codec.num_classes and process.predicts_tokens

@@ -4,11 +4,13 @@ loop is the same for all.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from logosphere.errors import UserError, suggest
+from logosphere.errors import UserError, shorten
 from logosphere.model import Model
+from logosphere.plugins import check_name, load_plugins, missing, place_of
 from logosphere.processes.base import cosine_grid, uniform_grid
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.gaussian.latent import LatentDiffusion
@@ -25,6 +27,7 @@ from logosphere.sampling.steppers.base import (
     ancestral,
     require,
 )
+from logosphere.sampling.steppers.context import GUIDABLE, ContextGuidance
 from logosphere.sampling.steppers.gaussian import (
     GAUSSIAN,
     LATENT,
@@ -117,6 +120,8 @@ class SamplerInfo:
     samples_model: bool
     """Whether it samples from the model distribution, at least with many steps."""
     build: Callable[[Model], Sampler]
+    place: str = "logosphere"
+    """The module and name of what builds it."""
 
     def as_dict(self) -> dict[str, str | bool]:
         """For JSON."""
@@ -147,14 +152,53 @@ def register(
     SAMPLERS[name] = SamplerInfo(name, description, supports, samples_model, builder)
 
 
+Made = TypeVar("Made", bound=type[Stepper] | Stepper | Callable[[Model], Sampler | Stepper])
+
+
+def register_sampler(
+    name: str, description: str, *, supports: Requirement = ANY, samples_model: bool = False
+) -> Callable[[Made], Made]:
+    """A decorator that registers a sampler from outside of the package.
+
+    It decorates a class of steppers, or a function that makes a stepper or a `Sampler` for a model.
+    """
+
+    def add(made: Made) -> Made:
+        if not callable(made):
+            raise UserError(
+                f"A sampler is registered by a stepper or a function that makes one, not by {shorten(made)}."
+            )
+        place = place_of(made)
+        check_name("sampler", name, place, {key: info.place for key, info in SAMPLERS.items()})
+
+        def build(model: Model) -> Sampler:
+            found: object = made
+            if not isinstance(made, Stepper):
+                found = made() if isinstance(made, type) else made(model)
+            if not isinstance(found, Stepper | Sampler):
+                raise UserError(f"The sampler '{name}' must make a stepper or an ls.Sampler, not {shorten(found)}.")
+            return Sampler(found) if isinstance(found, Stepper) else found
+
+        SAMPLERS[name] = SamplerInfo(name, description, supports, samples_model, build, place)
+        return made
+
+    return add
+
+
+def samplers() -> list[str]:
+    """The names of all samplers, those of installed plugins among them."""
+    load_plugins()
+    return list(SAMPLERS)
+
+
 def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
     return lambda model: sampler
 
 
 def sampler_info(name: str) -> SamplerInfo:
     """The registry entry of a sampler."""
-    if name not in SAMPLERS:
-        raise UserError(f"There is no sampler '{name}'.{suggest(name, SAMPLERS)}")
+    if name not in SAMPLERS and name not in samplers():
+        raise missing("sampler", name, SAMPLERS)
     return SAMPLERS[name]
 
 
@@ -239,6 +283,8 @@ def _euler_flow(model: Model) -> Sampler:
 register("ancestral", ancestral, ANY, "the process's own reverse step", samples_model=True)
 register("cached", Sampler(ancestral, cached=True), TIME_FREE,
          "ancestral; only sequences that have changed are evaluated", samples_model=True)
+register("context", ContextGuidance(1.5, temperature=0.8), GUIDABLE,
+         "ancestral with a larger weight of what the other positions say: 1.5, and temperature 0.8")
 register("euler", Sampler(ScoreStepper(), grid=FinalStep(LAST_TIME)), DISCRETE,
          "Euler steps on the network's raw scores, then noise removal (SEDD)", samples_model=True)
 register("analytic", Sampler(ScoreStepper(analytic=True), grid=FinalStep(LAST_TIME)), DISCRETE,

@@ -13,6 +13,7 @@ from logosphere.sampling.steppers.base import (
     ancestral,
     as_stepper,
 )
+from logosphere.sampling.steppers.context import ContextGuidance
 from logosphere.sampling.steppers.jumps import ScoreStepper, SelfCorrecting, TauLeaping
 from logosphere.sampling.steppers.manifold import GeodesicRandomWalk, SphericalStepper
 from logosphere.sampling.steppers.remasking import (
@@ -38,9 +39,9 @@ from logosphere.sampling.steppers.unmasking import (
 )
 
 __all__ = [
-    "Ancestral", "Cap", "ConfidenceRemasking", "EntropyBudget", "Evaluate", "FirstHitting", "GeodesicRandomWalk",
-    "GreedyLastStep", "OrderedUnmasking", "PlannedRemasking", "Remasking", "Requirement", "Rescale", "Rule",
-    "RuleStepper", "ScoreStepper", "SelfCorrecting", "SphericalStepper", "Stepper", "TauLeaping", "ThresholdCommit",
-    "TransitionGuide", "Windowed", "ancestral", "as_stepper", "entropy_order", "first_hitting", "forward_backward",
-    "full_remask", "likelihood_order", "margin_order", "random_order", "scheduled",
+    "Ancestral", "Cap", "ConfidenceRemasking", "ContextGuidance", "EntropyBudget", "Evaluate", "FirstHitting",
+    "GeodesicRandomWalk", "GreedyLastStep", "OrderedUnmasking", "PlannedRemasking", "Remasking", "Requirement",
+    "Rescale", "Rule", "RuleStepper", "ScoreStepper", "SelfCorrecting", "SphericalStepper", "Stepper", "TauLeaping",
+    "ThresholdCommit", "TransitionGuide", "Windowed", "ancestral", "as_stepper", "entropy_order", "first_hitting",
+    "forward_backward", "full_remask", "likelihood_order", "margin_order", "random_order", "scheduled",
 ]  # fmt: skip
