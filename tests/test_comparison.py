@@ -1,6 +1,5 @@
 """Comparisons: equal conditions, resuming, seeds and kinds in the table, and refusal of incomparable runs."""
 
-import fcntl
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from logosphere.evaluation.leaderboard import format_leaderboard as as_text
 from logosphere.evaluation.leaderboard import rank_reports
 from logosphere.evaluation.likelihood import elbo_over_time, has_decreasing_times
 from logosphere.evaluation.report import Report
-from logosphere.io import file_sha256
+from logosphere.io import file_sha256, locked
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.compare import SystemSpec, apply_budget, load_scorer, parse_systems
 from logosphere.runs.comparison_report import shared_budget
@@ -64,16 +63,24 @@ def test_a_comparison_writes_its_report(capsys: pytest.CaptureFixture[str]) -> N
             entry["costs"]["steps"] == 3 and entry["costs"]["tokens"] == 3 * 64 and entry["costs"]["peak_bytes"] > 1e6
         )
         assert [point["step"] for point in entry["curve"]] == [2, 3]
-        assert {"judge:ar", "entropy", "spelling", "frontier"} <= entry["samplings"][0]["metrics"].keys()
+        assert {"judge:ar", "entropy", "spelling"} <= entry["samplings"][0]["metrics"].keys()
+        assert "frontier" not in entry["samplings"][0]["metrics"]  # which needs more than four samples
         assert entry["animation"]["frames"] and len(entry["seeds"][0]["weights_sha256"]) == 64
     by_name = {entry["name"]: entry for entry in board["entries"]}
     assert by_name["ar"]["time_bins"] == [] and len(by_name["mdlm"]["time_bins"]) == 12
-    assert [s["temperature"] for s in by_name["ar"]["samplings"]] == [1.0, 0.8]  # its number of steps is fixed
+    assert [(s["steps"], s["temperature"]) for s in by_name["ar"]["samplings"]] == [(16, 1.0), (16, 0.8)]  # one a token
+    assert all(s["nfe"] == s["steps"] for s in by_name["ar"]["samplings"])
+    assert "needs at least 250 samples" in board["notes"][0] and "needs at least 250" in Path("out.html").read_text()
     assert [(s["steps"], s["temperature"]) for s in by_name["mdlm"]["samplings"]] == [(2, 1.0), (4, 1.0), (4, 0.8)]
     assert board["real"]["judge:ar"]["value"] > 0
     assert load_scorer("train", Path("both/judge")).version == file_sha256(Run("both/judge").weights_file())
     scorer = json.loads(Path("both/judge/recipe.json").read_text())
     assert scorer["corpus"]["name"].endswith("(validation split)")
+
+
+def test_metrics_named_with_too_few_samples_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*compare("--report", "out.html", "--metrics", "frontier"), *FEW]
+    assert "--samples 250" in error_line(capsys, few) and not Path("both").exists()
 
 
 def test_stopped_comparison_resumes_without_repeating_work(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +134,10 @@ def test_system_specs_accept_options() -> None:
         ("mdlm:schedule", "name=value"),
         ("ar,ar", "twice"),
         ("mdlm:optim.lr=fast", "learning rate"),
+        ("ar,mdlm:length=32", "'length' in 'mdlm:length=…' is the same for all systems"),
+        ("mdlm:network.width=32", "same for all systems"),
+        ("mdlm:optim.clip=2", "same for all systems"),
+        ("mdlm:schedul=cosine", "'mdlm' has no option 'schedul'. Did you mean 'schedule'?"),
         ("arr", "'ar'"),
     ):
         with pytest.raises(UserError, match=message):
@@ -230,18 +241,15 @@ def test_incomparable_runs_are_refused(capsys: pytest.CaptureFixture[str]) -> No
     Path("other.txt").write_text("another text of letters and spaces " * 100)
     assert train(steps=1, out="a") == 0 and train("--data", "other.txt", steps=1, out="b") == 0
     assert train("--length", "32", steps=1, out="c") == 0
-    assert train("--tokenizer", "byte", steps=1, out="d") == 0
     assert "differ in text" in error_line(capsys, ["compare", "a", "b"])
     assert "differ in length (16 and 32)" in error_line(capsys, ["compare", "a", "c"])
-    assert "differ in tokenizer" in error_line(capsys, ["compare", "a", "d"])
     Path("empty").mkdir()
     assert "empty is empty" in error_line(capsys, ["compare", "a", "empty"])
     assert "no run in nowhere" in error_line(capsys, ["compare", "a", "nowhere"])
     Path("parent/child").mkdir(parents=True)
     Path("parent/child/recipe.json").write_text("{}")
     assert "child" in error_line(capsys, ["compare", "parent"])
-    with Path("a/.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(Path("a/.lock"), wait=False):
         assert "still being trained" in error_line(capsys, ["compare", "a"])
     assert "'spelling'" in error_line(capsys, ["compare", "a", "--metrics", "speling"])
     assert ".html" in error_line(capsys, ["compare", "a", "--report", "out.pdf"])

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from logosphere import __version__
+from logosphere.cli.encoding import replace_unencodable
 from logosphere.errors import UserError, suggest
 from logosphere.parallel.launch import PeerLost, has_launcher, is_distributed, launch, must_launch, rank
 
@@ -70,6 +71,7 @@ INTERRUPTED, FAILED, MISUSED = 130, 1, 2
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit code."""
     words = sys.argv[1:] if argv is None else argv
+    replace_unencodable()
     # Idle threads of torch spin for milliseconds by default, which on a busy machine takes the processor from the very
     # thread they wait for. A short spin costs nothing when it is idle. It must be set before torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
@@ -152,7 +154,7 @@ def _explain(problem: BaseException, command: str) -> int:
 
 def _place(problem: OSError) -> str:
     """The file of an error; a temporary file is named after the file it would have become."""
-    return re.sub(r"(^|/)\.([^/]+?)\.(draft-)?\d+-[0-9a-f]{8}(?=/|$)", r"\1\2", str(problem.filename or ""))
+    return re.sub(r"(^|[/\\])\.([^/\\]+?)\.(draft-)?\d+-[0-9a-f]{8}(?=[/\\]|$)", r"\1\2", str(problem.filename or ""))
 
 
 def _complain(sentence: str, code: int) -> int:

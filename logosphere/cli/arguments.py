@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from logosphere.cli.compare_options import Compare, parse_compare
 from logosphere.cli.console import Arguments, Flat, parse
 from logosphere.cli.train_options import Train, parse_train
 from logosphere.errors import UserError
@@ -18,11 +19,9 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.launch import Job, is_distributed
 from logosphere.runs.settings import (
     AuxiliaryConfig,
-    Budget,
     EvaluateConfig,
     OrderConfig,
     SampleConfig,
-    SampleMetrics,
 )
 from logosphere.systems import system, systems
 
@@ -89,46 +88,8 @@ class Sample(Arguments):
 
 
 @dataclass(frozen=True)
-class Compare(Arguments):
-    """Rank models on the same sequences, with paired differences. --systems trains them first, all alike.
-
-    A system may have options: mdlm:preset=paper, mdlm:schedule=cosine, rdlm:optim.lr=1e-3. Run the same command again
-    to continue a comparison that was stopped; finished trainings are kept.
-    """
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of runs."""
-    systems: str = ""
-    """Systems to train first, separated by commas: ar,mdlm"""
-    recipe: str = "demo"
-    """Recipe to train them with: a name or a file."""
-    budget: Annotated[Budget, Flat] = Budget()
-    seeds: int = 1
-    """Trainings of each system."""
-    out: Path = Path("runs/compare")
-    """Folder for their runs."""
-    report: Path | None = None
-    """Write a report (out.html), and the same as Markdown and JSON in its folder."""
-    measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
-    samples: Annotated[SampleMetrics, Flat] = field(default_factory=SampleMetrics)
-    json: bool = False
-    """Print the result as JSON."""
-
-    def check(self) -> None:
-        for word in self.systems.split(","):
-            if word.strip():
-                system(word.strip().split(":")[0])
-        if not self.systems and not self.runs:
-            raise UserError(
-                "Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2"
-            )
-        if self.report is not None and self.report.suffix not in (".html", ".htm"):
-            raise UserError(f"The name of --report must end in .html, not be '{self.report}'.")
-
-
-@dataclass(frozen=True)
 class Studio(Arguments):
-    """Open models in the browser: watch them sample, pin and edit tokens, compare two on the same seed."""
+    """Open models in the browser: watch them sample, hold tokens, edit words, compare two on the same seed."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Folders of runs, or pretrained:NAME; without any, all of runs/ and the bundled checkpoints."""
@@ -138,6 +99,9 @@ class Studio(Arguments):
     """Port on this machine; 0 takes a free one."""
     open: bool = False
     """Open the page in the browser."""
+    allow_host: tuple[str, ...] = ()
+    """Addresses HOST or HOST:PORT under which a tunnel to this machine is opened, such as localhost:9000; without
+    any, the studio answers only under its own address."""
 
     def check(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -248,8 +212,10 @@ class Export(Arguments):
     out: Path = Path("exported")
     """Folder to write."""
     measure: Annotated[EvaluateConfig, Flat] = field(default_factory=lambda: EvaluateConfig(sequences=2000))
+    with_samples: bool = False
+    """Also write samples on the card and held-out text into the record; without it the folder holds no text."""
     samples: int = 3
-    """Texts on the card."""
+    """Texts on the card, with --with-samples."""
     steps: int = 128
     """Steps to sample them with."""
     json: bool = False
@@ -276,12 +242,14 @@ class Samplers(Arguments):
 
 @dataclass(frozen=True)
 class Data(Arguments):
-    """List corpora, or fetch one now so that training needs no network."""
+    """List corpora, where they are and what they cost, or fetch one now so that training needs no network."""
 
     action: Annotated[Literal["list", "get"], tyro.conf.Positional] = "list"
     """list or get"""
     name: Annotated[str, tyro.conf.Positional] = ""
     """With get: a corpus by name, a file or folder, or hf:owner/name."""
+    column: str = ""
+    """With get: the column of a table that holds its text."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     json: bool = False
@@ -320,6 +288,8 @@ def parse_command(command: str, kind: type[Arguments], argv: list[str]) -> Argum
     """The arguments of a command, checked."""
     if kind is Train:
         return parse_train(argv)
+    if kind is Compare:
+        return parse_compare(argv)
     if kind is Launch:  # what follows -- is for train
         argv = argv[: argv.index("--")] if "--" in argv else argv
     arguments = parse(kind, argv, command)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from tyro import _errors as tyro_errors
 
 from logosphere.cli import UsageError
+from logosphere.cli.encoding import encodes_everything
 from logosphere.io import json_safe
 from logosphere.parallel.launch import rank
 from logosphere.runs.settings import Display
@@ -53,16 +54,25 @@ def parse(kind: type[T], argv: list[str], command: str, default: T | None = None
 
     config = [tyro.conf.AvoidSubcommands, tyro.conf.PositionalMetavarFromFieldName]
     settings: dict[str, Any] = {"args": argv, "prog": f"logosphere {command}"}
-    if default is None:  # without a recipe there is nothing that None or --no-… could take back
+    if default is not None:
+        settings["default"] = default
+    if about is None:  # without a recipe of all settings there is nothing that None or --no-… could take back
         settings["config"] = [*config, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone]
     else:
-        settings |= {"config": config, "default": default, "description": about}
+        settings |= {"config": config, "description": about}
     with tyro_errors.on_parse_error(refuse):
         return tyro.cli(kind, **settings)
 
 
+def named_settings(argv: Sequence[str], prefix: str) -> tuple[str, ...]:
+    """The settings that arguments name by options with this prefix: width for --network.width."""
+    words = [word.split("=")[0].removeprefix(prefix) for word in argv if word.startswith(prefix)]
+    return tuple(word.removeprefix("no-").replace("-", "_") for word in words)
+
+
 def print_json(content: dict[str, Any]) -> None:
-    json.dump(json_safe(content), sys.stdout, ensure_ascii=False, allow_nan=False)
+    ascii_only = not encodes_everything(sys.stdout)  # escapes lose nothing
+    json.dump(json_safe(content), sys.stdout, ensure_ascii=ascii_only, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -4,9 +4,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from rich.markup import escape
+
 from logosphere.cli import arguments as cli
-from logosphere.cli.arguments import Compare, Evaluate, Export, Plot
-from logosphere.cli.console import DISPLAY, format_time, log, print_json
+from logosphere.cli.arguments import Evaluate, Export, Plot
+from logosphere.cli.compare_options import Compare
+from logosphere.cli.console import DISPLAY, format_time, log, named_settings, print_json
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.model import Model
@@ -16,8 +19,8 @@ from logosphere.report.plots import draw_chart
 from logosphere.runs.compare import CompareConfig, compare_runs
 from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
+from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
-from logosphere.runs.recipes import recipe
 from logosphere.runs.run import SHORT, Run, latest_run
 from logosphere.systems import build
 
@@ -26,7 +29,7 @@ TITLES = {"val": "on held-out text", "train": "in training"}
 
 def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     """logosphere evaluate"""
-    trained = Run(arguments.run)
+    trained = Run(arguments.run, trained=False)
     with init_distributed() as group:
         report = evaluate_run(
             trained, arguments.measure, options=arguments.options, by_order=arguments.by_order, display=DISPLAY,
@@ -35,7 +38,7 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         if not group.is_main:
             return 0
     if arguments.json:
-        print_json(report.summary())
+        print_json(report.summary() | {"reason": explain_poor_bound(report, trained, arguments.options)})
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
         print(f"{name} on {report.data}: {report}")
@@ -43,6 +46,10 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         print(f"  {'' if report.order else terms}{plural(report.tokens, 'token')} counted")
         for other in report.other_paths:
             print(f"  {other}")
+        if report.baselines:
+            print(f"  {report.baselines}")
+        if poor := explain_poor_bound(report, trained, arguments.options):
+            log(f"[bold]{escape(poor)}[/]")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
     return 0
@@ -53,7 +60,9 @@ def compare(arguments: Compare, argv: list[str]) -> int:
     config = CompareConfig(
         runs=arguments.runs,
         systems=arguments.systems,
-        config=recipe(arguments.recipe),
+        config=arguments.config,
+        preset=arguments.preset,
+        fixed=named_settings(argv, "--network."),
         budget=arguments.budget,
         seeds=arguments.seeds,
         out=arguments.out,
@@ -69,10 +78,15 @@ def compare(arguments: Compare, argv: list[str]) -> int:
         size = page.stat().st_size / 1e6
         log(f"Report: {page} ({size:.1f} MB), {', '.join(path.name for path in others)} in the same folder")
     if arguments.json:
-        print_json({"rows": [_row(row) for row in comparison.rows]})
+        print_json({"rows": [_row(row) for row in comparison.rows], "remarks": list(comparison.remarks)})
         return 0
     first = comparison.rows[0].report
     print(format_leaderboard(comparison.rows))
+    for baselines in dict.fromkeys(row.report.baselines for row in comparison.rows if not first.text_sha256):
+        if baselines:
+            print(baselines)
+    for remark in comparison.remarks:
+        log(f"[bold]{escape(remark)}[/]")
     log(f"{first.data}: {first.sample_size}, of {plural(first.length, 'token')}")
     return 0
 
@@ -107,8 +121,8 @@ def plot(arguments: Plot, argv: list[str]) -> int:
 def export(arguments: Export, argv: list[str]) -> int:
     """logosphere export"""
     report, record = export_run(
-        Run(arguments.run), arguments.out, arguments.measure, samples=arguments.samples, steps=arguments.steps,
-        display=DISPLAY,
+        Run(arguments.run), arguments.out, arguments.measure, with_samples=arguments.with_samples,
+        samples=arguments.samples, steps=arguments.steps, display=DISPLAY,
     )  # fmt: skip
     if arguments.json:
         print_json({"folder": str(arguments.out), **vars(record)})

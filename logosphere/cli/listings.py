@@ -4,32 +4,66 @@ from logosphere.cli import COMMANDS
 from logosphere.cli.arguments import Completion, Data, Launch
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.train_options import parse_train
-from logosphere.data.sources import CORPORA, DATASETS
+from logosphere.data.catalogue import CATALOGUE
+from logosphere.data.locate import locate
 from logosphere.errors import UserError
-from logosphere.io import write_atomic
+from logosphere.io import cache_folder, write_atomic
 from logosphere.parallel.launch import batch_script
+
+TITLES = {
+    "here": "On this machine:",
+    "download": "Downloaded on first use, or with: logosphere data get NAME",
+    "package": "With another package:",
+}
+"""Of the parts of the list, by the state of the corpora in them."""
 
 
 def data(arguments: Data, argv: list[str]) -> int:
     """logosphere data"""
     if arguments.action == "list":
-        known = CORPORA | DATASETS
-        if arguments.json:
-            print_json({"corpora": known})
-        else:
-            print("\n".join(f"{name:<{max(map(len, known))}}  {line}" for name, line in known.items()))
+        _list_corpora(json=arguments.json)
         return 0
     from logosphere.data.corpus import count_tokens  # these load torch, which a list does not need
     from logosphere.runs.train import open_with_display
 
-    corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY)
+    corpus = open_with_display(arguments.name, arguments.tokenizer, DISPLAY, arguments.column)
     sizes = {split: count_tokens(corpus.split(split)) for split in ("train", "valid", "test")}
+    place = locate(arguments.name, cache_folder()).place if arguments.name in CATALOGUE else ""
     if arguments.json:
-        print_json({"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256})
+        about = {"name": corpus.name, "tokens": sizes, "vocabulary": corpus.tokenizer.size, "sha256": corpus.sha256}
+        print_json(about | {"column": corpus.column, "place": place})
     else:
         counts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
         print(f"{corpus.name}: {corpus.tokenizer.size} symbols; tokens: {counts}")
+        if place:
+            log(f"Its licence: {CATALOGUE[arguments.name].licence}. It is here: {place}")
     return 0
+
+
+def _list_corpora(*, json: bool) -> None:
+    """Print every corpus with a name: whether it is on this machine, its size, licence and content."""
+    places = {name: locate(name, cache_folder()) for name in CATALOGUE}
+    if json:
+        rows = {
+            name: {"about": one.about, "licence": one.licence, "state": places[name].state}
+            | {"place": places[name].place, "bytes": one.size, "note": one.note}
+            for name, one in CATALOGUE.items()
+        }
+        print_json({"corpora": rows})
+        return
+    width = max(map(len, CATALOGUE))
+    for state, title in TITLES.items():
+        names = [name for name in CATALOGUE if places[name].state == state]
+        if names:
+            print(title)
+        for name in names:
+            one = CATALOGUE[name]
+            size = f"{one.size / 1e6:.1f} MB " if state == "download" else ""
+            print(f"  {name:<{width}}  {one.about}")
+            print(f"  {'':<{width}}  {size}{places[name]}; licence: {one.licence}")
+            if one.note:
+                print(f"  {'':<{width}}  {one.note}")
+    print("Files, folders and tables of yours, and hf:OWNER/NAME, need no entry here: logosphere train --data FILE")
 
 
 BASH = """\

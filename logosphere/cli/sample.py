@@ -44,7 +44,8 @@ def sample(arguments: Sample, argv: list[str]) -> int:
 def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     sampled, config = samples.run, arguments.config
     if arguments.save is not None and samples.trajectory is not None:
-        about = f"{sampled.config.system}: {plural(config.steps, 'step')}, seed {config.seed}"
+        taken = samples.trajectory.frames[-1].steps  # an autoregressive model takes one for each token
+        about = f"{sampled.config.system}: {plural(taken, 'step')}, seed {config.seed}"
         save_trajectory(arguments.save, samples.trajectory, sampled.tokenizer, samples.texts, about)
         log(f"Saved as {arguments.save}")
     if arguments.image is not None:

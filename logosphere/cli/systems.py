@@ -9,8 +9,9 @@ from rich.table import Table
 
 from logosphere.cli.arguments import Samplers, Systems
 from logosphere.cli.console import print_json
-from logosphere.sampling.registry import SAMPLERS
-from logosphere.systems import DEFAULT, Preset, infos, option_docs, options, presets, system
+from logosphere.sampling.registry import sampler_info
+from logosphere.sampling.registry import samplers as sampler_names
+from logosphere.systems import DEFAULT, Preset, infos, network_docs, option_docs, options, presets, system
 
 
 def systems(arguments: Systems, argv: list[str]) -> int:
@@ -31,11 +32,18 @@ def _show_system(name: str, as_json: bool) -> int:
     if as_json:
         defaults, docs = options(name), option_docs(name)
         described = [{"name": option, "default": defaults[option], "help": text} for option, text in docs.items()]
-        print_json(asdict(info) | {"options": described, "presets": [_as_dict(preset) for preset in published]})
+        network = [
+            {"name": option, "default": defaults[option], "help": text} for option, text in network_docs().items()
+        ]
+        shown = {"options": described, "network_options": network, "presets": [_as_dict(one) for one in published]}
+        print_json(asdict(info) | shown)
         return 0
     print(f"{info.name}: {info.title} ({info.paper}; {info.kind})\n{info.summary}")
+    print(f"Presets: {', '.join(presets(name))}. Sampler: {info.sampler}.")
     output = Console(highlight=False)
     print_options(name)
+    print("\nOptions of its network (--network.NAME VALUE; in Python options of ls.build as well):")
+    output.print(_option_table(network_docs(), options(name)))
     if not published:
         print("\nIts only preset is default: it follows no paper exactly.")
     for preset in published:
@@ -61,10 +69,11 @@ def _as_dict(preset: Preset) -> dict[str, Any]:
 
 def samplers(arguments: Samplers, argv: list[str]) -> int:
     """logosphere samplers"""
+    listed = [sampler_info(name) for name in sampler_names()]
     if arguments.json:
-        print_json({"samplers": [info.as_dict() for info in SAMPLERS.values()]})
+        print_json({"samplers": [info.as_dict() for info in listed]})
         return 0
-    for info in SAMPLERS.values():
+    for info in listed:
         kind = "samples" if info.samples_model else "does not sample"
         print(f"{info.name:<17} {info.description}\n{'':<17} for {info.supports.description}; {kind} from the model")
     return 0

@@ -1,32 +1,35 @@
 """logosphere train, train-remasker, train-classifier"""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import is_dataclass, replace
-from pathlib import Path
+
+from rich.markup import escape
 
 from logosphere.cli.arguments import TrainClassifier, TrainRemasker
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.dry_run import dry_run
 from logosphere.cli.train_options import Train, parse_train_options, split_recipe, use_one_budget
 from logosphere.data.corpus import Corpus
-from logosphere.errors import UserError
+from logosphere.errors import UserError, quote_path
+from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER
 from logosphere.networks.config import NetworkConfig
-from logosphere.parallel.launch import launcher_died
+from logosphere.parallel.launch import launcher_died, rank
 from logosphere.parallel.process_group import init_distributed
+from logosphere.runs.budget import BUDGETS, describe_used, extend, extension_hint, is_finished, used
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.loop import Event, StepTaken, Validated
+from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.recipes import recipe
 from logosphere.runs.run import Run, latest_run, list_runs
+from logosphere.runs.trackers import check_tracker, tracked
 from logosphere.runs.train import (
-    OnEvent,
+    RESULT,
     create,
     finish,
     ignore,
     open_again,
-    open_with_display,
+    open_run_data,
     resume_command,
     run_to_end,
     train_classifier_of,
@@ -38,26 +41,69 @@ def train(arguments: Train, argv: list[str]) -> int:
     """logosphere train"""
     if arguments.dry_run:
         return dry_run(split_recipe(argv)[0], arguments.config, arguments.nproc, json=arguments.json)
+    if arguments.resume and (finished := _find_finished(arguments, argv)):
+        if rank() == 0:
+            _show_finished(finished, arguments)
+        return 0
+    tracker = arguments.tracker
+    if tracker is not None:
+        check_tracker(tracker)  # before a folder is made
     with init_distributed() as group:
         # The main process creates the folder and the tokens; the others find both.
         created = group.on_main(lambda: _open(arguments, argv))
         path = group.broadcast("" if created is None else str(created[0].path))
         run, corpus = created or _open_created(Run(path), arguments)
-        with tensorboard(run.path / "tensorboard" if arguments.tensorboard and group.is_main else None) as on_event:
+        with nullcontext(ignore) if tracker is None or not group.is_main else tracked(tracker, run, log) as on_event:
             outcome = run_to_end(run, corpus, DISPLAY, on_event=on_event, should_stop=launcher_died, group=group)
         if outcome.stopped:
-            log(f"Stopped at step {outcome.step:,} and saved. Continue with: {resume_command(run)}")
+            log(f"Stopped at step {outcome.step:,} and saved. Continue with: {escape(resume_command(run))}")
             return 130
         if not group.is_main:
             return 0
         finish(outcome, corpus)
         assert outcome.report is not None  # the last step of a run is always validated
-        if arguments.json:
-            print_json({"run": str(run.path), "step": outcome.step, "validation": outcome.report.summary()})
-        else:
-            print(f"{run.config.system} on {outcome.report.data}: {outcome.report}")
-            log(f"Run: {run.path}   Next: logosphere sample {run.path} --watch")
+        _show_result(run, outcome.step, outcome.report, json=arguments.json)
     return 0
+
+
+def _show_result(run: Run, step: int, report: Report, *, json: bool) -> None:
+    """Print the last validation of a run, beside what no model is needed for."""
+    poor = explain_poor_bound(report, run)
+    if json:
+        print_json({"run": str(run.path), "step": step, "validation": report.summary() | {"reason": poor}})
+        return
+    print(f"{run.config.system} on {report.data}: {report}")
+    if report.baselines:
+        print(f"  {report.baselines}")
+    if poor:
+        log(f"[bold]{escape(poor)}[/]")
+    log(f"Run: {escape(str(run.path))}   Next: logosphere sample {escape(quote_path(run.path))} --watch")
+
+
+def _find_finished(arguments: Train, argv: list[str]) -> Run | None:
+    """The run to be resumed, if it is finished and its results are saved, so that nothing is left to do."""
+    found = find_resumed(arguments, argv)
+    if found.config != _with_budget(found.config, arguments, argv) or not is_finished(found):
+        return None
+    return found if (found.path / RESULT).exists() else None
+
+
+def _show_finished(run: Run, arguments: Train) -> None:
+    spent = used(run)
+    assert spent is not None  # it is finished
+    log(
+        f"The run in {escape(str(run.path))} is finished: {describe_used(run)}. To train it longer: "
+        f"{escape(extension_hint(run))}"
+    )
+    _show_result(run, spent[1], Report.load(run.path / RESULT), json=arguments.json)
+
+
+def _with_budget(config: TrainConfig, arguments: Train, argv: list[str]) -> TrainConfig:
+    """The configuration of a run with the budget of the command line, if that has one."""
+    options = {word.split("=")[0].removeprefix("--").replace("-", "_") for word in split_recipe(argv)[1]}
+    if not options & set(BUDGETS):
+        return config
+    return replace(config, **{name: getattr(arguments.config, name) for name in BUDGETS})
 
 
 def _open(arguments: Train, argv: list[str]) -> tuple[Run, Corpus]:
@@ -65,39 +111,49 @@ def _open(arguments: Train, argv: list[str]) -> tuple[Run, Corpus]:
     if not arguments.resume:
         return create(arguments.config, arguments.out, DISPLAY)[:2]
     found = find_resumed(arguments, argv)
-    return found, open_with_display(found.config.data, found.tokenizer, DISPLAY)
+    found = extend(found, _with_budget(found.config, arguments, argv))
+    return found, open_run_data(found, DISPLAY)
 
 
 def _open_created(run: Run, arguments: Train) -> tuple[Run, Corpus]:
     """The run that the main process has created, and its data."""
     if arguments.resume:
-        return run, open_with_display(run.config.data, run.tokenizer, DISPLAY)
+        return run, open_run_data(run, DISPLAY)
     return run, open_again(run, arguments.config, DISPLAY)
 
 
 def find_resumed(arguments: Train, argv: list[str]) -> Run:
-    """The run in --out, or the last one that agrees with the other options; a run keeps its own settings."""
+    """The run in --out, or the last one that agrees with the other options; a run keeps its own settings.
+
+    A run with the budget of the options is preferred to one that it would extend.
+    """
     places = [arguments.out] if arguments.out is not None else list_runs() or [latest_run()]
-    other = ""
+    other, extended = "", None
     for place in places:
         found = Run(place)
-        if not (differences := _differences(argv, found.config)):
+        differences = _differences(argv, found.config)
+        if not differences and found.config == _with_budget(found.config, arguments, argv):
             return found
+        if not differences:
+            extended = extended or found
+            continue
         other = other or f"The run in {place} was begun with {differences}"
+    if extended is not None:
+        return extended
     raise UserError(
         f"{other}; leave that out to continue it, or begin another run with its weights: "
-        f"logosphere train --begin {places[0]}"
+        f"logosphere train --begin {quote_path(places[0])}"
     )
 
 
 def _differences(argv: list[str], begun: TrainConfig) -> str:
-    """The settings in which the arguments differ from those of a run, empty if there are none."""
+    """The settings other than its budget in which the arguments differ from those of a run, empty if there are none."""
     name, rest = split_recipe(argv)
     named = recipe(name) if name else begun
     default = replace(begun, system=named.system, data=named.data)
     now = _settings(use_one_budget(parse_train_options(rest, default).config, rest))
     then = _settings(begun)
-    changed = [key for key in then if now[key] != then[key]]
+    changed = [key for key in then if now[key] != then[key] and key not in BUDGETS]
     return ", ".join(f"--{key.replace('_', '-')} {_format(then[key])}, not {_format(now[key])}" for key in changed[:3])
 
 
@@ -111,28 +167,6 @@ def _settings(config: TrainConfig) -> dict[str, object]:
 
 def _format(value: object) -> str:
     return " ".join(value) if isinstance(value, tuple) else str(value)
-
-
-@contextmanager
-def tensorboard(folder: Path | None) -> Iterator[OnEvent]:
-    """A function that copies events to tensorboard; without a folder it does nothing."""
-    if folder is None:
-        yield ignore
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # an extra
-    except ImportError:
-        raise UserError("tensorboard is not installed; get it with: pip install 'logosphere[track]'") from None
-
-    def on_event(event: Event) -> None:
-        match event:
-            case StepTaken(progress=progress):
-                writer.add_scalar("train/loss", progress.loss, progress.step)
-            case Validated(step=step, report=report):
-                writer.add_scalar(f"val/bits per {report.unit}", report.bits, step)
-
-    with SummaryWriter(str(folder)) as writer:
-        yield on_event
 
 
 def train_remasker(arguments: TrainRemasker, argv: list[str]) -> int:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from logosphere.cli.console import Arguments, Flat, parse
+from logosphere.errors import UserError
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.recipes import RECIPES, recipe
+from logosphere.runs.settings import TrackerName
 from logosphere.systems import system
 
 
@@ -24,8 +26,10 @@ class Train(Arguments):
     """Processes on this machine that share the work; under torchrun it need not be given."""
     dry_run: bool = False
     """Only print what the training would cost: parameters, FLOPs, memory, time."""
+    track: TrackerName | None = None
+    """Copy the metrics to a tracker as well (extra 'track')."""
     tensorboard: bool = False
-    """Also write metrics for tensorboard (extra 'track')."""
+    """The same as --track tensorboard."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -33,10 +37,19 @@ class Train(Arguments):
     def processes(self) -> int:
         return 1 if self.dry_run else self.nproc
 
+    @property
+    def tracker(self) -> TrackerName | None:
+        """The tracker that is requested."""
+        if self.tensorboard and self.track not in (None, "tensorboard"):
+            raise UserError(f"--tensorboard and --track {self.track} are two trackers; give one.")
+        return "tensorboard" if self.tensorboard else self.track
+
 
 TRAIN = f"""Train a model. RECIPE is a name or a .json/.yaml file; every option below changes it.
 
-Names: {", ".join(RECIPES)}. Without one it is demo: two minutes on text that every machine has.
+Names: {", ".join(RECIPES)}. Without one it is demo: RDLM, two minutes on text that every machine has.
+
+The options and presets of a system, with their defaults: logosphere systems NAME
 
 Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
 
@@ -55,7 +68,7 @@ def parse_train(argv: list[str]) -> Train:
     try:
         arguments = parse_train_options(rest, default)
     except SystemExit:  # --help was printed
-        if chosen := named_system(rest):
+        if chosen := named_option(rest, "--system"):
             from logosphere.cli.systems import print_options  # needs torch
 
             print_options(chosen)
@@ -68,7 +81,7 @@ def parse_train(argv: list[str]) -> Train:
     if arguments.config.preset != default.preset:  # its settings become the defaults of all other options
         default = replace(default, system=arguments.config.system).with_preset(arguments.config.preset)
         arguments = parse_train_options(rest, default)
-    config = use_one_budget(arguments.config, rest)
+    config = use_one_budget(use_own_column(arguments.config, rest, default), rest)
     system(config.system)
     return replace(arguments, config=config)
 
@@ -81,16 +94,22 @@ def parse_train_options(argv: list[str], default: TrainConfig) -> Train:
     return parse(Train, argv, "train [RECIPE]", default=Train(config=default), about=TRAIN)
 
 
-def named_system(argv: list[str]) -> str:
-    """The system after --system, empty where it is not given."""
+def named_option(argv: list[str], option: str) -> str:
+    """The value after an option, empty where it is not given."""
     words = [part for word in argv for part in word.split("=", 1)]
-    return next((after for word, after in pairwise(words) if word == "--system"), "")
+    return next((after for word, after in pairwise(words) if word == option), "")
 
 
 def split_recipe(argv: list[str]) -> tuple[str, list[str]]:
     """The name of the recipe, empty where there is none, and the arguments after it."""
     named = bool(argv) and not argv[0].startswith("-")
     return (argv[0], argv[1:]) if named else ("", argv)
+
+
+def use_own_column(config: TrainConfig, argv: list[str], default: TrainConfig) -> TrainConfig:
+    """The column of a recipe or a parent belongs to its data; other data have a column of their own."""
+    named = any(word.split("=")[0] == "--column" for word in argv)
+    return config if named or config.data == default.data else replace(config, column="")
 
 
 def use_one_budget(config: TrainConfig, argv: list[str]) -> TrainConfig:

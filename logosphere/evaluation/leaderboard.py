@@ -3,6 +3,7 @@
 Reports that measure different things are refused, and surrogates are ranked apart from likelihoods and bounds.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,11 @@ def compare(reports: list[Report]) -> Comparison:
     first = reports[0]
     for other in reports[1:]:
         _check_same("unit", first, other, first.unit, other.unit, "evaluate both with the same tokenizer")
+        if first.text_sha256 or other.text_sha256:
+            text, other_text = (report.text_sha256[:12] or "unknown" for report in (first, other))
+            _check_same("text", first, other, text, other_text, "evaluate both on the same text")
+            _check_kinds(first, other)
+            continue
         _check_same(
             "tokenizer", first, other, first.tokenizer[:12], other.tokenizer[:12], "train both with the same tokenizer"
         )
@@ -63,21 +69,28 @@ def compare(reports: list[Report]) -> Comparison:
         _check_same("text", first, other, text, other_text, remedy)
         order, other_order = (report.order or "none" for report in (first, other))
         _check_same("order", first, other, order, other_order, "evaluate both in the same order, or both without one")
-        if (first.kind == "surrogate") != (other.kind == "surrogate"):
-            raise UserError(
-                f"{first.name} reports a number of kind '{first.kind}' and {other.name} one of kind '{other.kind}': "
-                "a surrogate may be below the likelihood and cannot be ranked with bounds."
-            )
+        _check_kinds(first, other)
     ranked = sorted(reports, key=lambda report: report.bits)
     best = ranked[0]
     return Comparison([_compare_to_best(report, best) for report in ranked])
 
 
 def _compare_to_best(report: Report, best: Report) -> RankedReport:
+    if report is not best and report.text_sha256 and report.data_sha256 != best.data_sha256:
+        # Sequences of different tokenizers are no pairs; the text has the same bytes.
+        return RankedReport(report, report.bits - best.bits, math.hypot(report.error, best.error))
     nats, other = torch.tensor(report.nats).double(), torch.tensor(best.nats).double()
     if report is best or float(nats.sum()) == 0:
         return RankedReport(report, 0.0, 0.0)
     return RankedReport(report, *report.per_unit(nats - other))
+
+
+def _check_kinds(first: Report, other: Report) -> None:
+    if (first.kind == "surrogate") != (other.kind == "surrogate"):
+        raise UserError(
+            f"{first.name} reports a number of kind '{first.kind}' and {other.name} one of kind '{other.kind}': "
+            "a surrogate may be below the likelihood and cannot be ranked with bounds."
+        )
 
 
 def _check_same(what: str, first: Report, other: Report, a: object, b: object, remedy: str) -> None:
@@ -149,7 +162,9 @@ def format_leaderboard(rows: Sequence[LeaderboardRow]) -> str:
     blocks = any(row.report.block for row in rows)
     head = [f"{'bits per ' + rows[0].report.unit:{width}}", *([f"{'path':<9}"] if paths else [])]
     head += ["block"] if blocks else []
-    head += [*[f"{kind:<19}" for kind in kinds], "above the best"]
+    beside = next((unit for unit in ("character", "byte") if unit in rows[0].report.units), "")
+    beside = beside if rows[0].report.unit == "token" else ""
+    head += [*[f"{kind:<19}" for kind in kinds], *([f"{'per ' + beside:<15}"] if beside else []), "above the best"]
     lines = ["  ".join(head)]
     for number, row in enumerate(rows):
         report = row.report
@@ -157,6 +172,9 @@ def format_leaderboard(rows: Sequence[LeaderboardRow]) -> str:
         cells = [f"{report.path:<9}"] if paths else []
         cells += [f"{report.block or '':<5}"] if blocks else []
         cells += [f"{value if kind == report.kind else '':<19}" for kind in kinds]
+        if beside:
+            bits, error = report.in_units().get(beside, (math.nan, math.nan))
+            cells += [f"{bits:.4f} ± {error:.4f}"]
         best = number == 0 or (report.kind == "surrogate") != (rows[number - 1].report.kind == "surrogate")
         above = "" if best else f"{row.above:+.4f} ± {row.above_error:.4f}"
         seeds = f"  seeds ± {row.spread:.4f}" if several and row.spread is not None else ""

@@ -12,7 +12,7 @@ from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
-from logosphere.rng import CounterNoise, Noise
+from logosphere.rng import CounterNoise, Noise, as_generator
 from logosphere.types import Batch, Bool, Bound, Float, Int64, Kind, Predict
 
 
@@ -81,7 +81,7 @@ def estimate_each(
     The network computes in `precision` (networks/precision.py). The processes of a group divide the rows of each
     batch, and each gets the estimates of all rows.
     """
-    training, dtype = model.training, find_precision(precision, model.device)
+    training, dtype = model.training, find_precision(precision, model.network_device)
     predict = model.denoiser if predict is None else predict
     if predict is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
@@ -214,11 +214,12 @@ class Reconstruction:
 
 
 @torch.no_grad()
-def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Generator) -> Reconstruction:
+def measure_reconstruction(model: Model, batches: Iterable[Batch], rng: torch.Generator | int) -> Reconstruction:
     """Measure a latent system on the sequences of `batches`, each of at least 2."""
     codec = model.process.codec
     if not isinstance(codec, Autoencoder):
         raise UserError("Reconstruction needs a latent system; use ld4lg, planner, tencdm or cosmos.")
+    rng = as_generator(rng, model.device)
     matches: list[Tensor] = []
     counted: list[Tensor] = []
     nats: dict[str, list[Tensor]] = {"own": [], "shuffled": [], "mean": [], "random": []}

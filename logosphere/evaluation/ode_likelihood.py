@@ -23,11 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_count
+from logosphere.inputs import BatchLike, IdsLike
 from logosphere.model import Model
 from logosphere.processes.simplex.process import DensityPath, DeterministicPath, SimplexProcess
-from logosphere.rng import GeneratorNoise, Noise
-from logosphere.types import Batch, Bound, Float, Positions, Predict, State, Tokens
+from logosphere.rng import GeneratorNoise, Noise, as_generator
+from logosphere.types import Bound, Float, Positions, Predict, State
 
 Velocity = Callable[[State, float], tuple[State, Float[Tensor, " B"]]]
 """(z, s) -> v and its divergence."""
@@ -56,25 +57,25 @@ def density_path(model: Model) -> tuple[SimplexProcess, DensityPath]:
 
 def ode_nelbo(
     model: Model,
-    tokens: Tokens,
-    rng: torch.Generator,
+    tokens: BatchLike,
+    rng: torch.Generator | int,
     denoiser: Predict | None = None,
     *,
     steps: int = 64,
     exact: bool = False,
-    known: Positions | None = None,
+    known: IdsLike | None = None,
 ) -> Bound:
     """One draw of the estimate above per sequence, in nats; `diffusion` is the term of states, `recon` that of tokens.
 
     `exact` divergences cost one gradient per coordinate of a sequence, L · K, and are for small examples.
     """
-    if steps < 1:
-        raise UserError(f"The ODE needs at least 1 step, not {steps}.")
+    check_count("The number of steps", steps)
     process, path = density_path(model)
     predict = model.denoiser if denoiser is None else denoiser
     if predict is None:
         raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
-    batch, noise = Batch.of(tokens, known), GeneratorNoise(rng, len(tokens))
+    batch = model.read(tokens, known)
+    tokens, noise = batch.tokens, GeneratorNoise(as_generator(rng, batch.tokens.device), len(batch))
     u, free = process.codec.encode(tokens), batch.free
     training = model.training
     model.eval()

@@ -6,22 +6,27 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from logosphere.errors import UserError, plural
+from logosphere.data.corpus import Corpus
+from logosphere.data.units import TEXT_UNITS, known_units
+from logosphere.errors import UserError, check_count, check_number, plural
+from logosphere.evaluation.baselines import token_frequencies
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.evaluation.orders import Progress, estimate_orders, find_order
+from logosphere.inputs import DataLike
 from logosphere.io import json_safe, write_json
 from logosphere.model import Model
 from logosphere.networks.precision import find_precision, precision_name
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
+from logosphere.rng import as_seed
 from logosphere.systems import DEFAULT, preset_label
-from logosphere.types import SIGN, Batch, Float, Kind, Predict, Tokens
+from logosphere.types import SIGN, Batch, Float, Kind, Predict
 
 
 def describe_kind(kind: Kind, path: str, block: int) -> str:
@@ -90,12 +95,50 @@ class Report:
     """Positions of a block where a diffusion generates block by block; 0 for whole sequences."""
     order: str = ""
     """The order of positions that the likelihood is of (evaluation/orders.py); empty for the bound of the process."""
+    units: dict[str, float] = field(default_factory=dict)
+    """How many of each known unit (token, character, byte) a scored token has."""
+    blind: float = math.nan
+    """Bits per unit of blind guessing: log₂ of the size of the vocabulary per token."""
+    frequencies: float = math.nan
+    """Bits per unit of a code by the frequencies of tokens in the training text; NaN where it is not at hand."""
+    text_sha256: str = ""
+    """Hash of the text, where models with different tokenizers are measured on one text; else empty."""
 
     def __str__(self) -> str:
-        value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}"
+        value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}{self._beside()}"
         preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
         precision = "" if self.precision == "float32" else f"; {self.precision}"
-        return f"{value} ({self.kind_and_path}; {self.sample_size}{preset}{precision})"
+        poor = f"; worse than blind guessing, {self.blind:.4f}" if self.worse_than_blind else ""
+        return f"{value} ({self.kind_and_path}; {self.sample_size}{preset}{precision}{poor})"
+
+    def _beside(self) -> str:
+        """The same number per character (or byte) where it is per token of a text."""
+        others = self.in_units() if self.unit == "token" else {}
+        for unit in ("character", "byte"):
+            if unit in others:
+                bits, error = others[unit]
+                return f", {bits:.4f} ± {error:.4f} per {unit}"
+        return ""
+
+    def in_units(self) -> dict[str, tuple[float, float]]:
+        """Bits and their standard error in every known unit."""
+        if self.unit not in self.units:
+            return {self.unit: (self.bits, self.error)}
+        own = self.units[self.unit]
+        return {unit: (self.bits * own / each, self.error * own / each) for unit, each in self.units.items()}
+
+    @property
+    def baselines(self) -> str:
+        """Blind guessing and frequencies of tokens, in the unit of the bound; empty where neither is known."""
+        letters = {"character": "letter", "byte": "byte", "dimension": "value"}.get(self.unit, "token")
+        rows = {"blind guessing": self.blind, f"{letters} frequencies of the training text": self.frequencies}
+        known = [f"{name} {bits:.4f}" for name, bits in rows.items() if bits == bits]
+        return f"{', '.join(known)} bits per {self.unit}" if known else ""
+
+    @property
+    def worse_than_blind(self) -> bool:
+        """Whether the number is above that of blind guessing by more than a standard error."""
+        return self.bits - (self.error if self.error == self.error else 0.0) > self.blind
 
     @property
     def kind_and_path(self) -> str:
@@ -113,8 +156,10 @@ class Report:
         return sequences if self.kind == "exact" else f"{sequences}, {drawn} each"
 
     def summary(self) -> dict[str, Any]:
-        """All fields but those per sequence."""
-        return {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
+        """All fields but those per sequence, and the number in every known unit."""
+        kept = {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
+        per = {unit: {"bits": bits, "error": error} for unit, (bits, error) in self.in_units().items()}
+        return kept | {"per_unit": per, "worse_than_blind": self.worse_than_blind}
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), json_safe(asdict(self)))
@@ -131,21 +176,29 @@ class Report:
     @staticmethod
     def load(path: str | Path) -> "Report":
         try:
-            content = json.loads(Path(path).read_bytes())
-            older: dict[str, Any] = {
-                "preset": DEFAULT,
-                "path": "",
-                "other_paths": [],
-                "precision": "float32",
-                "order": "",
-                "block": 0,
-            }
-            content = older | content  # older reports have none of them
-            found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
-            found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
-            return Report(**found)
+            return Report.from_dict(json.loads(Path(path).read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is not a report; make one with: logosphere evaluate RUN") from None
+
+    @staticmethod
+    def from_dict(content: dict[str, Any]) -> "Report":
+        """A report from its fields as plain data, in which tuples are lists and NaN is null."""
+        older: dict[str, Any] = {
+            "preset": DEFAULT,
+            "path": "",
+            "other_paths": [],
+            "precision": "float32",
+            "order": "",
+            "block": 0,
+            "units": {},
+            "blind": None,
+            "frequencies": None,
+            "text_sha256": "",
+        }
+        content = older | content  # older reports have none of them
+        found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
+        found["other_paths"] = tuple(PathBound(**path) for path in found["other_paths"])
+        return Report(**found)
 
 
 def _null_to_nan(value: Any) -> Any:
@@ -159,14 +212,17 @@ def _null_to_nan(value: Any) -> Any:
 
 def evaluate(
     model: Model,
-    batches: Iterable[Batch | Tokens],
+    batches: DataLike,
     *,
+    batch: int = 32,
     draws: int = 1,
     rng: torch.Generator | int | None = None,
-    denoiser: Predict | None = None,
+    denoiser: Predict | nn.Module | None = None,
     name: str = "model",
-    unit: str = "token",
-    units_per_token: float = 1.0,
+    unit: str = "",
+    units_per_token: float | None = None,
+    corpus: Corpus | None = None,
+    split: str = "test",
     data: str = "",
     tokenizer: str = "",
     weights: str = "",
@@ -179,22 +235,30 @@ def evaluate(
 ) -> Report:
     """Measure the bound of a model on every sequence of `batches`, averaged over `draws` draws of time and noise.
 
+    `batches` is an iterable of batches or a data set, in the forms that `fit` takes; a data set is divided into batches
+    of `batch` sequences. `rng` may be a seed.
+
     The network computes in `precision`: float32, bfloat16, or auto (bfloat16 where the processor has it).
-    `units_per_token` converts bits per token into bits per character or byte. `watch` is called after each batch. The
-    processes of a `group` divide the sequences, and each gets the report.
+    With the `corpus` whose `split` the batches are from, bits are per `unit` of its text: that of its tokenizer unless
+    another is given, and the report has the number in all units, and what its frequencies of tokens cost. Without a
+    corpus bits are per token, unless `units_per_token` says how many of `unit` a token has. `watch` is called after
+    each batch. The processes of a `group` divide the sequences, and each gets the report.
 
     With an `order` ("left-to-right", "entropy", "margin", "confidence" or "random", see evaluation/orders.py) it is the
     likelihood of samples that reveal one position at a time in this order: exact, or for "random" a bound by `orders`
     orders. `watch_order` is called with the completed fraction of a batch.
     """
-    if draws < 1:
-        raise UserError(f"The number of draws must be at least 1, not {draws}.")
+    check_count("The number of draws", draws)
+    unit, units = _resolve_units(unit, units_per_token, corpus, split, model)
     started = time.perf_counter()
-    seed = int(group.broadcast(str(_as_seed(rng))))
+    seed = int(group.broadcast(str(_choose_seed(rng))))
     digest = hashlib.sha256()
     parts: list[Estimate] = []
-    hashed = _hash_batches(_as_batches(batches), digest.update)
-    settings: dict[str, Any] = {"seed": seed, "predict": denoiser, "precision": precision, "group": group}
+    frequencies = token_frequencies(corpus)
+    given = model.sequence_format.read_all(batches, check_count("batch", batch))
+    hashed = _hash_batches(given if frequencies is None else frequencies.watched(given), digest.update)
+    predict = model.as_predict(denoiser)
+    settings: dict[str, Any] = {"seed": seed, "predict": predict, "precision": precision, "group": group}
     if order is None:
         estimates = estimate_bounds(model, hashed, draws=draws, **settings)
     else:
@@ -206,7 +270,9 @@ def evaluate(
     if not parts:
         raise UserError("There is nothing to evaluate: the data holds no batch.")
     estimate = concatenate(parts)
-    scale = 1 / (math.log(2) * units_per_token)
+    if not bool(estimate.count.sum()):
+        raise UserError("Every position of this data is known or padding, so there is nothing to evaluate.")
+    scale = 1 / (math.log(2) * units[unit])
     bits, error = (scale * value for value in estimate.per_token())
 
     def term(values: Tensor) -> float:
@@ -226,27 +292,48 @@ def evaluate(
         tokens=int(estimate.count.sum()),
         length=model.length,
         seed=seed,
-        data=data,
+        data=data or ("" if corpus is None else f"{corpus.name} {split}"),
         data_sha256=digest.hexdigest(),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer or ("" if corpus is None else corpus.tokenizer.fingerprint),
         weights=weights,
         seconds=time.perf_counter() - started,
         nats=estimate.total.tolist(),
         counts=estimate.count.tolist(),
         preset=DEFAULT if model.spec is None else preset_label(model.spec),
         path=model.process.path_name,
-        precision=precision_name(find_precision(precision, model.device)),
+        precision=precision_name(find_precision(precision, model.network_device)),
         order=order or "",
         block=0 if model.block == model.length or model.process.kind == "exact" else model.block,
+        units=units,
+        blind=math.log2(model.vocab_size) / units[unit],
+        frequencies=math.nan if frequencies is None else frequencies.per_token / units[unit],
     )
 
 
-def _as_batches(batches: Iterable[Batch | Tokens]) -> Iterator[Batch]:
-    first = 0
-    for item in batches:
-        batch = Batch.of(item, first=first) if isinstance(item, Tensor) else item
-        first += len(batch)
-        yield batch
+def _resolve_units(
+    unit: str, units_per_token: float | None, corpus: Corpus | None, split: str, model: Model
+) -> tuple[str, dict[str, float]]:
+    """The unit of the report, and how many of each known unit a scored token has."""
+    if corpus is not None:
+        if units_per_token is not None:
+            raise UserError("The corpus determines the units per token; give either corpus or units_per_token.")
+        units = known_units(corpus, split, model.length)
+        unit = unit or corpus.tokenizer.unit
+        if unit not in units:
+            raise UserError(f"unit must be one of {', '.join(units)} for {corpus.name}, not '{unit}'.")
+        return unit, units
+    unit = unit or "token"
+    if units_per_token is not None:
+        check_number("units_per_token", units_per_token)
+        if units_per_token <= 0:
+            raise UserError(f"units_per_token must be above 0, not {units_per_token}.")
+        return unit, {"token": 1.0, unit: units_per_token}
+    if unit in TEXT_UNITS:
+        raise UserError(
+            f"unit='{unit}' needs the number of {unit}s per token: pass corpus=…, whose split the batches are from, or "
+            f"units_per_token=…, which is 1 where every token is a {unit}."
+        )
+    return unit, {"token": 1.0, unit: 1.0}
 
 
 def _hash_batches(batches: Iterable[Batch], update: Callable[[bytes], None]) -> Iterator[Batch]:
@@ -257,7 +344,9 @@ def _hash_batches(batches: Iterable[Batch], update: Callable[[bytes], None]) -> 
         yield batch
 
 
-def _as_seed(rng: torch.Generator | int | None) -> int:
+def _choose_seed(rng: torch.Generator | int | None) -> int:
     if rng is None:
         return secrets.randbits(62)
-    return rng if isinstance(rng, int) else int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
+    if isinstance(rng, torch.Generator):
+        return int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
+    return as_seed(rng)

@@ -147,6 +147,8 @@ class Metric:
     measure: Callable[[Texts, Reference], MetricValue]
     version: str = ""
     """Distinguishes metrics of the same name whose scorers differ."""
+    min_texts: int = 1
+    """Fewer samples, or fewer held-out texts, are not measured."""
 
 
 def extract_ngrams(tokens: Int64[Tensor, "... L"], n: int) -> Int64[Tensor, "... M n"]:

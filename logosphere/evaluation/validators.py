@@ -180,7 +180,7 @@ class Sei:
 
     def __init__(self, network: nn.Module, names: Path):
         try:
-            lines = names.read_text().splitlines()
+            lines = names.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
             raise UserError(f"Sei's list of tracks could not be read from {names} ({problem}).") from None
         self.network = network.eval()

@@ -1,30 +1,33 @@
 """Comparison as one function: train systems alike, measure runs on the same sequences, rank them, write one report."""
 
-import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus, split_off
-from logosphere.errors import UserError
+from logosphere.errors import UserError, quote_path, suggest
 from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
-from logosphere.io import RECIPE, WEIGHTS, cached, file_sha256, write_json
+from logosphere.io import RECIPE, WEIGHTS, cached, file_sha256, json_safe, write_json
+from logosphere.networks.config import NetworkConfig
 from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
+from logosphere.runs.budget import is_finished
+from logosphere.runs.common_text import check_comparable, find_common_text, have_different_tokenizers
 from logosphere.runs.comparison_report import COSTS, make_report
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import count_step_flops, peak_memory_bytes, reset_peak_memory
-from logosphere.runs.create import build_model, create_run_and_model, resolve_precision
+from logosphere.runs.create import build_model, create_run_and_model, record_column, resolve_precision
+from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.evaluate import evaluate_run
-from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
 from logosphere.runs.settings import SILENT, Budget, Display, EvaluateConfig, SampleMetrics
-from logosphere.runs.train import open_with_display, run_to_end
+from logosphere.runs.train import open_run_data, open_with_display, run_to_end
 from logosphere.systems import DEFAULT, find_preset, system
-from logosphere.training.checkpoint import latest
+from logosphere.systems import options as option_defaults
 
 SCORER = "judge"
 """The folder of a scorer model that is trained for the comparison."""
@@ -51,6 +54,10 @@ class CompareConfig:
     """The page to write; Markdown and JSON are written to the same folder."""
     measure: EvaluateConfig = EvaluateConfig()
     samples: SampleMetrics = field(default_factory=SampleMetrics)
+    preset: str = DEFAULT
+    """The preset of all systems that name none of their own."""
+    fixed: tuple[str, ...] = ()
+    """Settings of the network that presets leave as they are."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class Comparison:
     rows: list[LeaderboardRow]
     files: list[Path]
     stopped: bool = False
+    remarks: tuple[str, ...] = ()
+    """Rows that are worse than blind guessing, with the likely reason."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +100,39 @@ class SystemSpec:
             elif key == "preset":
                 preset = find_preset(name, value).name
             else:
+                _check_own_option(name, key)
                 options.append(option)
         return SystemSpec(word, name, tuple(options), lr, preset)
 
-    def configure(self, common: TrainConfig) -> TrainConfig:
-        """The common recipe for this system; a preset brings its model, but the optimiser is the same for all."""
+    def with_preset(self, name: str) -> "SystemSpec":
+        """The system with this preset, unless it names one of its own."""
+        return self if self.preset != DEFAULT else replace(self, preset=find_preset(self.system, name).name)
+
+    def configure(self, common: TrainConfig, fixed: Sequence[str] = ()) -> TrainConfig:
+        """The common recipe for this system; a preset brings its model, but the optimiser is the same for all.
+
+        It leaves the `fixed` settings of the network as they are.
+        """
         optim = common.optim if self.lr is None else replace(common.optim, lr=self.lr)
         if self.preset != DEFAULT:
+            kept = {name: getattr(common.network, name) for name in fixed}
             common = replace(common, system=self.system).with_preset(self.preset, optimiser=False)
+            common = replace(common, network=replace(common.network, **kept))
         return replace(common, system=self.system, options=(*common.options, *self.options), optim=optim)
+
+
+def _check_own_option(name: str, key: str) -> None:
+    """Raise UserError for a setting that all systems of a comparison share, or one that a system does not have."""
+    own = option_defaults(name).keys() - vars(NetworkConfig()).keys()
+    if key in own:
+        return
+    shared = vars(NetworkConfig()).keys() | vars(TrainConfig()).keys()
+    if key in shared or key.startswith(("network.", "optim.")):
+        raise UserError(
+            f"'{key}' in '{name}:{key}=…' is the same for all systems of a comparison; set it in the recipe "
+            "(--recipe FILE). A system may have its own options, preset and optim.lr."
+        )
+    raise UserError(f"'{name}' has no option '{key}'." + (suggest(key, own) if own else " It has none."))
 
 
 def parse_systems(words: str) -> list[SystemSpec]:
@@ -133,14 +166,20 @@ def apply_budget(budget: Budget, config: TrainConfig, corpus: Corpus) -> TrainCo
 
 
 def plan_runs(
-    specs: list[SystemSpec], common: TrainConfig, budget: Budget, seeds: int, corpus: Corpus, out: Path
+    specs: list[SystemSpec],
+    common: TrainConfig,
+    budget: Budget,
+    seeds: int,
+    corpus: Corpus,
+    out: Path,
+    fixed: Sequence[str] = (),
 ) -> list[PlannedRun]:
     """Every system with every seed, each in a folder of its own under `out`."""
     if seeds < 1:
         raise UserError(f"There must be at least 1 seed, not {seeds}.")
     planned = []
     for spec in specs:
-        config = resolve_precision(apply_budget(budget, spec.configure(common), corpus))
+        config = resolve_precision(apply_budget(budget, spec.configure(common, fixed), corpus))
         for number in range(seeds):
             name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec.name)
             folder = out / (name if number == 0 else f"{name}-seed{number}")
@@ -162,24 +201,13 @@ def find_existing(planned: PlannedRun) -> Run | None:
     return run
 
 
-def is_finished(run: Run) -> bool:
-    """Has a training used up its budget?"""
-    if (checkpoint := latest(run.state)) is None:
-        return False
-    try:
-        state = json.loads((checkpoint / "state.json").read_bytes())
-        elapsed = Elapsed(float(state["seconds"]), float(state["cpu_seconds"]))
-        return elapsed.done(run.config, int(state["step"])) >= 1
-    except (OSError, ValueError, KeyError):
-        raise UserError(f"{checkpoint / 'state.json'} is missing or damaged; restore it from a copy.") from None
-
-
 def open_saved(path: Path) -> Run:
     """A run that can be compared: it exists, has weights, and is not being trained."""
     folder = resolve_folder(path)
     if folder.is_dir() and not any(folder.iterdir()):
         raise UserError(
-            f"{folder} is empty; name the folder of a run, or train one with: logosphere train --out {folder}"
+            f"{folder} is empty; name the folder of a run, or train one with: "
+            f"logosphere train --out {quote_path(folder)}"
         )
     if folder.is_dir() and not (folder / RECIPE).exists():
         inside = sorted(found.parent.name for found in folder.glob(f"*/{RECIPE}"))
@@ -194,30 +222,10 @@ def open_saved(path: Path) -> Run:
         raise UserError(f"{folder} is still being trained; wait for it or stop it before comparing.") from None
     if not (folder / WEIGHTS).exists():
         raise UserError(
-            f"Nothing has been saved in {folder} yet; continue with: logosphere train --out {folder} --resume"
+            f"Nothing has been saved in {folder} yet; continue with: "
+            f"logosphere train --out {quote_path(folder)} --resume"
         )
     return run
-
-
-def check_comparable(runs: list[Run]) -> None:
-    """All runs must have the same text, tokenizer and length."""
-    first = runs[0]
-    for other in runs[1:]:
-        one, two = first.content.get("corpus", {}), other.content.get("corpus", {})
-        for what, a, b in (
-            ("tokenizer", str(one.get("tokenizer"))[:12], str(two.get("tokenizer"))[:12]),
-            ("text", _describe_text(one), _describe_text(two)),
-            ("length", first.config.length, other.config.length),
-        ):
-            if a != b:
-                raise UserError(
-                    f"{first.path} and {other.path} differ in {what} ({a} and {b}), so they cannot be compared; "
-                    f"train both with the same {what}."
-                )
-
-
-def _describe_text(corpus: dict[str, object]) -> str:
-    return f"{corpus.get('name')} {str(corpus.get('sha256'))[:12]}"
 
 
 def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison:
@@ -230,6 +238,12 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     chosen = find_metrics(config.samples.metrics)
     if config.report is not None:
         config.samples.check()
+        for metric in chosen:
+            if metric.name in config.samples.metrics and 0 < config.samples.samples < metric.min_texts:
+                raise UserError(
+                    f"The metric {metric.name} needs at least {metric.min_texts} samples, not "
+                    f"{config.samples.samples}; add --samples {metric.min_texts}."
+                )
     groups: dict[str, list[Run]] = {str(path): [open_saved(path)] for path in config.runs}
     if config.systems:
         trained = _train_systems(config, display)
@@ -239,25 +253,58 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     runs = [run for group in groups.values() for run in group]
     check_comparable(runs)
     groups = _shorten_names(groups)
-    corpus = open_with_display(config.measure.data or runs[0].config.data, runs[0].tokenizer, display)
+    if have_different_tokenizers(runs):
+        rows = _rank_by_bytes(groups, config, display)
+        return Comparison(rows, [], remarks=_explain_rows(rows, groups))
+    corpus = open_run_data(runs[0], display, config.measure.data, config.measure.column)
     reports = {
         name: [_measure(run, config.measure, corpus, display) for run in group] for name, group in groups.items()
     }
     rows = rank_reports(reports)
+    remarks = _explain_rows(rows, groups)
     if config.report is None:
-        return Comparison(rows, [])
+        return Comparison(rows, [], remarks=remarks)
     if config.samples.samples:
         chosen = [scorer_metric(load_scorer(name, config.out / SCORER)) for name in config.samples.scorer] + chosen
     report = make_report(rows, groups, corpus, chosen, config.samples, config.measure, display)
-    return Comparison(rows, write_comparison_report(report, config.report))
+    return Comparison(rows, write_comparison_report(report, config.report), remarks=remarks)
+
+
+def _explain_rows(rows: list[LeaderboardRow], groups: dict[str, list[Run]]) -> tuple[str, ...]:
+    found = (explain_poor_bound(row.report, groups[row.name][0]) for row in rows)
+    return tuple(one for one in found if one)
+
+
+def _rank_by_bytes(groups: dict[str, list[Run]], config: CompareConfig, display: Display) -> list[LeaderboardRow]:
+    """Rank runs with different tokenizers by bits per byte of one text."""
+    if config.report is not None:
+        raise UserError(
+            "A report (--report) needs runs with one tokenizer; leave it out to rank these by bits per byte."
+        )
+    if config.measure.per not in ("auto", "byte"):
+        raise UserError(f"Runs with different tokenizers are ranked by bits per byte, not --per {config.measure.per}.")
+    common = find_common_text([run for group in groups.values() for run in group], config.measure, display)
+    measure = replace(config.measure, per="byte", sequences=0)
+
+    def measured(run: Run) -> Report:
+        corpus = replace(common.corpora[run.tokenizer.fingerprint], sha256=common.sha256)
+        return replace(_measure(run, measure, corpus, display), text_sha256=common.sha256)
+
+    display.log(f"The runs have different tokenizers: bits per byte of the same {len(common.text):,} characters.")
+    return rank_reports({name: [measured(run) for run in group] for name, group in groups.items()})
 
 
 def _train_systems(config: CompareConfig, display: Display) -> dict[str, list[Run]] | None:
     """Train what is missing; the runs of each system, or None if it was stopped."""
-    common = config.config if config.measure.data is None else replace(config.config, data=config.measure.data)
-    specs = parse_systems(config.systems)
-    corpus = open_with_display(common.data, common.tokenizer, display)
-    planned = plan_runs(specs, common, config.budget, config.seeds, corpus, config.out)
+    common, measure = config.config, config.measure
+    if measure.data is not None:
+        common = replace(common, data=measure.data, column="")
+    if measure.column:
+        common = replace(common, column=measure.column)
+    specs = [spec.with_preset(config.preset) for spec in parse_systems(config.systems)]
+    corpus = open_with_display(common.data, common.tokenizer, display, common.column)
+    common = record_column(common, corpus)
+    planned = plan_runs(specs, common, config.budget, config.seeds, corpus, config.out, config.fixed)
     if "train" in config.samples.scorer and config.report is not None:
         scorer = _plan_scorer(common, config.budget, corpus, config.out / SCORER)
         if _train(scorer, _scorer_corpus(corpus), display) is None:
@@ -313,7 +360,7 @@ def load_scorer(name: str, own: Path) -> Scorer:
         raise UserError("--scorer train needs systems to train: add --systems, or give the folder of a scorer model.")
     run = open_saved(folder)
     label = "ar" if name == "train" else folder.name
-    trained_on = str(run.content["corpus"]["name"])
+    trained_on = str(run.content.get("corpus", {}).get("name", "a text that is not recorded"))
     return ModelScorer(run.model(), run.tokenizer, label, trained_on, file_sha256(run.weights_file()))
 
 
@@ -326,9 +373,10 @@ def _shorten_names(groups: dict[str, list[Run]]) -> dict[str, list[Run]]:
 def _measure(run: Run, measure: EvaluateConfig, corpus: Corpus, display: Display) -> Report:
     """The report of a run, measured once for the same weights and settings."""
     shape = [field.name for field in fields(Report)]  # a version that reports more is measured again
-    key = [asdict(measure), file_sha256(run.weights_file(measure.weights)), run.content["corpus"], corpus.sha256, shape]
+    weights = file_sha256(run.weights_file(measure.weights))
+    key = [asdict(measure), weights, run.content.get("corpus"), corpus.sha256, shape]
 
     def make() -> object:
-        return asdict(evaluate_run(run, measure, corpus=corpus, other_paths=False, display=display))
+        return json_safe(asdict(evaluate_run(run, measure, corpus=corpus, other_paths=False, display=display)))
 
-    return Report(**cached(run.results / "compare.json", key, make) | {"other_paths": ()})  # JSON has no tuples
+    return Report.from_dict(cached(run.results / "compare.json", key, make))

@@ -29,9 +29,12 @@ class TrainConfig:
     options: tuple[str, ...] = ()
     """Options of the system as name=value, for example timesteps=500; `logosphere systems NAME` lists them."""
     data: str = "pydoc"
-    """A corpus by name (`logosphere data list`), a file or folder of text, hf:owner/name, any of these after letters:
-    in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE, pairs:FILE,
-    promoters:FILE for separate sequences."""
+    """A corpus by name (`logosphere data list`), a file or folder of text or tables, hf:owner/name, any of these after
+    letters: in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE,
+    pairs:FILE, promoters:FILE for separate sequences."""
+    column: str = ""
+    """The column that holds the text of a table (.csv, .tsv, .jsonl, .parquet) or of a dataset of the hub; without it
+    the only one that looks like text."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
     task: str = "unconditional"
@@ -162,6 +165,14 @@ def config_from_dict(content: Any, place: str) -> TrainConfig:
     recipe = _filled(TrainConfig, content, place, TrainConfig(system=recipe.system).with_preset(recipe.preset))
     assert isinstance(recipe, TrainConfig)
     return recipe
+
+
+def config_of_model(system: str, preset: str, length: int, options: dict[str, Any], place: str) -> TrainConfig:
+    """The configuration of a model that was saved without a training run: what sampling needs, and no data."""
+    known = {f.name for f in dataclasses.fields(NetworkConfig)}
+    network = {name: value for name, value in options.items() if name in known}
+    content = {"system": system, "length": length, "data": "", "network": network}
+    return dataclasses.replace(config_from_dict(content, place), preset=preset)
 
 
 def read_config_file(path: Path) -> TrainConfig:

@@ -12,11 +12,14 @@ estimate does not model kernels, communication or input; all three are contained
 reached.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
@@ -44,6 +47,8 @@ GPU_MEMORY = 80e9
 CHECKPOINT_BYTES, MERGED_BYTES, BEST_BYTES = 16, 8, 4
 """Bytes a parameter on disk: weights, average and two moments of a checkpoint; with --shard the first two once more,
 merged; and the best average."""
+LARGE = 1 << 18
+"""Numbers of a tensor from which a dry run does not allocate it."""
 CPU_REACHED = 0.65
 """Fraction of its speed in matrix products that a processor reaches (benchmarks/scaling.py)."""
 
@@ -148,7 +153,7 @@ def _vocabulary(config: TrainConfig, display: Display) -> tuple[int, dict[str, i
             return named["text8"], {}
         if sized := re.fullmatch(r"(?:bpe|wordpiece):([0-9]{1,9})", config.tokenizer):
             return int(sized[1]), {}
-    corpus = open_with_display(config.data, config.tokenizer, display)
+    corpus = open_with_display(config.data, config.tokenizer, display, config.column)
     return corpus.tokenizer.size, corpus.conditions
 
 
@@ -162,6 +167,24 @@ class NetworkSize:
     evaluations: Evaluations
 
 
+class WithoutLargeTensors(TorchFunctionMode):
+    """Tensors that `torch.empty` makes, as parameters are, are on the meta device from LARGE numbers on.
+
+    They have a shape and no memory, so that neither memory nor time depends on the size of a network. Small ones and
+    the tables of processes are computed as usual.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if math.prod(size) >= LARGE:
+                return func(*args, **(kwargs | {"device": "meta"}))
+        return func(*args, **kwargs)
+
+
 def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str, int]) -> NetworkSize:
     """The size of a model, extrapolated from the two smallest networks (one and two blocks, and those of a decoder)."""
     least, depth = 1 + (recipe.network.decoder_depth or 0), recipe.network.depth
@@ -169,10 +192,11 @@ def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str,
     evaluated: list[tuple[float, float]] = []  # summed over blocks, because only the sums are linear in the depth
     for small in (least, least + 1):
         size = vars(replace(recipe.network, depth=small)) | dict(conditions)
-        model = build(
-            recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
-            **size, **recipe.system_options(),
-        )  # fmt: skip
+        with WithoutLargeTensors():
+            model = build(
+                recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
+                **size, **recipe.system_options(),
+            )  # fmt: skip
         assert model.denoiser is not None  # it was built with a network
         stated = model.denoiser.evaluations(recipe.draws)
         counts.append(sum(parameter.numel() for parameter in model.parameters()))

@@ -4,7 +4,6 @@ The measured speed is compared with that of the bare network: an embedding, the 
 at every position. The ratio is the cost of the diffusion process.
 """
 
-import resource
 import statistics
 import sys
 import time
@@ -119,17 +118,24 @@ def reset_peak_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak resident size
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: reset the peak resident size
 
 
 def peak_memory_bytes() -> int:
-    """The peak resident memory of this process since `reset_peak_memory`; on a GPU, of its allocations."""
+    """The peak resident memory of this process since `reset_peak_memory`; on a GPU, of its allocations.
+
+    Windows does not tell; it is 0 there.
+    """
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return 0
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 

@@ -1,7 +1,8 @@
 """New runs: the initial model of a configuration, warm starts from another run, and the run folder."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,21 @@ from typing import Any
 import torch
 
 from logosphere.data.batches import find_task, train_batches
-from logosphere.data.corpus import Corpus, check_length
+from logosphere.data.columns import TEXT_COLUMN
+from logosphere.data.corpus import Corpus, Examples, check_length
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
 from logosphere.io import load_strict, read_tensors
 from logosphere.model import Model, Spec
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
+from logosphere.networks.heads import LinearHead, TiedHead
 from logosphere.networks.precision import find_precision, precision_name
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
 from logosphere.systems import build
+from logosphere.systems import options as option_defaults
 from logosphere.training.checkpoint import latest
 
 FREE = {"dropout", "block", "any_order_fraction"}
@@ -48,7 +52,12 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     model.check_known(task.apply(batches.at(0), config.seed).known.to(model.device))
     assert model.spec is not None
     parent = None if config.begin is None else load_parent(config.begin, model, corpus.tokenizer, corpus.labels)
-    return Run.create(path, resolve_precision(config), model.spec, corpus, parent), model
+    return Run.create(path, resolve_precision(record_column(config, corpus)), model.spec, corpus, parent), model
+
+
+def record_column(config: TrainConfig, corpus: Corpus) -> TrainConfig:
+    """The configuration with the column that the text was found in, so that a resumed run reads the same."""
+    return config if corpus.column in ("", TEXT_COLUMN) else replace(config, column=corpus.column)
 
 
 def resolve_precision(config: TrainConfig) -> TrainConfig:
@@ -60,6 +69,7 @@ def build_model(config: TrainConfig, corpus: Corpus) -> Model:
     """A fresh model for the texts and conditions of a corpus, its weights determined by the seed."""
     size = vars(config.network) | corpus.conditions
     options = config.system_options()
+    check_own_options(config.system, options.keys())
     if clash := sorted(options.keys() & size.keys()):
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
     with torch.random.fork_rng(devices=[]):
@@ -68,10 +78,43 @@ def build_model(config: TrainConfig, corpus: Corpus) -> Model:
             config.system, vocab_size=corpus.tokenizer.size, length=config.length, preset=config.preset,
             **size, **options,
         )  # fmt: skip
+    if isinstance(corpus.train, Examples):
+        predict_padding(model, corpus.train)
     if config.recompute:
         for blocks in stacks_of_blocks(model):
             blocks.recompute = True
-    return model.to(find_device(config.device))
+    return model.place(find_device(config.device))
+
+
+def check_own_options(system: str, names: Set[str]) -> None:
+    """Raise UserError for an option of a system that is a setting of the training, or is determined by the data."""
+    for name in sorted(names - option_defaults(system).keys()):
+        if name in vars(TrainConfig()):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"'{name}' is a setting of the training and not an option of '{system}'; set it by {option}."
+            )
+        if name in ("vocab_size", "denoiser", "name"):
+            raise UserError(f"'{name}' is not an option of '{system}'; leave it out: data and tokenizer determine it.")
+
+
+@torch.no_grad()
+def predict_padding(model: Model, texts: Examples) -> None:
+    """Let the first predictions give EOS its frequency among all positions, and other tokens equal parts of the rest.
+
+    Short texts are padded with EOS up to the length of the model. A uniform prediction costs log₂ V bits at each of
+    these positions, while bits are counted per token of the text: 40 bits per token of 1,024 word pieces where a
+    quarter of the length is text, rather than 12, and it takes some hundred steps to learn this one frequency.
+    """
+    if texts.eos is None or model.denoiser is None or not model.process.predicts_tokens:
+        return
+    filled = sum(min(len(row), model.length) for row in texts.sequences) / (len(texts) * model.length)
+    if not 0 < filled < 1:
+        return
+    bias = math.log((1 - filled) / filled * (model.vocab_size - 1))
+    for head in model.denoiser.modules():
+        if isinstance(head, LinearHead | TiedHead) and len(head.bias) == model.vocab_size and bias > 0:
+            head.bias[texts.eos] = bias
 
 
 def stacks_of_blocks(model: Model) -> list[Backbone | ConvolutionBackbone | UNetStage]:

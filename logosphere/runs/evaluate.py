@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from logosphere.data.batches import eval_batches, sequential_batches
-from logosphere.data.corpus import Corpus, Examples, check_length, count_scored_tokens, count_sequences
+from logosphere.data.corpus import Corpus, Examples, check_length, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import PathBound, Report, evaluate
-from logosphere.io import RECIPE, WEIGHTS, write_atomic, write_json, write_recipe, write_tensors
+from logosphere.io import RECIPE, WEIGHTS, as_file_name, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
@@ -24,7 +24,7 @@ from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run, sum_records
 from logosphere.runs.settings import ORDER_SEQUENCES, SEQUENCES, SILENT, Display, EvaluateConfig, OrderConfig
-from logosphere.runs.train import open_with_display
+from logosphere.runs.train import open_run_data
 from logosphere.sampling.generate import generate
 from logosphere.systems import preset_label, system
 from logosphere.types import SIGN, Batch, Tokens
@@ -56,16 +56,19 @@ def evaluate_run(
     limit = config.sequences
     if limit is None:
         limit = SEQUENCES if by_order.order is None else ORDER_SEQUENCES
-    run = run if isinstance(run, Run) else Run(run)
+    run = run if isinstance(run, Run) else Run(run, trained=False)
     if limit < 0 or config.batch < 1:
         raise UserError("The number of sequences must be at least 0 and the batch at least 1.")
     tokenizer = run.tokenizer
-    model = run.model(config.weights, parse_options(options)).to(find_device(run.config.device))
-    corpus = corpus or open_with_display(config.data or run.config.data, tokenizer, display)
+    if remark := run.missing_average(config.weights):
+        display.log(remark)
+    model = run.model(config.weights, parse_options(options)).place(find_device(run.config.device))
+    if not (config.data or run.config.data) and corpus is None:
+        raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
+    corpus = corpus or open_run_data(run, display, config.data, config.column)
     split = corpus.split(config.split)
     check_length(split, model.length)
     unit = tokenizer.unit if config.per == "auto" else config.per
-    scale = units_per_token(unit, corpus, config.split, model.length)
     total = count_sequences(split, model.length, limit or None)
 
     def measure(model: Model, title: str) -> Report:
@@ -88,10 +91,9 @@ def evaluate_run(
                 rng=config.seed,
                 name=run.path.name,
                 unit=unit,
-                units_per_token=scale,
-                data=f"{corpus.name} {config.split}",
-                tokenizer=tokenizer.fingerprint,
-                weights=config.weights,
+                corpus=corpus,
+                split=config.split,
+                weights=run.used_weights(config.weights),
                 precision=config.precision,
                 order=by_order.order,
                 orders=by_order.orders,
@@ -114,32 +116,17 @@ def evaluate_run(
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:
     """Save a report among the results of a run, under the name of its data, order and options."""
     order = [f"order={report.order}-{report.draws}"] if report.order else []
-    name = " ".join([report.data, *order, *options]).replace("/", "-").replace(" ", "-")
-    if len(name.encode()) > LONGEST_NAME:  # the file of a long path
-        name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{report.data.split()[-1]}"
-    path = run.results / f"{name}.json"
+    path = report_path(run, report.data, *order, *options)
     report.save(path)
     return path
 
 
-def units_per_token(unit: str, corpus: Corpus, split: str, length: int) -> float:
-    """Characters or bytes per scored token; of separate texts, those that fit into the model.
-
-    A tokenizer that is not lossless, such as WordPiece, does not preserve their lengths; then all texts count.
-    """
-    part, tokenizer = corpus.split(split), corpus.tokenizer
-    if unit in ("token", tokenizer.unit):
-        return 1.0
-    whole = {"character": corpus.characters, "byte": corpus.bytes}[unit][split]
-
-    def count(examples: Examples) -> int:
-        texts = [tokenizer.decode(sequence) for sequence in examples.sequences]
-        return sum(len(text) if unit == "character" else len(text.encode()) for text in texts)
-
-    if isinstance(part, Examples) and count(part) == whole:
-        part = part.filter_by_length(length)
-        whole = count(part)
-    return whole / count_scored_tokens(part, length)
+def report_path(run: Run, data: str, *more: str) -> Path:
+    """Where the report on a text and split is saved, with its order and options."""
+    name = as_file_name(" ".join([data, *more])).replace(" ", "-")
+    if len(name.encode()) > LONGEST_NAME:  # the file of a long path
+        name = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}-{data.split()[-1]}"
+    return run.results / f"{name}.json"
 
 
 LARGEST = 12_000_000
@@ -172,17 +159,42 @@ def to_half(model: Model) -> dict[str, Tensor]:
 
 
 def export_run(
-    run: Run, folder: Path, measure: EvaluateConfig, *, samples: int = 3, steps: int = 128, display: Display = SILENT
+    run: Run,
+    folder: Path,
+    measure: EvaluateConfig,
+    *,
+    with_samples: bool = False,
+    samples: int = 3,
+    steps: int = 128,
+    display: Display = SILENT,
 ) -> tuple[Report, RecordSample]:
-    """Measure and sample a run, and export it to a new folder; its report and its record."""
+    """Measure a run and export it to a new folder; its report and its record.
+
+    The folder holds no text of the run unless `with_samples` is set: the record is then measured on held-out text
+    rather than on random tokens, and the card shows samples, which may repeat passages of the training text.
+    """
     check_free(folder)
     report = evaluate_run(run, measure, display=display)
-    corpus = open_with_display(measure.data or run.config.data, run.tokenizer, display)
-    held_out = next(iter(eval_batches(corpus.test, run.config.length, RECORD_SEQUENCES, RECORD_SEQUENCES))).tokens
-    drawn = generate(run.model(measure.weights), n=samples, steps=steps, rng=torch.Generator().manual_seed(0))
-    texts = [run.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
-    text = decode_sequences(held_out, run.tokenizer)
+    texts: list[str] = []
+    if with_samples:
+        corpus = open_run_data(run, display, measure.data, measure.column)
+        held_out = next(iter(eval_batches(corpus.test, run.config.length, RECORD_SEQUENCES, RECORD_SEQUENCES))).tokens
+        drawn = generate(run.model(measure.weights), n=samples, steps=steps, rng=torch.Generator().manual_seed(0))
+        texts = [run.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+        text = decode_sequences(held_out, run.tokenizer)
+    else:
+        text = random_text(run.tokenizer, run.config.length)
     return report, write_export(run, folder, report, text, texts, measure.weights)
+
+
+def random_text(tokenizer: Tokenizer, length: int) -> str:
+    """Random tokens as the text of a record, at least a sequence of them, whatever tokenizer reads them again."""
+    rng = np.random.default_rng(0)
+    if not isinstance(tokenizer, WithEOS):
+        return tokenizer.decode(rng.integers(tokenizer.size, size=RECORD_SEQUENCES * length))
+    # Bytes that are no text are read again as up to three bytes each, and must still fit.
+    rows = [rng.integers(tokenizer.eos, size=max(1, length // 4)) for _ in range(RECORD_SEQUENCES)]
+    return "\n".join(tokenizer.decode(row).replace("\n", "") for row in rows)
 
 
 def check_free(folder: Path) -> None:
@@ -234,7 +246,7 @@ def make_record(folder: Path, text: str) -> RecordSample:
     """Measure an export on a text; the same weights and text always give the same number."""
     model, tokenizer = load(folder), load_tokenizer(folder / "tokenizer.json")
     batch = sequences_of(text, tokenizer, model.length)
-    report = evaluate(model, [batch], draws=DRAWS, rng=0, unit=tokenizer.unit)
+    report = evaluate(model, [batch], draws=DRAWS, rng=0)
     digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     return RecordSample(text, report.bits, report.kind, digest)
 
@@ -277,5 +289,8 @@ def card(run: Run, report: Report, samples: list[str], size: int) -> str:
         ("meant for", "trying, testing and comparing; too small to rely on what it generates"),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    page = f"# {about.title}\n\n| | |\n|---|---|\n{table}\n"
+    if not samples:
+        return page
     texts = "\n\n".join("\n".join(f"    {line}" for line in text.splitlines() or [""]) for text in samples)
-    return f"# {about.title}\n\n| | |\n|---|---|\n{table}\n\nSamples, not selected:\n\n{texts}\n"
+    return f"{page}\nSamples, not selected:\n\n{texts}\n"

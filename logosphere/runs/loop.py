@@ -199,7 +199,8 @@ class _Session:
         report = validate(self.config, self.trainer, self.corpus, self.group)
         metrics = self.model.metrics()  # by all processes: each may hold a shard of the weights only
         if self.group.is_main:
-            bits = {f"val/{SHORT[report.unit]}": report.bits, "val/error": report.error, "val/kind": report.kind}
+            bits: dict[str, object] = {f"val/{SHORT[unit]}": value for unit, (value, _) in report.in_units().items()}
+            bits |= {"val/error": report.error, "val/kind": report.kind}
             self.run.log({"step": self.trainer.step} | bits | metrics)
         if report.bits < self.best:
             self.best = report.bits
@@ -259,8 +260,8 @@ def validate(config: TrainConfig, trainer: Trainer, corpus: Corpus, group: Proce
     with trainer.ema.applied() if trainer.ema is not None else nullcontext():
         return evaluate(
             trainer.model, batches, draws=VALIDATION_DRAWS, rng=config.seed, name=config.system,
-            unit=corpus.tokenizer.unit, data=f"{corpus.name} valid", tokenizer=corpus.tokenizer.fingerprint,
-            precision=precision_name(trainer.precision), group=group,
+            corpus=corpus, split="valid", precision=precision_name(trainer.precision),
+            group=group,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from logosphere.training.optimizer import OptimizerConfig
 def demo() -> TrainConfig:
     """Two minutes on two cores, on text that every machine has."""
     return TrainConfig(
-        length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
+        system="rdlm", length=64, batch=32, steps=None, minutes=2.0, validations=4, validation_sequences=64,
         network=NetworkConfig(width=128, depth=3, heads=4), optim=OptimizerConfig("auto", lr=2e-3, warmup=50),
         ema=0.995,
     )  # fmt: skip

@@ -8,7 +8,6 @@ samples/, eval/    texts and reports                           remasker.safetens
 begin.safetensors  what it began with, if not with random weights
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -17,31 +16,37 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from logosphere.data.corpus import Corpus
 from logosphere.data.tokenizer_registry import load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import Tokenizer
-from logosphere.errors import UserError
+from logosphere.errors import UserError, quote_path
 from logosphere.io import (
     EMA_WEIGHTS,
     RECIPE,
+    TOKENIZER,
     WEIGHTS,
+    as_file_name,
     cache_folder,
+    check_link,
+    locked,
     read_recipe,
+    replace_file,
     sync,
     write_atomic,
     write_json,
     write_recipe,
 )
 from logosphere.model import Model, Spec
-from logosphere.pretrained import default_pretrained, is_bundled, load_weights, read_spec, resolve_folder
-from logosphere.runs.config import TrainConfig, config_from_dict
+from logosphere.pretrained import RECORD, default_pretrained, is_bundled, load_weights, read_spec, resolve_folder
+from logosphere.runs.config import TrainConfig, config_from_dict, config_of_model
+from logosphere.systems.registry import outside_parts
 from logosphere.training.checkpoint import latest
 
 BEST, BEGIN = "best.safetensors", "begin.safetensors"
@@ -108,7 +113,7 @@ def sum_records(trainings: Sequence[TrainingRecord]) -> TrainingRecord:
         sha256=trainings[-1].sha256 if trainings else "",
         steps=sum(one.steps for one in trainings),
         tokens=sum(one.tokens for one in trainings),
-        cpu_seconds=sum(one.cpu_seconds for one in trainings),
+        cpu_seconds=sum((one.cpu_seconds for one in trainings), 0.0),
         begin=trainings[-1].begin if trainings else None,
     )
 
@@ -116,12 +121,16 @@ def sum_records(trainings: Sequence[TrainingRecord]) -> TrainingRecord:
 class Run:
     """The folder of a training run: its configuration, weights, metrics, samples and reports."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, trained: bool = True):
+        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run."""
         self.path, self.name = resolve_folder(path), str(path)
+        check_link(self.path)
         if not self.path.is_dir():
-            raise UserError(f"There is no run in {self.path}; train one with: logosphere train --out {self.path}")
+            raise UserError(
+                f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
+            )
         self.content = read_recipe(self.path / RECIPE)
-        if "recipe" not in self.content:
+        if trained and "recipe" not in self.content:
             raise UserError(f"{self.path} holds a model but no training run.")
 
     @staticmethod
@@ -130,6 +139,7 @@ class Run:
     ) -> "Run":
         """Set up a new run; the folder appears complete or not at all."""
         path = Path(path)
+        check_link(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
         # In containers process ids repeat, so a random part keeps drafts apart.
@@ -149,11 +159,13 @@ class Run:
             if begun is not None:
                 _link_or_copy(begun.weights, draft / BEGIN)  # so that the run does not depend on its parent
                 content["begun"] = begun.content()
+            if plugins := outside_parts(spec):
+                content["plugins"] = plugins
             write_recipe(draft / RECIPE, content)
             sync(draft)
             if path.exists():
                 path.rmdir()
-            os.replace(draft, path)
+            replace_file(draft, path)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -162,6 +174,9 @@ class Run:
 
     @property
     def config(self) -> TrainConfig:
+        if "recipe" not in self.content:
+            spec = self.spec
+            return config_of_model(spec.system, spec.preset, spec.length, spec.options, str(self.path / RECIPE))
         return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
 
     @property
@@ -189,7 +204,12 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path / "tokenizer.json")
+        if "recipe" not in self.content and not (self.path / TOKENIZER).exists():
+            raise UserError(
+                f"The model in {self.path} was saved without a tokenizer, so it has no texts: set model.tokenizer "
+                "before model.save(…), or draw token ids with ls.sample."
+            )
+        return load_tokenizer(self.path / TOKENIZER)
 
     @property
     def labels(self) -> list[str]:
@@ -221,11 +241,22 @@ class Run:
         if weights not in files:
             raise UserError(f"weights must be one of {', '.join(files)}, not '{weights}'.")
         if not (self.path / WEIGHTS).exists():
-            remedy = f"logosphere train --out {self.path} --resume"
+            remedy = f"logosphere train --out {quote_path(self.path)} --resume"
             raise UserError(f"Nothing has been saved in {self.path} yet; continue with: {remedy}")
         if weights == "ema" and not (self.path / EMA_WEIGHTS).exists():
-            weights = "model"  # a bundled checkpoint has only averaged weights, under this name
+            weights = "model"  # an export has only averaged weights, under this name
         return self.path / files[weights]
+
+    def used_weights(self, weights: str = "ema") -> str:
+        """Which weights these are: those that `weights_file` takes where there are no averaged ones."""
+        averaged = (self.path / EMA_WEIGHTS).exists() or (self.path / RECORD).exists()
+        return "model" if weights == "ema" and not averaged else weights
+
+    def missing_average(self, weights: str = "ema") -> str:
+        """A remark that the plain weights are used in place of averaged ones; empty where they are not."""
+        if not self.trainings or self.used_weights(weights) == weights or not self.config.ema:
+            return ""
+        return f"{self.path / EMA_WEIGHTS} is missing, so these are the plain weights of the last step, not averaged."
 
     def needs_renoise(self, model: Model) -> bool:
         """Whether known positions are noised like the others, so that sampling around them is only approximate.
@@ -245,7 +276,7 @@ class Run:
                 link = self.path / f".{name}.link"
                 link.unlink(missing_ok=True)
                 _link_or_copy(checkpoint / name, link)
-                os.replace(link, self.path / name)
+                replace_file(link, self.path / name)
         sync(self.path)
 
     def clean_temporary(self) -> None:
@@ -258,7 +289,7 @@ class Run:
     # ---- metrics ----------------------------------------------------------------------------------------------
 
     def log(self, metrics: dict[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(metrics) + "\n")
 
     def sync_metrics(self) -> None:
@@ -292,8 +323,18 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Allow one training at a time; the lock is released when the process ends, however that happens."""
-        with (self.path / ".lock").open("a+") as file:
-            _lock(file, self.path)
+        holder = self.path / ".holder"
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / ".lock", wait=False))
+            except BlockingIOError:
+                who = f" (process {holder.read_text(encoding='utf-8')})" if holder.exists() else ""
+                raise UserError(
+                    f"Another training is running in {self.path}{who}; wait for it or choose another --out."
+                ) from None
+            # In a file of its own: Windows lets nobody read a locked one.
+            holder.write_text(str(os.getpid()), encoding="utf-8")
+            stack.callback(holder.unlink, missing_ok=True)
             yield
 
 
@@ -306,23 +347,9 @@ def _link_or_copy(file: Path, place: Path) -> None:
         sync(place)
 
 
-def _lock(file: IO[str], path: Path) -> None:
-    """Lock the file and write the process id into it, for the error message of other processes."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip()
-        who = f" (process {holder})" if holder else ""
-        raise UserError(f"Another training is running in {path}{who}; wait for it or choose another --out.") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-
-
 def list_runs(parent: Path = Path("runs")) -> list[Path]:
     """The runs that have weights, the one trained last first."""
-    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}")]
+    found = [path.parent for path in parent.glob(f"*/{WEIGHTS}") if path.exists()]  # not a link to nothing
     return sorted(found, key=lambda path: -(path / WEIGHTS).stat().st_mtime)
 
 
@@ -337,12 +364,12 @@ def latest_run(parent: Path = Path("runs")) -> Path:
 def latest_or_pretrained(parent: Path = Path("runs")) -> Path:
     """The run that was trained last, or else the bundled checkpoint."""
     bundled = default_pretrained()
-    return bundled if bundled is not None and not any(parent.glob(f"*/{WEIGHTS}")) else latest_run(parent)
+    return bundled if bundled is not None and not list_runs(parent) else latest_run(parent)
 
 
 def unused_path(system: str, data: str, parent: Path = Path("runs")) -> Path:
     """A folder for a new run: runs/SYSTEM-DATA, with a number if that one is taken."""
-    base = f"{system}-{Path(KINDS.sub('', data)).stem}"
+    base = as_file_name(f"{system}-{Path(KINDS.sub('', data)).stem}")
     number, path = 1, parent / base
     while path.exists():
         number += 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from logosphere.data.tokenizers import IntegerTokenizer, Prompt, TokenIds, WithEOS, encode_infill, encode_prompt
-from logosphere.errors import UserError, suggest
+from logosphere.data.tokenizers import (
+    IntegerTokenizer,
+    Prompt,
+    TokenIds,
+    encode_hold,
+    encode_infill,
+    encode_prompt,
+)
+from logosphere.errors import UserError, check_count, shorten, suggest
 from logosphere.model import Model
+from logosphere.networks.base import Denoiser
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
+from logosphere.rng import as_generator
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import ClassifierGuidance, SampleConfig
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
@@ -21,9 +31,10 @@ from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
 from logosphere.sampling.guidance import Guide
 from logosphere.sampling.loop import GRIDS, Frame
-from logosphere.sampling.registry import sampler
+from logosphere.sampling.registry import Sampler
+from logosphere.sampling.registry import sampler as find_sampler
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
-from logosphere.types import Condition, Tokens
+from logosphere.types import Condition, TextTokenizer, Tokens
 
 RENOISED = (
     "This model was trained without known positions, so the text around them is approximate; "
@@ -62,8 +73,8 @@ def sample_run(
     config = config or SampleConfig()
     config.check()
     run, config = _choose(run, config, notify)
-    model = run.model(config.weights).to(find_device(run.config.device))
-    given = _known_text(run, model, config)
+    model = run.model(config.weights).place(find_device(run.config.device))
+    given = _known_text(model, run.tokenizer, config.prompt, config.infill, config.hold)
     recorder = Recorder(model) if record or watch is not None else None
 
     def see(frame: Frame) -> None:
@@ -83,28 +94,39 @@ def _choose(
     run: Run | str | Path | None, config: SampleConfig, notify: Callable[[str], None]
 ) -> tuple[Run, SampleConfig]:
     """The run to sample from, and the settings with every default filled in."""
-    chosen = run if isinstance(run, Run) else Run(run or latest_or_pretrained())
+    chosen = run if isinstance(run, Run) else Run(run or latest_or_pretrained(), trained=False)
+    if remark := chosen.missing_average(config.weights):
+        notify(remark)
+    if run is None and chosen.path != default_pretrained():
+        notify(f"From {chosen.path}, the run trained last; for another one: logosphere sample RUN")
     if config.temperature is not None:
         return chosen, config
     if run is not None or chosen.path != default_pretrained():
         return chosen, replace(config, temperature=1.0)
     best = sampling_defaults(chosen.path.name)
     name = best.sampler if config.sampler == "auto" else config.sampler
+    length = config.length
+    if length is None and best.length is not None and not config.infill:
+        fits = min(best.length, chosen.config.length - 1)
+        length = fits if 2 * len(chosen.tokenizer.encode(config.prompt)) < fits else None  # a long prompt needs room
     way = f"at a temperature of {best.temperature}" + (f" with the sampler '{name}'" if name != "auto" else "")
+    way += "" if length == config.length else f", {length} tokens each"
     notify(
         f"There is no run here, so the bundled checkpoint {PREFIX}{chosen.path.name} generates, {way}; "
         "--temperature 1 samples from the model itself."
     )
-    return chosen, replace(config, temperature=best.temperature, sampler=name)
+    return chosen, replace(config, temperature=best.temperature, sampler=name, length=length)
 
 
-def _known_text(run: Run, model: Model, config: SampleConfig) -> Prompt | None:
-    """The tokens of the prompt or of the text around gaps."""
+def _known_text(model: Model, tokenizer: TextTokenizer, prompt: str, infill: str, hold: str = "") -> Prompt | None:
+    """The tokens of the prompt, of the text around gaps, or of what is held."""
     given: Prompt | None = None
-    if config.prompt:
-        given = encode_prompt(config.prompt, run.tokenizer, model.length)
-    elif config.infill:
-        given = encode_infill(config.infill, run.tokenizer, model.length)
+    if prompt:
+        given = encode_prompt(prompt, tokenizer, model.length)
+    elif infill:
+        given = encode_infill(infill, tokenizer, model.length)
+    elif hold:
+        given = encode_hold(hold, tokenizer, model.length)
     if given is not None:
         model.check_known(given.known)
     return given
@@ -119,20 +141,16 @@ def _draw(
     notify: Callable[[str], None],
     group: ProcessGroup,
 ) -> Generation:
-    known, tokens = (None, None) if given is None else (given.known, given.tokens)
-    denoiser, length, tokenizer = None, config.length, run.tokenizer
-    if length is not None and isinstance(tokenizer, WithEOS):
-        wanted = with_length(model, tokenizer.eos, length, known, tokens)
-        denoiser, known, tokens, length = wanted.denoiser, wanted.known, wanted.tokens, None
-    renoise = known is not None and bool(known.any()) and run.needs_renoise(model)
-    if renoise:
+    renoises = run.needs_renoise(model)
+    fixes_end = config.length is not None and run.tokenizer.eos is not None and config.length < model.length
+    if renoises and ((given is not None and bool(given.known.any())) or fixes_end):
         notify(RENOISED)
     rng = torch.Generator(model.device).manual_seed(config.seed)
-    method = sampler(model.sampler if config.sampler == "auto" else config.sampler, model)
+    method = find_sampler(model.sampler if config.sampler == "auto" else config.sampler, model)
     guide = classifier_guide(config.by_classifier, run, model, config.label, config.n)
     label = "" if guide is not None else config.label  # a classifier guides in place of the model's own condition
 
-    def write(known: Tensor | None, tokens: Tensor | None) -> Generation:
+    def write(denoiser: Denoiser | None, known: Tensor | None, tokens: Tensor | None) -> Generation:
         return generate(
             model,
             n=config.n,
@@ -152,15 +170,103 @@ def _draw(
             guidance=config.guidance,
             guide=guide,
             precision=config.precision,
-            renoise_known=renoise,
+            renoise_known=renoises and known is not None and bool(known.any()),
             watch=watch,
             group=group,
         )
 
+    return _with_length(write, model, run.tokenizer, given, config.length, config.overlap)
+
+
+Write = Callable[[Denoiser | None, Tensor | None, Tensor | None], Generation]
+"""(denoiser in place of the model's, known positions, their tokens) -> sequences of the model's length."""
+
+
+def _with_length(
+    write: Write,
+    model: Model,
+    tokenizer: TextTokenizer,
+    given: Prompt | None,
+    length: int | None,
+    overlap: int | None = None,
+) -> Generation:
+    """Sequences around known tokens, of a requested length if there is one."""
+    known, tokens = (None, None) if given is None else (given.known, given.tokens)
     if length is None:
-        return write(known, tokens)
-    overlap = model.length // 2 if config.overlap is None else config.overlap
-    return generate_long(write, window=model.length, length=length, overlap=overlap, known=known, tokens=tokens)
+        return write(None, known, tokens)
+    if tokenizer.eos is not None:
+        wanted = with_length(model, tokenizer.eos, length, known, tokens)
+        return write(wanted.denoiser, wanted.known, wanted.tokens)
+    overlap = model.length // 2 if overlap is None else overlap
+    return generate_long(
+        partial(write, None), window=model.length, length=length, overlap=overlap, known=known, tokens=tokens
+    )
+
+
+def generate_text(
+    model: Model,
+    prompt: str = "",
+    n: int = 1,
+    steps: int = 64,
+    rng: torch.Generator | int | None = None,
+    *,
+    infill: str = "",
+    length: int | None = None,
+    sampler: Sampler | str | None = None,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int | None = None,
+    min_p: float = 0.0,
+    greedy_end: bool = False,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
+    guide: Guide | None = None,
+    renoise_known: bool | None = None,
+    precision: str = "float32",
+) -> list[str]:
+    """n texts of a model that has a tokenizer, after a `prompt` or around the gaps of `infill` ("the [....] of").
+
+    `length` and the other arguments are those of `logosphere sample`; `rng` may be a seed. With `renoise_known` the
+    network sees known tokens as noisy as the rest: by default if it reads the time, because such a network was trained
+    without clean tokens among noisy ones unless its batches had known positions.
+    """
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise UserError("This model has no tokenizer: set model.tokenizer, or draw token ids with ls.sample.")
+    for name, text in (("prompt", prompt), ("infill", infill)):
+        if not isinstance(text, str):
+            raise UserError(f"{name} must be a string, not {shorten(text)}.")
+    if prompt and infill:
+        raise UserError("Give either prompt or infill; an infill text may begin with a prompt.")
+    if length is not None:
+        check_count("length", length)
+    renoises = model.process.time_conditional if renoise_known is None else renoise_known
+    seed = as_generator(0 if rng is None else rng, model.device)
+
+    def write(denoiser: Denoiser | None, known: Tensor | None, tokens: Tensor | None) -> Generation:
+        return generate(
+            model,
+            n,
+            steps,
+            seed,
+            denoiser,
+            known,
+            tokens,
+            sampler=sampler,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            greedy_end=greedy_end,
+            renoise_known=renoises and known is not None and bool(known.any()),
+            condition=condition,
+            guidance=guidance,
+            guide=guide,
+            precision=precision,
+        )
+
+    drawn = _with_length(write, model, tokenizer, _known_text(model, tokenizer, prompt, infill), length)
+    return [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
 
 
 def find_condition(run: Run, label: str, source: str, signal: Path | None, n: int) -> Condition | None:

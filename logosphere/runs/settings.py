@@ -13,6 +13,7 @@ from logosphere.errors import UserError
 Split = Literal["train", "valid", "test"]
 Weights = Literal["ema", "best", "model"]
 Precision = Literal["auto", "float32", "bfloat16"]
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 OrderName = Literal["left-to-right", "entropy", "margin", "confidence", "random"]
 
 SEQUENCES = 1024
@@ -27,6 +28,9 @@ class EvaluateConfig:
 
     data: str | None = None
     """Another corpus than the one trained on: a name, a file or a folder."""
+    column: str = ""
+    """The column of a table that holds its text; without it that of the training, or the only one that looks like
+    text."""
     split: Split = "test"
     """Which part of the text. Tune on valid, report test."""
     sequences: int | None = None
@@ -95,6 +99,8 @@ class SampleConfig:
     """Begin with this text."""
     infill: str = ""
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
+    hold: str = ""
+    """Hold token numbers at positions: '0:17,4 12:33' holds 17 and 4 from position 0 on, and 33 at position 12."""
     label: str = ""
     """Sample for this label, where the model or a --classifier was trained with labels."""
     source: str = ""
@@ -135,6 +141,8 @@ class SampleConfig:
         """Raise for options that contradict each other."""
         if self.prompt and self.infill:
             raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+        if self.hold and (self.prompt or self.infill):
+            raise UserError("--hold names tokens at their positions; leave out --prompt and --infill.")
         self.by_classifier.check(self.label)
         if self.guidance != 1 and not (self.label or self.source or self.signal):
             raise UserError("--guidance needs a condition: give --label, --source or --signal, or leave it out.")

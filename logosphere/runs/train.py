@@ -1,12 +1,11 @@
 """Training verbs: train or resume a run to its end, then measure and sample it; train auxiliary networks of a run."""
 
 import math
-import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -18,12 +17,13 @@ from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus, Examples, Split, describe_size
 from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer
-from logosphere.errors import UserError
+from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
+from logosphere.runs.budget import extend
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run_and_model, tokenizer_for
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
@@ -38,6 +38,8 @@ from logosphere.types import Batch
 
 SAMPLES, SAMPLING_STEPS = 4, 128
 """Texts that are sampled at the end of a training, and the largest number of steps they take."""
+RESULT = Path("eval") / "valid.json"
+"""The validation report of a finished training, in its folder."""
 CLASSIFIER_SEQUENCES = 512
 """Validation sequences that a classifier is measured on."""
 
@@ -88,26 +90,34 @@ def train(
 def resume(
     path: str | Path,
     *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    cpu_minutes: float | None = None,
     display: Display = SILENT,
     on_event: OnEvent = ignore,
     should_stop: Callable[[], bool] = never,
 ) -> Run:
-    """Continue the training in a run folder from its last checkpoint; the result is the same to the last bit."""
+    """Continue the training in a run folder from its last checkpoint; the result is the same to the last bit.
+
+    A larger budget (`steps`, `minutes` or `cpu_minutes` in all) trains a finished run longer.
+    """
     run = Run(path)
-    corpus = open_with_display(run.config.data, run.tokenizer, display)
+    if steps is not None or minutes is not None or cpu_minutes is not None:
+        run = extend(run, replace(run.config, steps=steps, minutes=minutes, cpu_minutes=cpu_minutes))
+    corpus = open_run_data(run, display)
     return finish(run_to_end(run, corpus, display, on_event=on_event, should_stop=should_stop), corpus)
 
 
 def resume_command(run: Run) -> str:
     """The command that continues a run."""
-    return f"logosphere train --out {shlex.quote(str(run.path))} --resume"
+    return f"logosphere train --out {quote_path(run.path)} --resume"
 
 
 def create(config: TrainConfig, out: str | Path | None, display: Display = SILENT) -> tuple[Run, Corpus, Model]:
     """Open the data of a new training and create its run folder; the run, its data and its initial model."""
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} exists already; choose another --out, or continue the run in it with --resume.")
-    corpus = open_with_display(config.data, tokenizer_for(config), display)
+    corpus = open_with_display(config.data, tokenizer_for(config), display, config.column)
     run, model = create_run_and_model(config, corpus, out or unused_path(config.system, config.data))
     return run, corpus, model
 
@@ -115,20 +125,34 @@ def create(config: TrainConfig, out: str | Path | None, display: Display = SILEN
 def open_again(run: Run, config: TrainConfig, display: Display = SILENT) -> Corpus:
     """The data of a run that another process has created."""
     if is_stream(config.data):  # a stream has no cache that processes could share
-        return open_with_display(run.config.data, run.tokenizer, display)
-    return open_with_display(config.data, tokenizer_for(config), display)
+        return open_run_data(run, display)
+    return open_with_display(config.data, tokenizer_for(config), display, run.config.column)
 
 
-def open_with_display(source: str, tokenizer: str | Tokenizer, display: Display) -> Corpus:
+def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, column: str = "") -> Corpus:
+    """The data of a run, or other data, in its tokens; its own column of text is read unless another is named."""
+    if data not in (None, run.config.data):
+        return open_with_display(data, run.tokenizer, display, column)
+    try:
+        return open_with_display(run.config.data, run.tokenizer, display, column or run.config.column)
+    except UserError as problem:
+        raise UserError(
+            f"The data of the run in {run.path} cannot be opened: {str(problem).rstrip('.')}. Restore them, or name a "
+            "text with --data where a command has it."
+        ) from None
+
+
+def open_with_display(source: str, tokenizer: str | Tokenizer, display: Display, column: str = "") -> Corpus:
     """Open a corpus and show the progress of preparing it."""
     with display.bar(source) as bar:
 
         def show(stage: str, done: int, total: int) -> None:
             if stage == "rebuilding a damaged cache":
                 display.log("The cached tokens of this text were damaged and are rebuilt.")
-            bar.update(done / total if total else 0.0, stage)
+            amount = f"  {done / 1e6:.1f} of {total / 1e6:.1f} MB" if stage.startswith("downloading") else ""
+            bar.update(done / total if total else 0.0, stage + amount)
 
-        return open_corpus(source, tokenizer, report=show)
+        return open_corpus(source, tokenizer, report=show, column=column, notify=display.log)
 
 
 def run_to_end(
@@ -180,7 +204,7 @@ def finish(outcome: Outcome, corpus: Corpus) -> Run:
     if outcome.stopped:
         return run
     assert outcome.report is not None  # the last step of a run is always validated
-    outcome.report.save(run.path / "eval" / "valid.json")
+    outcome.report.save(run.path / RESULT)
     drawn = generate(run.model(), n=SAMPLES, steps=min(SAMPLING_STEPS, run.config.length))
     texts = [corpus.tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
     write_atomic(run.path / "samples" / f"step-{outcome.step:08d}.txt", "\n\n".join(texts).encode() + b"\n")
@@ -231,10 +255,10 @@ class TrainedClassifier:
 def train_remasker_of(run: Run, config: AuxiliaryConfig, display: Display = SILENT) -> RemaskerStep:
     """Train the remasker of a g-star run on its frozen model and save it in the run; the result of the last step."""
     config.check()
-    model = run.model().to(find_device(run.config.device))
+    model = run.model().place(find_device(run.config.device))
     if model.remasker is None:
         raise UserError("Only g-star models have a remasker; train one with: logosphere train --system g-star")
-    corpus = open_with_display(run.config.data, run.tokenizer, display)
+    corpus = open_run_data(run, display)
     steps = train_remasker(
         model, _batches(corpus.train, model, config), steps=config.steps, optim=_optimizer(config), seed=config.seed
     )
@@ -254,8 +278,8 @@ def train_classifier_of(
 ) -> TrainedClassifier:
     """Train a classifier of the noisy states of a run on labelled data, and save it in `out` or in the run."""
     config.check()
-    model = run.model().to(find_device(run.config.device))
-    corpus = open_with_display(data or run.config.data, run.tokenizer, display)
+    model = run.model().place(find_device(run.config.device))
+    corpus = open_run_data(run, display, data or None)
     examples = corpus.train
     if not isinstance(examples, Examples) or examples.labels is None:
         raise UserError(f"{corpus.name} has no labels; use data with labels: --data labelled:FILE, or --data digits.")
