@@ -16,6 +16,13 @@ _LAZY = {
     "Bound": "logosphere.types:Bound",
     "Condition": "logosphere.types:Condition",
     "Model": "logosphere.model:Model",
+    "Denoiser": "logosphere.networks.base:Denoiser",
+    "wrap": "logosphere.networks.own:wrap",
+    "NetworkConfig": "logosphere.networks.config:NetworkConfig",
+    "NetworkShape": "logosphere.networks.registry:NetworkShape",
+    "register_network": "logosphere.networks.registry:register_network",
+    "SystemInfo": "logosphere.systems.registry:SystemInfo",
+    "register_system": "logosphere.systems.registry:register",
     "TimeGrid": "logosphere.sampling.loop:TimeGrid",
     "Plan": "logosphere.sampling.loop:TimeGrid",  # its former name
     "sample_loop": "logosphere.sampling.loop:sample_loop",
@@ -23,8 +30,11 @@ _LAZY = {
     "Frame": "logosphere.sampling.loop:Frame",
     "Sampler": "logosphere.sampling.registry:Sampler",
     "sampler": "logosphere.sampling.registry:sampler",
+    "samplers": "logosphere.sampling.registry:samplers",
+    "register_sampler": "logosphere.sampling.registry:register_sampler",
     "sample": "logosphere.sampling.generate:sample",
     "generate": "logosphere.sampling.generate:generate",
+    "generate_text": "logosphere.runs.sample:generate_text",
     "GradientGuided": "logosphere.networks.guidance:GradientGuided",
     "Steered": "logosphere.networks.guidance:GradientGuided",  # its former name
     "GradientGuidedState": "logosphere.networks.guidance:GradientGuidedState",
@@ -63,6 +73,7 @@ _LAZY = {
     "compare": "logosphere.evaluation.leaderboard:compare",
     "load": "logosphere.pretrained:load",
     "open_corpus": "logosphere.data.corpora:open_corpus",
+    "make_tokenizer": "logosphere.data.tokenizer_registry:make_tokenizer",
     "Crops": "logosphere.data.batches:Crops",
     "windows": "logosphere.data.batches:windows",
 }

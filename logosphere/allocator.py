@@ -94,7 +94,7 @@ def trim() -> None:
 def resident_bytes() -> int:
     """Resident memory of this process; 0 where the system does not tell."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -107,7 +107,7 @@ def available_bytes() -> int:
 
 def _meminfo_bytes() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) * 1024
     except (OSError, ValueError, StopIteration):
         return None
@@ -122,7 +122,7 @@ def _group_bytes() -> list[int]:
     ):
         folder = Path("/sys/fs/cgroup")
         try:
-            left.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+            left.append(int((folder / limit).read_text("ascii")) - int((folder / used).read_text("ascii")))
         except (OSError, ValueError):  # no such group, or "max"
             continue
     return left

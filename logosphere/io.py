@@ -9,7 +9,9 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,10 @@ REMASKER = "remasker.safetensors"
 MAX_UNMAPPED = 2**28
 """Files of tensors up to this size in bytes are read into memory; larger ones are mapped."""
 FORMAT = "logosphere-model"
+TOKENIZER, TOKENIZER_FORMAT, TOKENIZER_VERSION = "tokenizer.json", "logosphere-tokenizer", 1
+WINDOWS = os.name == "nt"
+BUSY_SECONDS = 2.0
+"""How long Windows is asked again for a file that another program, such as a virus scanner, has open."""
 RENAMED_TENSORS = (
     (r"(.*\.)?clock\.(measured|seen)$", r"\1time_sampler.\2"),
     (r"process\.path\.clock\.", "process.time_sampler."),  # the Gaussian path of latent diffusion
@@ -56,11 +62,24 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename a file or folder, in place of what is there; Windows refuses while another program has it open."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if not WINDOWS or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -81,13 +100,29 @@ def json_safe(content: object) -> object:
             return content
 
 
+def check_link(path: Path) -> None:
+    """Raise UserError for a symbolic link whose target does not exist."""
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link to {os.readlink(path)}, which does not exist; restore it or name another.")
+
+
 def sync(path: Path) -> None:
-    """Wait until a file, or the renamings inside a folder, would survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the renamings inside a folder, would survive a power cut.
+
+    Windows syncs files that are open for writing only, and no folders.
+    """
+    if WINDOWS and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def as_file_name(text: str) -> str:
+    """The text as the name of a file on every system: what Windows and paths reserve becomes a hyphen."""
+    return re.sub(r'[<>:"/\\|?*]', "-", text)
 
 
 def file_sha256(path: Path) -> str:
@@ -108,6 +143,25 @@ def cached(path: Path, key: object, make: Callable[[], Any]) -> Any:
     result = make()
     write_json(path, {"key": name, "result": result})
     return result
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a file, which is released when the process ends, however that happens.
+
+    If another process holds it, wait, or raise BlockingIOError.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(f"{path} is locked") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -165,6 +219,12 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path) -
 def write_recipe(path: Path, content: dict[str, Any]) -> None:
     """Write a recipe.json with its format and version."""
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
+
+
+def write_tokenizer(path: Path, description: dict[str, Any]) -> None:
+    """Write the description of a tokenizer; `data.tokenizer_registry.load_tokenizer` reads it."""
+    content = {"format": TOKENIZER_FORMAT, "version": TOKENIZER_VERSION, **description}
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

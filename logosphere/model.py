@@ -1,21 +1,39 @@
 """Model: a process, and the denoiser that is trained to reverse it."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from logosphere.errors import UserError
-from logosphere.io import RECIPE, WEIGHTS, write_recipe, write_tensors
+from logosphere.errors import UserError, check_count, shorten
+from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
+from logosphere.io import RECIPE, TOKENIZER, WEIGHTS, write_recipe, write_tensors, write_tokenizer
 from logosphere.networks.base import Denoiser, check_block
+from logosphere.networks.own import ModuleDenoiser, as_denoiser
+from logosphere.networks.placement import network_device, place_network, unplace_network
+from logosphere.networks.precision import has_float64
 from logosphere.networks.self_conditioning import bound_by_group
+from logosphere.plugins import is_outside, place_of
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bounds, leave_one_out_bound, mean_bound, mixture_bound
 from logosphere.processes.capabilities import LearnedCodec, LearnedForward, MixtureOfPaths, SeveralPaths
 from logosphere.rng import GeneratorNoise, Noise, as_generator
-from logosphere.types import Batch, Bool, Bound, Condition, Float, Positions, Predict, State, Times, Tokens
+from logosphere.types import (
+    Batch,
+    Bool,
+    Bound,
+    Condition,
+    Float,
+    Positions,
+    Predict,
+    State,
+    TextTokenizer,
+    Times,
+    Tokens,
+    check_condition,
+)
 
 
 @dataclass(frozen=True)
@@ -34,28 +52,103 @@ class Model(nn.Module):
     """A process with its denoiser. It is trained, evaluated and sampled in the same way for every process."""
 
     def __init__(
-        self, process: Process, denoiser: Denoiser | None, *, length: int, block: int, spec: Spec | None = None
+        self, process: Process, denoiser: nn.Module | None, *, length: int, block: int, spec: Spec | None = None
     ):
         super().__init__()
         check_block(length, block)
-        self.process, self.denoiser = process, denoiser
+        self.process = process
+        self.denoiser = None if denoiser is None else as_denoiser(denoiser, process, length, block)
         self.length, self.block, self.spec = length, block, spec
         self.vocab_size = process.codec.vocab_size
         self.remasker: nn.Module | None = None  # predicts which tokens are wrong, for the sampler of G-Star
         self.sampler = "ancestral"  # the name of the sampler that belongs to the system
+        self.own_denoiser = False  # whether the denoiser was given, so that the recipe does not describe it
+        self.plugins: dict[str, str] = {}  # parts of the recipe from outside of the package, and what builds them
+        self._tokenizer: TextTokenizer | None = None
         self.anchor: Tensor
         self.register_buffer("anchor", torch.empty(0), persistent=False)  # has the device of models without weights
 
     @property
     def device(self) -> torch.device:
+        """Where states, noise and bounds are computed."""
         return self.anchor.device
 
-    def save(self, path: str | Path) -> None:
-        """Write recipe.json (how to build the model) and model.safetensors (its weights) into a folder."""
+    @property
+    def network_device(self) -> torch.device:
+        """Where the network computes, which has a device of its own if that has no 64-bit floating point."""
+        return network_device(self.denoiser) or self.device
+
+    def place(self, device: torch.device | str) -> "Model":
+        """Move the model to a device and return it.
+
+        To a device without 64-bit floating point, such as Apple's GPUs (mps), only the network moves; states, noise and
+        bounds stay on the CPU.
+        """
+        device = torch.device(device)
+        if self.denoiser is not None and network_device(self.denoiser) is not None:
+            self.denoiser = unplace_network(self.denoiser).train(self.training)
+        if has_float64(device):
+            return self.to(device)
+        self.to("cpu")
+        if self.denoiser is not None:
+            self.denoiser = place_network(self.denoiser, device)
+        return self
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """What maps texts to tokens and back; it is saved with the model."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: TextTokenizer | None) -> None:
+        if tokenizer is not None and not isinstance(tokenizer, TextTokenizer):
+            raise UserError(f"A tokenizer must come from ls.make_tokenizer or a corpus, not be {shorten(tokenizer)}.")
+        if tokenizer is not None and tokenizer.size != self.vocab_size:
+            raise UserError(
+                f"This model has {self.vocab_size} tokens and the tokenizer {tokenizer.size}; build the model with "
+                f"vocab_size={tokenizer.size}, or give another tokenizer."
+            )
+        self._tokenizer = tokenizer
+
+    @property
+    def sequence_format(self) -> SequenceFormat:
+        """The sequences that this model takes, for what users pass as batches."""
+        return SequenceFormat(self.length, self.vocab_size, self.tokenizer, self.process.codec.local)
+
+    def check_savable(self) -> None:
+        """Raise UserError for a model that could not be loaded again, so that nothing is trained in vain."""
         if self.spec is None:
             raise UserError("Only models made by build(…) can be saved; this one was made in another way.")
-        write_tensors(Path(path) / WEIGHTS, self.state_dict())
-        write_recipe(Path(path) / RECIPE, {"model": asdict(self.spec)})
+        denoiser = self.denoiser
+        if denoiser is None:
+            raise UserError("This model has no denoiser, so there is nothing to save: build it with a network.")
+        if isinstance(denoiser, ModuleDenoiser):
+            return
+        if self.own_denoiser or is_outside(place_of(type(denoiser))):
+            raise UserError(
+                f"The recipe cannot name the denoiser {type(denoiser).__name__} of this model, so it could not be "
+                "saved: "
+                "register the network with ls.register_network and build with body=NAME, or pass ls.wrap(module)."
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write recipe.json (how to build the model), its weights and its tokenizer, if it has one, into a folder."""
+        self.check_savable()
+        assert self.spec is not None
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file, and a model is saved as a folder; give another path.")
+        write_tensors(folder / WEIGHTS, self.state_dict())
+        if self.tokenizer is not None:
+            write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
+        write_recipe(folder / RECIPE, {"model": asdict(self.spec)} | self.describe_plugins())
+
+    def describe_plugins(self) -> dict[str, Any]:
+        """The parts of this model from outside of the package, as recipe.json names them for errors."""
+        parts = dict(self.plugins)
+        if isinstance(self.denoiser, ModuleDenoiser) and not self.denoiser.registered:
+            parts["denoiser"] = place_of(type(self.denoiser.module))
+        return {"plugins": parts} if parts else {}
 
     def bound(self, batch: Batch, noise: Noise, draws: int = 1, predict: Predict | None = None) -> Bound:
         """The mean of `draws` draws of the bound, their times spread evenly over each sequence and the batch."""
@@ -103,9 +196,11 @@ class Model(nn.Module):
         """The same model with bounds and samples along another path of its process; weights are shared."""
         if not isinstance(self.process, SeveralPaths):
             raise UserError(f"The process of this model has a single path; there is no path '{name}'.")
-        model = Model(self.process.with_path(name), self.denoiser, length=self.length, block=self.block, spec=self.spec)
-        model.remasker, model.sampler = self.remasker, self.sampler
-        return model.to(self.device).train(self.training)
+        model = Model(self.process.with_path(name), None, length=self.length, block=self.block, spec=self.spec)
+        model.to(self.device)
+        model.denoiser, model.remasker, model.sampler = self.denoiser, self.remasker, self.sampler
+        model.tokenizer, model.own_denoiser, model.plugins = self.tokenizer, self.own_denoiser, self.plugins
+        return model.train(self.training)
 
     def metrics(self) -> dict[str, float]:
         """Values of learned codecs and schedules to log during training."""
@@ -113,26 +208,28 @@ class Model(nn.Module):
 
     def nelbo(
         self,
-        tokens: Tokens,
+        tokens: BatchLike,
         rng: torch.Generator | int,
-        denoiser: Predict | None = None,
+        denoiser: Predict | nn.Module | None = None,
         draws: int = 1,
-        known: Positions | None = None,
+        known: IdsLike | None = None,
         condition: Condition | None = None,
     ) -> Bound:
-        """An unbiased estimate of the bound on -log p(tokens | known tokens, condition), nats per sequence."""
-        self._check_tokens(tokens)
-        if known is not None:
-            self.check_known(known)
-        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
-        with torch.no_grad():
-            return self.bound(Batch.of(tokens, known, condition=condition), noise, draws, denoiser)
+        """An unbiased estimate of the bound on -log p(tokens | known tokens, condition), nats per sequence.
 
-    def corrupt(self, tokens: Tokens, t: Float[Tensor, "..."] | float, rng: torch.Generator | int) -> State:
-        """A draw of the states at times t, [B, L] or anything that expands to it."""
-        self._check_tokens(tokens)
-        t, u = _expand_times(t, tokens), self.process.codec.encode(tokens)
-        noise = GeneratorNoise(as_generator(rng, tokens.device), len(tokens))
+        `tokens` are ids [B, L], texts, a dictionary with input_ids, or a Batch (inputs.py); `rng` may be a seed.
+        """
+        batch, draws = self.read(tokens, known, condition), check_count("The number of draws", draws)
+        self.check_known(batch.known)
+        noise = GeneratorNoise(as_generator(rng, batch.tokens.device), len(batch))
+        with torch.no_grad():
+            return self.bound(batch, noise, draws, self.as_predict(denoiser))
+
+    def corrupt(self, tokens: BatchLike, t: Float[Tensor, "..."] | float, rng: torch.Generator | int) -> State:
+        """A draw of the states at times t, [B, L] or anything that expands to it; `tokens` as for `nelbo`."""
+        x = self.read(tokens).tokens
+        t, u = _expand_times(t, x), self.process.codec.encode(x)
+        noise = GeneratorNoise(as_generator(rng, x.device), len(x))
         return self.process.corrupt(u, self.process.codec.expand_to_states(t), noise)
 
     @torch.no_grad()
@@ -140,7 +237,7 @@ class Model(nn.Module):
         self,
         z: State,
         t: Float[Tensor, "..."] | float,
-        denoiser: Predict | None = None,
+        denoiser: Predict | nn.Module | None = None,
         condition: Condition | None = None,
     ) -> Float[Tensor, "B L V"]:
         """log p(x_i = k | z_t) of every position and token, normalised, for states z [B, L] or [B, L, d].
@@ -148,10 +245,17 @@ class Model(nn.Module):
         Discrete states are token ids, and the mask is `vocab_size`. Blocks see clean states of earlier blocks, which
         z must then hold. Models whose states are not those of single tokens have no such posterior.
         """
-        predict = self.denoiser if denoiser is None else denoiser
+        predict = self.denoiser if denoiser is None else self.as_predict(denoiser)
         if predict is None:
             raise UserError("This model has no denoiser: build it with one, or pass denoiser=….")
         codec = self.process.codec
+        if not isinstance(z, Tensor) or z.dim() != (2 if codec.is_discrete else 3):
+            raise UserError(f"States must be a tensor as `corrupt` returns it, not {shorten(z)}.")
+        if codec.is_discrete and (z.is_floating_point() or bool(((z < 0) | (z > self.vocab_size)).any())):
+            raise UserError(
+                f"States of this model are token ids from 0 to {self.vocab_size - 1}, or {self.vocab_size} for "
+                f"the mask, not {shorten(z)}."
+            )
         if not codec.local or codec.num_classes != self.vocab_size or z.shape[1] != self.length:
             raise UserError(
                 f"There is a posterior of each token only where every token has a state of its own; this model of "
@@ -181,25 +285,55 @@ class Model(nn.Module):
                 "give only a prompt at the start, or use a diffusion model such as mdlm for infilling."
             )
 
-    def _check_tokens(self, tokens: Tokens) -> None:
-        if tokens.shape[1] != self.length:
-            raise UserError(f"This model has sequences of {self.length} tokens, not {tokens.shape[1]}.")
-        self.check_vocabulary(tokens)
+    def as_predict(self, given: Predict | nn.Module | None) -> Predict | None:
+        """What users pass as denoiser=…: a module is wrapped, a function is taken as it is."""
+        if isinstance(given, nn.Module):
+            return as_denoiser(given, self.process, self.length, self.block)
+        if given is not None and not callable(given):
+            raise UserError(f"A denoiser must be a network or a function (z, t, context, where), not {shorten(given)}.")
+        return given
+
+    def read(self, given: BatchLike, known: IdsLike | None = None, condition: Condition | None = None) -> Batch:
+        """What users pass as sequences, which must have the length and the vocabulary of this model, as a Batch."""
+        batch = self.sequence_format.read(given)
+        self.sequence_format.check_ids(batch.tokens)
+        self.check_vocabulary(batch.tokens)
+        if known is not None:
+            batch = replace(batch, known=_as_positions(known, batch), all_free=False)
+        if condition is None:
+            return batch
+        check_condition(condition, len(batch))
+        return replace(batch, condition=condition)
 
     def check_vocabulary(self, tokens: Tokens) -> None:
         """Raise UserError for ids outside the vocabulary, among them that of the mask."""
-        if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
+        low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
+        if low < 0 or high >= self.vocab_size:
             raise UserError(
-                f"Tokens must be numbers from 0 to {self.vocab_size - 1}; the mask is not a token of the data."
+                f"Tokens must be numbers from 0 to {self.vocab_size - 1}, not {low if low < 0 else high}; the "
+                "mask is not a token of the data."
             )
 
 
 def _expand_times(t: Float[Tensor, "..."] | float, like: Tensor) -> Times:
     """Times in the shape [B, L] of `like`."""
-    t = torch.as_tensor(t, dtype=torch.float32, device=like.device).expand(like.shape)
-    if bool(((t < 0) | (t > 1)).any()):
+    try:
+        t = torch.as_tensor(t, dtype=torch.float32, device=like.device).expand(like.shape)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"Times must be a number or a tensor [B, L] with {list(like.shape)}, not {shorten(t)}."
+        ) from None
+    if not bool(((t >= 0) & (t <= 1)).all()):
         raise UserError("Times must lie between 0 (data) and 1 (noise).")
     return t
+
+
+def _as_positions(known: object, batch: Batch) -> Positions:
+    """Known positions of a batch: [B, L], or [L] for all of its sequences."""
+    mask, shape = as_mask(known, "known").to(batch.tokens.device), batch.tokens.shape
+    if mask.shape not in (shape, shape[1:]):
+        raise UserError(f"known must have the shape {list(shape)} of the tokens, not {list(mask.shape)}.")
+    return mask.expand(shape)
 
 
 def bind_condition(predict: Predict, condition: Condition) -> Predict:

@@ -10,10 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from copy import copy
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from logosphere.errors import UserError, shorten
 from logosphere.types import Bool, Float, Int64, Rows
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -140,7 +142,17 @@ def _filled(numbers: Tensor, blocks: Iterator[slice]) -> Tensor:
 
 def as_generator(rng: torch.Generator | int, device: torch.device) -> torch.Generator:
     """A generator as it is, or a new one on the device for a seed."""
-    return torch.Generator(device).manual_seed(rng) if isinstance(rng, int) else rng
+    return rng if isinstance(rng, torch.Generator) else torch.Generator(device).manual_seed(as_seed(rng))
+
+
+def as_seed(seed: object) -> int:
+    """A seed; raises UserError for anything but a whole number from 0 to 2^63 - 1."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 1 << 63:
+        raise UserError(
+            f"A seed must be a whole number from 0 to 2^63 - 1, or a torch.Generator where one is taken, not "
+            f"{shorten(seed)}."
+        )
+    return int(seed)
 
 
 class GeneratorNoise(Noise):

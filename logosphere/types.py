@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 import torch
 from torch import Tensor
 
+from logosphere.errors import UserError, shorten
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
 else:
@@ -44,9 +46,11 @@ __all__ = [
     "Predict",
     "Rows",
     "State",
+    "TextTokenizer",
     "Times",
     "Tokens",
     "Where",
+    "check_condition",
     "pack",
 ]
 
@@ -88,6 +92,23 @@ class Predict(Protocol):
     """
 
     def __call__(self, z: State, t: Times, context: State, where: Where = None) -> Logits: ...
+
+
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """What models use of a tokenizer (data/tokenizers.py)."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def eos(self) -> int | None: ...
+
+    def encode(self, text: str) -> Any: ...
+
+    def decode(self, ids: Any) -> str: ...
+
+    def describe(self) -> dict[str, Any]: ...
 
 
 class LogitChunks(NamedTuple):
@@ -145,6 +166,18 @@ class Condition:
         """The same condition with `change` applied to every tensor, for example a selection of rows or a device."""
         fields = (self.labels, self.source, self.signal)
         return Condition(change(self.given), *(None if field is None else change(field) for field in fields))
+
+
+def check_condition(condition: object, count: int) -> None:
+    """Raise UserError unless this is the condition of `count` sequences."""
+    if not isinstance(condition, Condition):
+        raise UserError(
+            f"A condition must be an ls.Condition such as ls.Condition.of(labels=…), not {shorten(condition)}."
+        )
+    if len(condition) != count:
+        raise UserError(
+            f"The condition is that of {len(condition)} sequences, and there are {count}; make one for each."
+        )
 
 
 NO_TOKEN = -1

@@ -13,8 +13,10 @@ EXPORT_OPTIONS = ["--sequences", "8", "--samples", "2", "--steps", "4"]
 
 
 def train(*more: str, steps: int = 4, out: str = "run") -> int:
-    """Train a small run; the exit code."""
-    return main(["train", "--steps", str(steps), "--out", out, *SMALL, *more])
+    """Train a small run, of mdlm unless another system is given; the exit code."""
+    named = any(word.partition("=")[0] in ("--system", "--begin", "--resume") for word in more)
+    system = [] if named else ["--system", "mdlm"]
+    return main(["train", *system, "--steps", str(steps), "--out", out, *SMALL, *more])
 
 
 def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Set-up and fixtures shared by all tests: one thread, a temporary cache, checked tensor shapes (unless disabled)."""
 
 import os
+import random
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,11 @@ from tiny_run import TEXT
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
 
+DEADLINE = float(os.environ.get("LOGOSPHERE_TEST_DEADLINE", "0"))
+"""Seconds since 1970 after which no slow test begins; 0 for none."""
+ORDER = os.environ.get("LOGOSPHERE_TEST_ORDER", "")
+"""What the order of files is drawn from, such as the date; a deadline then skips other tests. Empty: by name."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +37,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if name in seen:
                 item.add_marker(pytest.mark.slow)
             seen.add(name)
+    if ORDER:  # by files, whose fixtures are shared
+        files = sorted({item.path for item in items})
+        random.Random(ORDER).shuffle(files)
+        place = {path: number for number, path in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip slow tests that would begin after the deadline, so that a slow machine still ends in time."""
+    if DEADLINE and time.time() > DEADLINE and item.get_closest_marker("slow") is not None:
+        pytest.skip("the time for slow tests is over")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,8 +18,8 @@ def test_misspelt_names_are_corrected(capsys: pytest.CaptureFixture[str]) -> Non
     assert "'train'" in error_line(capsys, ["trian"], code=2)
     assert "'mdlm'" in error_line(capsys, ["train", "--system", "mdml"])
     assert "'text8-tiny'" in error_line(capsys, ["train", "text8-tyni"])
-    assert "'schedule'" in error_line(capsys, ["train", "--options", "shedule=cosine"])
-    assert "'cosine'" in error_line(capsys, ["train", "--options", "schedule=cosin"])
+    assert "'schedule'" in error_line(capsys, ["train", "--system", "mdlm", "--options", "shedule=cosine"])
+    assert "'cosine'" in error_line(capsys, ["train", "--system", "mdlm", "--options", "schedule=cosin"])
     assert "'text8'" in error_line(capsys, ["train", "--data", "tex8"])
     assert "'infilling'" in error_line(capsys, ["train", "--task", "infiling"])
     assert main(["train", "--stepz", "3"]) == 2 and "--steps" in capsys.readouterr().err
@@ -202,7 +202,7 @@ def test_resume_detects_changed_data(capsys: pytest.CaptureFixture[str]) -> None
     Path("tale.txt").write_text("once upon a time there was a mouse " * 60)
     train("--data", "tale.txt")
     Path("tale.txt").write_text("once upon a time there was a whale " * 60)
-    assert "changed" in error_line(capsys, ["train", "--out", "run", "--resume"])
+    assert "changed" in error_line(capsys, ["train", "--out", "run", "--resume", "--steps", "8"])
 
 
 def test_full_disk_keeps_the_last_checkpoint(

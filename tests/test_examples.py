@@ -15,13 +15,14 @@ from toy_models import SMALL
 
 import logosphere as ls
 from logosphere import UserError
+from logosphere.data.archives import read_members, read_npz
 from logosphere.data.batches import ExampleSampler, eval_batches, sequential_batches, train_batches
+from logosphere.data.catalogue import DATASETS
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Examples, count_scored_tokens, count_tokens, take_first_tokens
 from logosphere.data.datasets import INTEGER_DATASETS, SYNTHETIC
-from logosphere.data.download import read_members, read_npz
-from logosphere.data.published import CIFAR10_RECORD_BYTES, RECORD_DATASETS, normalise_bases, parse_cifar10, parse_fasta
-from logosphere.data.sources import DATASETS
+from logosphere.data.published import RECORD_DATASETS, normalise_bases, parse_fasta
+from logosphere.data.published_integers import CIFAR10_RECORD_BYTES, parse_cifar10
 from logosphere.data.tokenizer_registry import tokenizer_from_description
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, WithEOS
 from logosphere.evaluation.sample_metrics import find_metrics, measure_samples
@@ -202,6 +203,7 @@ def test_published_sets_are_read_from_their_archives(tmp_path: Path, monkeypatch
     assert chorales.train.sequences[0].tolist() == [60, 64, 67, 72, 60, 72, 0, 0]
 
 
+@pytest.mark.filterwarnings("ignore:The texts of .* differ from those")
 def test_story_paragraphs_are_split_contiguously(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     lines = {}
@@ -220,6 +222,7 @@ def test_archive_member_paths_are_not_used_on_disk(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.xz"]
 
 
+@pytest.mark.filterwarnings("ignore:The texts of .* differ from those")
 def test_damaged_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """zlib, lzma, zipfile, tarfile and numpy raise a dozen kinds of exceptions for damaged archives."""
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
@@ -325,6 +328,7 @@ def test_equal_length_sequences_have_no_eos(tmp_path: Path) -> None:
     assert open_corpus(f"lines:{path}", corpus.tokenizer).sha256 == corpus.sha256
 
 
+@pytest.mark.filterwarnings("ignore:The texts of .* differ from those")
 def test_enhancers_are_read_from_fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGOSPHERE_DATA", str(tmp_path))
     content = "".join(f">{i}\nacgt\r\nACG{'ACGT'[i % 4]}\n" for i in range(40)).encode()

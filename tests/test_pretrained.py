@@ -85,7 +85,7 @@ def test_the_record_is_reproducible_and_a_damaged_one_is_refused(exported: Path)
     record = read_record(exported)
     assert make_record(exported, record.text) == record and record.kind == "bound"
     text = (exported / "card.md").read_text()
-    assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and text.count("\n    ") >= 2
+    assert "≤" in text and "CPU hours" in text and "tokens seen | 256" in text and "Samples" not in text
     with pytest.raises(ls.UserError, match="damaged"):
         (exported / "record.json").write_text("{}")
         read_record(exported)
@@ -121,7 +121,8 @@ def test_texts_with_an_end_are_recorded_by_line_and_use_their_sampling_defaults(
     monkeypatch.setattr(pretrained, "__file__", str(package / "__init__.py"))
     Path("tales.txt").write_text("\n".join(lines))
     assert train("--system", "mdlm", "--data", "lines:tales.txt", "--length", "32", out="trained/run") == 0
-    assert main(["export", "trained/run", "--out", str(package / "stories"), *EXPORT_OPTIONS]) == 0
+    export = ["export", "trained/run", "--with-samples"]
+    assert main([*export, "--out", str(package / "stories"), *EXPORT_OPTIONS]) == 0
     record = read_record(package / "stories")
     assert set(record.text.splitlines()) <= set(lines) and make_record(package / "stories", record.text) == record
     capsys.readouterr()
@@ -166,11 +167,11 @@ def test_bench_measures_systems_and_runs(exported: Path, capsys: pytest.CaptureF
 def test_the_studio_evaluates_a_bundled_checkpoint_on_its_record_text(exported: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     from logosphere.studio.app import create_app
-    from logosphere.studio.models import list_models
+    from logosphere.studio.library import Library
 
-    models = list_models([])  # no run in runs/
-    assert [model.name for model in models] == ["pretrained:rdlm"]
-    with testclient.TestClient(create_app(models, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
+    library = Library()  # no run in runs/
+    assert [model.name for model in library.models] == ["pretrained:rdlm"]
+    with testclient.TestClient(create_app(library, "secret", 8000), base_url="http://127.0.0.1:8000") as client:
         stream = client.post("/secret/generate", json={"system": 0, "steps": 2}).text
         assert "event: done" in stream and "logosphere sample pretrained:rdlm" in stream
         assert '"sequences":16' in client.post("/secret/time/0").text

@@ -160,7 +160,7 @@ def test_changed_data_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         ({"task": "varied", "system": "tencdm"}, "cuts sequences"),
         ({"options": ("block",)}, "name=value"),
         ({"device": "abacus"}, "cannot be used"),
-        ({"device": "mps"}, "64-bit"),
+        ({"device": "mps"}, "cannot be used here"),
     ],
 )
 def test_an_invalid_config_creates_no_folder(change: dict, message: str, corpus: Corpus, tmp_path: Path) -> None:

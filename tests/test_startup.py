@@ -48,6 +48,10 @@ def test_help_on_a_command_needs_the_parser_only(argv: list[str]) -> None:
     assert not loaded & {"torch", "tokenizers", "huggingface_hub", "safetensors", *SERVER}
 
 
+def test_the_list_of_corpora_needs_no_torch() -> None:
+    assert not imported_by(command(["data", "list"])) & {"torch", "tokenizers", "huggingface_hub", *HEAVY, *SERVER}
+
+
 def test_sampling_imports_what_it_needs() -> None:
     loaded = imported_by(command(SAMPLE))
     assert {"torch", "safetensors", "logosphere.sampling.loop"} <= loaded

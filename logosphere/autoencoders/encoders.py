@@ -30,7 +30,7 @@ from logosphere.autoencoders.decoders import Standardiser
 from logosphere.autoencoders.pretrained import PretrainedEncoder
 from logosphere.codecs.tokens import TokenEmbedding
 from logosphere.errors import UserError
-from logosphere.io import cache_folder, sync, write_json
+from logosphere.io import cache_folder, replace_file, sync, write_json
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.config import NetworkConfig
 from logosphere.types import Bool, Float, Int64, Tokens
@@ -244,6 +244,7 @@ def _write_states(
             total, squares = total + made.double().sum((0, 1)), squares + made.double().square().sum((0, 1))
             report("encoding", first + len(part), len(rows))
         states.flush()
+        del states  # Windows moves no folder with a file that is mapped
         rows.astype(np.int32).tofile(staging / "tokens.i32")
         mean = total / rows.size
         deviation = (squares / rows.size - mean.square()).clamp_min(1e-8).sqrt()
@@ -255,7 +256,7 @@ def _write_states(
         )
         sync(staging)
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(staging, folder)
+        replace_file(staging, folder)
         sync(folder.parent)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)

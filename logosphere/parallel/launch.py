@@ -142,6 +142,8 @@ def _forward_signals(group: list[subprocess.Popen[bytes]]) -> Iterator[list[int]
 
 
 def _send(group: list[subprocess.Popen[bytes]], number: int) -> None:
+    if os.name == "nt" and number == signal.SIGINT:
+        return  # the console of Windows has sent it to every process already
     for process in group:
         process.send_signal(number)
 

@@ -146,11 +146,10 @@ def find_device(name: str) -> torch.device:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
-        if device.type == "mps":
-            raise RuntimeError("it has no 64-bit numbers, which noise and bounds need; use cpu")
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # the default device, which FSDP uses
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
-        raise UserError(f"The device '{name}' cannot be used here ({str(problem).splitlines()[0]}).") from None
+        reason = str(problem).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise UserError(f"The device '{name}' cannot be used here ({reason}).") from None
     return device

@@ -8,10 +8,24 @@ samples) and record.json: a text and the bound measured on it when the checkpoin
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from logosphere.errors import UserError, suggest
-from logosphere.io import EMA_WEIGHTS, RECIPE, REMASKER, WEIGHTS, load_strict, read_recipe, read_tensors
+from torch import nn
+
+from logosphere.data.tokenizer_registry import load_tokenizer
+from logosphere.errors import UserError, shorten, suggest
+from logosphere.io import (
+    EMA_WEIGHTS,
+    RECIPE,
+    REMASKER,
+    TOKENIZER,
+    WEIGHTS,
+    check_link,
+    load_strict,
+    read_recipe,
+    read_tensors,
+)
 from logosphere.model import Model, Spec
-from logosphere.systems import build
+from logosphere.networks.registry import is_registered
+from logosphere.systems import build, systems
 
 PREFIX = "pretrained:"
 PREFIXES = (PREFIX, "box:")
@@ -22,13 +36,15 @@ DISPLAY_ORDER = ("stories", "rdlm", "mdlm", "ar")
 
 
 class SamplingDefaults(NamedTuple):
-    """The sampler and temperature of a bundled checkpoint when the user sets neither."""
+    """How a bundled checkpoint is sampled when the user does not say."""
 
     sampler: str = "auto"
     temperature: float = 0.6
+    length: int | None = None
+    """Tokens of each text, for models of texts that end: most of theirs are single sentences."""
 
 
-_SAMPLING_DEFAULTS = {"stories": SamplingDefaults("entropy", 0.8)}
+_SAMPLING_DEFAULTS = {"stories": SamplingDefaults("entropy", 0.7, length=56)}
 
 
 def sampling_defaults(name: str) -> SamplingDefaults:
@@ -45,6 +61,8 @@ def list_pretrained() -> list[str]:
 
 def resolve_folder(path: str | Path) -> Path:
     """The folder of a model: of a bundled checkpoint for pretrained:NAME or box:NAME, else the path itself."""
+    if not isinstance(path, str | Path):
+        raise UserError(f"The folder of a model must be a string or a path, not {shorten(path)}.")
     prefix = next((prefix for prefix in PREFIXES if str(path).startswith(prefix)), None)
     if prefix is None:
         return Path(path)
@@ -66,43 +84,78 @@ def default_pretrained() -> Path | None:
     return resolve_folder(f"{PREFIX}{installed[0]}") if installed else None
 
 
-def load(path: str | Path, options: dict[str, Any] | None = None) -> Model:
-    """The model in a folder or of pretrained:NAME, with EMA weights where there are any.
+def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: nn.Module | None = None) -> Model:
+    """The model in a folder or of pretrained:NAME, with EMA weights where there are any, and with its tokenizer.
 
     `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
+    `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
+    read from the folder. Networks and systems that a module registers need that module to be imported before.
     """
     folder = resolve_folder(path)
+    check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     ema = folder / EMA_WEIGHTS
-    return load_weights(folder, ema if ema.exists() else folder / WEIGHTS, options)
+    return load_weights(folder, ema if ema.exists() else folder / WEIGHTS, options, denoiser)
 
 
-def load_weights(folder: Path, weights: Path, options: dict[str, Any] | None = None) -> Model:
+def load_weights(
+    folder: Path, weights: Path, options: dict[str, Any] | None = None, denoiser: nn.Module | None = None
+) -> Model:
     """The model in a folder, with the weights of this file."""
-    model = build_from_recipe(folder, options)
+    model = build_from_recipe(folder, options, denoiser)
+    if (folder / TOKENIZER).exists():
+        model.tokenizer = load_tokenizer(folder / TOKENIZER)
     load_strict(model, read_tensors(weights), weights)
     if model.remasker is not None and (folder / REMASKER).exists():
         load_strict(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
 
 
-def build_from_recipe(folder: Path, options: dict[str, Any] | None = None) -> Model:
+def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoiser: nn.Module | None = None) -> Model:
     """A new model as the recipe of a folder describes it, with other `options` where they are given.
 
     Another path leaves the network as it is, although the defaults of its options may depend on the path.
     """
     spec, changed = read_spec(folder), dict(options or {})
+    check_plugins(folder, spec, denoiser)
+    given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser}
     try:
         path = changed.pop("path", None)
         model = build(
             spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
-            **(spec.options | changed),
+            **(spec.options | changed), **given,
         )  # fmt: skip
         return model if path is None else model.with_path(path)
     except (TypeError, ValueError) as problem:
         recipe = folder / RECIPE
         raise UserError(f"{recipe} describes no model that can be built ({problem}); restore it from a copy.") from None
+
+
+def check_plugins(folder: Path, spec: Spec, denoiser: nn.Module | None) -> None:
+    """Raise UserError if a part of the model comes from a module that is not imported.
+
+    Such a module is named but never imported here: the folder may be a stranger's.
+    """
+    named = read_recipe(folder / RECIPE).get("plugins")
+    places = {str(part): str(place) for part, place in named.items()} if isinstance(named, dict) else {}
+    if denoiser is None and "denoiser" in places:
+        raise UserError(
+            f"The model in {folder} has a network of the class {places['denoiser']}; make one and pass it: "
+            "ls.load(path, denoiser=ls.wrap(module))."
+        )
+    body = spec.options.get("body")
+    absent = {
+        "system": "system" in places and spec.system not in systems(),
+        "network": "network" in places and isinstance(body, str) and not is_registered(body),
+    }
+    for part, name in (("system", spec.system), ("network", body)):
+        if absent[part]:
+            module = places[part].rpartition(".")[0]
+            raise UserError(
+                f"The model in {folder} has the {part} '{name}' of the module {module}, which is not registered; "
+                "if you trust its source, import that module first or install the package that it belongs to."
+            )
 
 
 def read_spec(folder: Path) -> Spec:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.codecs.base import Codec
+from logosphere.errors import UserError
 from logosphere.rng import Noise
 from logosphere.types import (
     Batch,
@@ -192,6 +193,20 @@ class Process(nn.Module, ABC):
     def grid(self, steps: int) -> Float[Tensor, " n"]:
         """Times of a sampler with this number of steps, from 1 to 0, both included: equal steps by default."""
         return uniform_grid(steps)
+
+
+def check_prediction(process: Process, out: object, count: int) -> None:
+    """Raise UserError unless a denoiser has returned one row for each of `count` positions, of logits for each "
+    "token."""
+    if isinstance(out, Tensor) and out.dim() == 2 and len(out) == count and out.is_floating_point():
+        if not process.predicts_tokens or out.shape[1] == process.codec.num_classes:
+            return
+    found = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    classes = process.codec.num_classes if process.predicts_tokens else "K"
+    raise UserError(
+        f"The denoiser returned {found.removeprefix('torch.')} for {count} positions; it must return floats [N, "
+        f"K], here [{count}, {classes}]: one row for each position of `where`."
+    )
 
 
 def mark_shared_time(t: Times) -> Times:

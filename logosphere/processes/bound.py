@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from logosphere.processes.base import Encoded, ForwardSample, Process, mark_shared_time
+from logosphere.processes.base import Encoded, ForwardSample, Process, check_prediction, mark_shared_time
 from logosphere.processes.capabilities import AutoencoderStage, LearnedCodec, LearnedForward, OnlineStatistics
 from logosphere.rng import Noise
 from logosphere.types import (
@@ -161,7 +161,9 @@ def _evaluate(
     count, size = len(times), max(1, CHUNK // process.codec.num_classes)
     if count <= size or not process.chunkable or not isinstance(predict, ChunkedPredict):
         out = predict(z, t, context=u, where=asked)
-        return evaluate(pack(out, None) if asked is None else out, slice(None))
+        out = pack(out, None) if asked is None else out
+        check_prediction(process, out, count)
+        return evaluate(out, slice(None))
     chunks = predict.logit_chunks(z, t, context=u, where=where)
     learned = any(p.requires_grad for p in process.parameters())
     return evaluate_chunks(chunks, evaluate, size, recompute=learned or z.device.type != "cpu")

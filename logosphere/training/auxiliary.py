@@ -17,17 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_count
+from logosphere.inputs import DataLike
 from logosphere.model import Model, bind_condition
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.base import PosteriorHead
 from logosphere.networks.classifier import NoisyClassifier, Remasker, classifier_input
+from logosphere.networks.placement import unplace_network
 from logosphere.networks.transformer import FullTransformer
 from logosphere.rng import GeneratorNoise, Noise
 from logosphere.training.fit import training_loop
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import adamw, decay_groups, lr_at, optimizer_step
 from logosphere.types import Batch, Float, Int64, Positions, State, Times, Tokens
+
+BATCH = 32
+"""Sequences of a step, where a data set is given in place of batches."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class AuxiliaryTrainer:
 def train_auxiliary(
     network: nn.Module,
     model: Model,
-    batches: Iterable[Batch | Tokens],
+    batches: DataLike,
     loss: Callable[[Batch], Float[Tensor, ""]],
     *,
     steps: int,
@@ -77,7 +82,8 @@ def train_auxiliary(
 ) -> Iterator[AuxiliaryStep]:
     """Minimise the loss of batches over the weights of `network` alone, for `steps` steps."""
     model.eval()
-    yield from training_loop(AuxiliaryTrainer(network, model, loss, optim), batches, steps)
+    given = model.sequence_format.read_for_training(batches, BATCH, 0)
+    yield from training_loop(AuxiliaryTrainer(network, model, loss, optim), given, check_count("steps", steps))
     network.requires_grad_(False)
 
 
@@ -95,7 +101,7 @@ class RemaskerStep:
 
 def train_remasker(
     model: Model,
-    batches: Iterable[Batch | Tokens],
+    batches: DataLike,
     *,
     steps: int,
     optim: OptimizerConfig | None = None,
@@ -138,7 +144,8 @@ def resample(model: Model, batch: Batch, rng: torch.Generator) -> Tokens:
 
 def _inherit(remasker: Remasker, model: Model) -> None:
     """Initialise with the first blocks of the denoiser, unless the remasker has been trained before."""
-    inner = model.denoiser.inner if isinstance(model.denoiser, PosteriorHead) else model.denoiser
+    denoiser = None if model.denoiser is None else unplace_network(model.denoiser)
+    inner = denoiser.inner if isinstance(denoiser, PosteriorHead) else denoiser
     untrained = not bool(remasker.head.weight.any())
     if not untrained or not isinstance(inner, FullTransformer) or inner.reads_time or inner.conditioner is not None:
         return

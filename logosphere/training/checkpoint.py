@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
-from logosphere.io import load_strict, read_tensors, sync, write_json, write_tensors
+from logosphere.io import load_strict, read_tensors, replace_file, sync, write_json, write_tensors
 from logosphere.training.trainer import Trainer
 from logosphere.types import Batch
 
@@ -60,7 +60,7 @@ def install(folder: Path, draft: Path, step: int) -> Path:
     final = checkpoint_of(folder, step)
     sync(draft)
     shutil.rmtree(final, ignore_errors=True)
-    os.replace(draft, final)
+    replace_file(draft, final)
     sync(folder)
     write_json(folder / "latest.json", {"checkpoint": final.name})
     for old in folder.glob("step-*"):

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
-
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_count, shorten
+from logosphere.inputs import DataLike
 from logosphere.model import Model
+from logosphere.rng import as_seed
 from logosphere.training.optimizer import OptimizerConfig
 from logosphere.training.trainer import Progress, Trainer
-from logosphere.types import Batch, Tokens
+from logosphere.types import Batch
 
 S = TypeVar("S", covariant=True)
 
@@ -27,12 +27,9 @@ class TakesSteps(Protocol[S]):
     def train_step(self, batch: Batch, done: float) -> S: ...
 
 
-def training_loop(trainer: TakesSteps[S], batches: Iterable[Batch | Tokens], steps: int) -> Iterator[S]:
+def training_loop(trainer: TakesSteps[S], batches: Iterable[Batch], steps: int) -> Iterator[S]:
     """Train for `steps` steps with one batch each, and yield after every one."""
-    first = 0
-    for given in islice(batches, steps):
-        batch = Batch.of(given, first=first) if isinstance(given, Tensor) else given
-        first += len(batch)
+    for batch in islice(batches, steps):
         yield trainer.train_step(batch, trainer.step / steps)
     if trainer.step < steps:
         raise UserError(f"The data ended after {trainer.step} of {steps} batches.")
@@ -40,9 +37,10 @@ def training_loop(trainer: TakesSteps[S], batches: Iterable[Batch | Tokens], ste
 
 def fit(
     model: Model,
-    batches: Iterable[Batch | Tokens],
+    batches: DataLike,
     *,
     steps: int,
+    batch: int = 32,
     optim: OptimizerConfig | None = None,
     ema: float | None = None,
     seed: int = 0,
@@ -55,15 +53,24 @@ def fit(
 ) -> Iterator[Progress]:
     """Train for `steps` steps, one batch each, and yield after every one.
 
+    `batches` is an iterable of batches (a DataLoader is read again when it ends), or a data set: a list of texts, token
+    ids [N, L], or a dictionary with input_ids, of which every step takes `batch` sequences in random order. The forms
+    of a batch are those of inputs.py. A model that could not be saved is refused before the first step.
+
     The loss of a sequence is the mean over `draws` noisy copies of it. The condition of a fraction `cond_dropout` of
     the sequences is dropped, which guidance needs; `withhold` is its former name. With `ema` the model holds its
     averaged weights once all steps are done. With `static_shapes` tensors have the same shapes in every step
     (`Process.static_shapes`).
     """
+    steps, seed = check_count("The number of steps", steps), as_seed(seed)
+    if optim is not None and not isinstance(optim, OptimizerConfig):
+        raise UserError(f"optim must be an ls.OptimizerConfig, not {shorten(optim)}.")
+    model.check_savable()
+    given = model.sequence_format.read_for_training(batches, check_count("batch", batch), seed)
     trainer = Trainer(
         model, optim=optim, ema=ema, seed=seed, accumulate=accumulate, draws=draws, precision=precision,
         steps=steps, cond_dropout=cond_dropout if withhold is None else withhold, static_shapes=static_shapes,
     )  # fmt: skip
-    yield from training_loop(trainer, batches, steps)
+    yield from training_loop(trainer, given, steps)
     if trainer.ema is not None:
         trainer.ema.swap()

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, check_number
 from logosphere.networks.config import PRECISIONS
 
 DECAYS = ("cosine", "linear")
@@ -22,6 +22,9 @@ def check_finite(prefix: str, settings: dict[str, Any]) -> None:
 
 def check_training(ema: float | None, cond_dropout: float, accumulate: int, precision: str, draws: int = 1) -> None:
     """Raise for settings of a training outside their range."""
+    if ema is not None:
+        check_number("ema", ema)
+    check_number("cond_dropout", cond_dropout)
     if ema is not None and not 0 <= ema < 1:
         raise UserError(f"The decay of the average (ema) must be at least 0 and below 1, not {ema}.")
     if not 0 <= cond_dropout <= 1:

@@ -127,7 +127,7 @@ def optimizer_step(optimizer: torch.optim.AdamW, lr: float) -> None:
 
 def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
     """The values of several scalars, in one copy to the host: each copy waits for all work queued on the device."""
-    numbers: list[float] = torch.stack([scalar.to(scalars[0].device, torch.float64) for scalar in scalars]).tolist()
+    numbers: list[float] = torch.stack([scalar.to(scalars[0].device).double() for scalar in scalars]).tolist()
     return numbers
 
 
@@ -146,7 +146,9 @@ class EMA:
     def update(self) -> None:
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        torch._foreach_lerp_(self.shadow, self.live, 1 - decay)
+        for device in {p.device for p in self.live}:
+            shadow = [average for average in self.shadow if average.device == device]
+            torch._foreach_lerp_(shadow, [p for p in self.live if p.device == device], 1 - decay)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -194,6 +196,8 @@ def objective(model: Model, group: ProcessGroup, *, sharded: bool) -> Objective:
     """The objective of a model in a process group; `sharded` replaces the parameters of the model by shards."""
     if group.size == 1 or not any(p.requires_grad for p in model.parameters()):
         return SingleProcess(model)
+    if model.network_device != model.device:
+        raise UserError(f"Several processes need CPUs or CUDA; on {model.network_device.type} leave out --nproc.")
     if not sharded:
         return DDP(model)
     fsdp: Objective = sharding().FSDP(model, group)
@@ -286,7 +290,8 @@ class Trainer:
         self.optim = optim or OptimizerConfig()
         self.optim.check_sharding(sharded)
         self.model, self.seed, self.accumulate, self.draws, self.steps = model, seed, accumulate, draws, steps
-        self.cond_dropout, self.group, self.precision = cond_dropout, group, find_precision(precision, model.device)
+        self.cond_dropout, self.group = cond_dropout, group
+        self.precision = find_precision(precision, model.network_device)
         model.process.static_shapes = static_shapes
         self.objective = objective(model, group, sharded=sharded)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -305,6 +310,8 @@ class Trainer:
         model.train()
         model.check_vocabulary(batch.tokens)
         count = int(group.all_reduce(int(batch.free.sum()))[0])  # on the host, where batches come from
+        if count == 0:
+            raise UserError("Every position of this batch is known or padding, so there is nothing to predict.")
         batch = self._drop_conditions(batch).to(model.device)
         lr = lr_at(self.optim, self.step, done)
         if isinstance(model.process, TrainingPhases):

@@ -7,7 +7,6 @@ equal those of the CPU up to rounding: this detects tensors left on the CPU that
 import json
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from logosphere.autoencoders import pretrained
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.model import Model
+from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.create import stacks_of_blocks
 from logosphere.sampling.registry import SAMPLERS
 from logosphere.training.checkpoint import load_checkpoint, save_checkpoint, use_deterministic
@@ -141,9 +141,14 @@ def synchronise(
 
 def resume(system: str, preset: str, options: dict[str, Any]) -> None:
     """A saved and resumed training takes the same next steps as one that continues."""
+    trainings = [Trainer(build_model(system, preset, **options), ema=0.9) for _ in range(2)]
+    check_resuming(trainings, trainings[0].model.length)
+
+
+def check_resuming(trainings: list[Trainer], length: int) -> None:
+    """Train the first of two, load its checkpoint into the second, and compare their next steps."""
     with tempfile.TemporaryDirectory() as folder:
-        trainings = [Trainer(build_model(system, preset, **options), ema=0.9) for _ in range(2)]
-        first, *rest = batches(3, trainings[0].model.length)
+        first, *rest = batches(3, length)
         trainings[0].train_step(first, 0.0)
         path = save_checkpoint(Path(folder), trainings[0], {})
         load_checkpoint(path, trainings[1])
@@ -254,7 +259,7 @@ def guide(system: str, preset: str) -> Report:
     return {"guided by": done}
 
 
-def command_line(system: str, preset: str) -> Report:
+def command_line(system: str, preset: str, precision: str = "bfloat16") -> Report:
     """train, evaluate and sample with --device cuda, on a text file."""
     with tempfile.TemporaryDirectory() as folder:
         text, run = Path(folder) / "text.txt", str(Path(folder) / "run")
@@ -263,7 +268,7 @@ def command_line(system: str, preset: str) -> Report:
         small += ["--network.width", "16", "--network.depth", "1", "--network.heads", "2", "--device", "cuda"]
         train = ["train", "--system", system, "--data", str(text), "--steps", "3", "--out", run, *small]
         commands = [
-            [*train, "--precision", "bfloat16"],
+            [*train, "--precision", precision],
             ["evaluate", run, "--sequences", "8", "--draws", "2"],
             ["sample", run, "-n", "2", "--steps", "4"],
             ["train", "--resume", "--out", run],
@@ -321,30 +326,103 @@ def ode(system: str, preset: str, options: dict[str, Any] | None = None) -> Repo
     return {}
 
 
-def without_float64(system: str, preset: str) -> Report:
-    """Which steps work without 64-bit floating point, and where it is used: a report, not a failure."""
-    report: Report = {}
-    places: Counter[str] = Counter()
-    with pretend_device.float64_counted(places, "logosphere"):
-        model = build_model(system, preset)
-        fit_losses(model)
-        ls.evaluate(model, [tokens(7)], rng=0)
-        ls.sample(model, B, STEPS, rng())
-    report["places"] = sorted(places)
-    report["buffers"] = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float64]
+def without_float64(system: str, preset: str, options: dict[str, Any] | None = None) -> Report:
+    """Training, evaluation, sampling, saving and resuming where only the network is on the device, as on Apple's GPUs.
+
+    Everything else is computed on the CPU, so numbers differ by the rounding of the network alone.
+    """
+    options = options or {}
+
+    def build_placed() -> Model:
+        return build_model(system, preset, "cpu", **options).place("cuda")
+
     with pretend_device.no_float64():
-        for name, job in (
-            ("build", lambda: build_model(system, preset)),
-            ("train", lambda: fit_losses(build_model(system, preset))),
-            ("measure", lambda: ls.evaluate(build_model(system, preset), [tokens(7)], rng=0)),
-            ("sample", lambda: ls.sample(build_model(system, preset), B, STEPS, rng())),
+        model, other = build_placed(), build_model(system, preset, "cpu", **options)
+        assert model.device.type == "cpu" and model.network_device.type == "cuda"
+        assert model.state_dict().keys() == other.state_dict().keys()
+        network = [name for name, weight in model.named_parameters() if weight.is_cuda]
+        assert network, "no weight is on the device"
+        check_close(fit_losses(model, ema=0.9), fit_losses(other, ema=0.9), "the loss")
+        data = [tokens(7, model.length)]
+        bits, expected = (ls.evaluate(one, data, draws=2, rng=0).bits for one in (model, other))
+        check_close(bits, expected, "the bound", 10 * CLOSE)
+        drawn, same = (ls.sample(one, B, STEPS, 0) for one in (model, other))
+        agreeing = (drawn == same).float().mean().item()
+        assert agreeing > SAME, f"only {agreeing:.0%} of the tokens are those of the CPU"
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(folder)
+            loaded = ls.load(folder)
+            check_close(ls.evaluate(loaded.place("cuda"), data, draws=2, rng=0).bits, bits, "what was loaded", 1e-9)
+        placed = [Trainer(build_placed(), ema=0.9) for _ in range(2)]
+        check_resuming(placed, model.length)
+        assert model.place("cpu").network_device.type == "cpu"
+        check_close(ls.evaluate(model, data, draws=2, rng=0).bits, bits, "the bound back on the CPU", CLOSE)
+    return {"parameters on the device": len(network)}
+
+
+def conditions_without_float64() -> Report:
+    """Conditions, classifier-free guidance, caches and paths of a placed model."""
+    with pretend_device.no_float64():
+        for system in ("mdlm", "ar", "bd3lm"):
+            pair = [build_model(system, "default", "cpu", labels=LABELS, source=V, source_length=4) for _ in range(2)]
+            models = [pair[0].place("cuda"), pair[1]]
+            condition = Condition.of(labels=torch.arange(B) % LABELS, source=torch.tensor([[1, 2, -1]] * B))
+            given = [Batch.of(tokens(step), first=B * step, condition=condition) for step in range(2)]
+            losses = [[p.loss for p in ls.fit(model, given, steps=2, cond_dropout=0.5)] for model in models]
+            check_close(losses[0], losses[1], f"the conditional loss of {system}")
+            drawn = [ls.sample(model, B, STEPS, 0, condition=condition, guidance=1.5) for model in models]
+            assert (drawn[0] == drawn[1]).float().mean() > SAME
+        cached = ls.sample(build_model("mdlm", "default", "cpu").place("cuda"), B, STEPS, 0, cached=True)
+        assert torch.equal(cached, ls.sample(build_model("mdlm", "default", "cpu"), B, STEPS, 0, cached=True))
+        other = build_model("rdlm-heat", "default", "cpu").place("cuda").with_path("any-order")
+        assert other.network_device.type == "cuda" and other.device.type == "cpu"
+        assert ls.evaluate(other, [tokens(7)], rng=0).bits > 0
+    return {}
+
+
+def remasker_without_float64() -> Report:
+    """The second network of g-star is trained on the CPU; it begins with the weights of the network on the device."""
+    from logosphere.training.auxiliary import train_remasker
+
+    with pretend_device.no_float64():
+        losses = []
+        for device in ("cuda", "cpu"):
+            model = build_model("g-star", "default", "cpu").place(device)
+            losses.append([step.loss for step in train_remasker(model, batches(2), steps=2)])
+            assert ls.sample(model, B, STEPS, 0, sampler="g-star").shape == (B, L)
+        check_close(*losses, "the loss of the remasker")
+        equipped = ls.with_remasker(build_model("mdlm", "default", "cpu").place("cuda"))
+        assert equipped.network_device.type == "cuda"
+    return {}
+
+
+def refused_without_float64() -> Report:
+    """What such a device lacks is refused in one sentence."""
+    with pretend_device.no_float64():
+        model = build_model("mdlm", "default", "cpu").place("cuda")
+        assert Trainer(model, precision="auto").precision == torch.float32
+        recomputing = build_model("mdlm", "default", "cpu")
+        for blocks in stacks_of_blocks(recomputing):
+            blocks.recompute = True
+        for refused in (
+            lambda: Trainer(model, precision="bfloat16"),
+            lambda: ls.sample(model, B, STEPS, 0, precision="bfloat16"),
+            lambda: recomputing.place("cuda"),
+            lambda: Trainer(model, group=ProcessGroup(0, 2)),
         ):
             try:
-                job()
-                report[name] = "works"
-            except Exception:
-                report[name] = shortened()
-    return report
+                refused()
+            except UserError as problem:
+                assert "cuda" in str(problem), problem
+            else:
+                raise AssertionError("not refused")
+    return {}
+
+
+def command_line_without_float64(system: str, preset: str) -> Report:
+    """train, evaluate, sample and resume with a device without 64-bit floating point."""
+    with pretend_device.no_float64():
+        return command_line(system, preset, precision="float32")
 
 
 def shortened() -> str:
@@ -366,5 +444,6 @@ ALL: list[Callable[..., Report]] = [
     conditions,
     lengths,
 ]
-ALL += [command_line, remasker, ode, without_float64]
+ALL += [command_line, remasker, ode, without_float64, conditions_without_float64, remasker_without_float64]
+ALL += [refused_without_float64, command_line_without_float64]
 JOBS = {job.__name__: job for job in ALL}

@@ -177,13 +177,39 @@ def test_ode_likelihoods(case: tuple[str, dict[str, Any]], device: Device) -> No
     device.run("ode", system=case[0], preset="default", options=case[1])
 
 
+TEXT = ["ar", "mdlm", "md4", "udlm", "gidd", "bd3lm", "rdlm", "rdlm-heat", "gaussian-ce", "bfn"]
+"""Systems whose default preset is tested without float64 among the fast tests."""
+
+
+@pytest.mark.parametrize(
+    "system, preset",
+    [
+        case if case.values == (case.values[0], "default") and case.values[0] in TEXT
+        else pytest.param(*case.values, marks=pytest.mark.slow, id=case.id)
+        for case in CASES
+    ],
+)  # fmt: skip
+def test_the_network_alone_on_a_device_without_float64(system: str, preset: str, device: Device) -> None:
+    assert device.run("without_float64", system=system, preset=preset)["parameters on the device"] > 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=variant(case), marks=() if "projected" in case[1] else pytest.mark.slow)
+        for case in VARIANTS
+    ],
+)
+def test_other_options_without_float64(case: tuple[str, dict[str, Any]], device: Device) -> None:
+    device.run("without_float64", system=case[0], preset="default", options=case[1])
+
+
+def test_what_needs_more_than_a_network_without_float64(device: Device) -> None:
+    for job in ("conditions_without_float64", "remasker_without_float64", "refused_without_float64"):
+        device.run(job)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("system, preset", CASES)
-def test_support_without_float64_is_reported(system: str, preset: str, device: Device) -> None:
-    """The package needs 64-bit floating point; the report lists where. Without it no other error may occur."""
-    report = device.run("without_float64", system=system, preset=preset)
-    print(json.dumps({system: report}))
-    steps = {name: report[name] for name in ("build", "train", "measure", "sample")}
-    assert all(outcome == "works" or "64-bit floating point" in outcome for outcome in steps.values()), steps
-    assert (steps["build"] == "works") == (not report["buffers"])
-    assert bool(report["places"]) == (set(steps.values()) != {"works"})
+@pytest.mark.parametrize("system", COMMANDS)
+def test_the_command_line_without_float64(system: str, device: Device) -> None:
+    device.run("command_line_without_float64", system=system, preset="default")

@@ -85,7 +85,7 @@ class ProjectedCodec(VertexCodec):
         """W X, of a packed state in training and of X otherwise."""
         if self.training:
             return z[..., : self.projection_width]
-        return F.linear(z[..., : self.vocab_size], self.weight)
+        return F.linear(z[..., : self.vocab_size].to(self.weight.device), self.weight).to(z.device)
 
     def cholesky(self) -> Float[Tensor, "D D"]:
         """L with L Lᵀ = W Wᵀ."""
@@ -98,7 +98,10 @@ class ProjectedCodec(VertexCodec):
 
 
 class ProjectedInput(nn.Module):
-    """The first layer of a network: W X at a norm that is the same at all times, since it has no information."""
+    """The first layer of a network: W X at a norm that is the same at all times, since it has no information.
+
+    W belongs to the process, which may be on another device than the network.
+    """
 
     def __init__(self, codec: ProjectedCodec):
         super().__init__()
