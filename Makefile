@@ -5,11 +5,14 @@ PYTHON := $(VENV)/bin/python
 BIN    := $(VENV)/bin
 PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint types test-fast docs test-browser bench clean
+.PHONY: demo test test-slow lint types test-fast docs test-browser bench dist clean
 
-demo: $(VENV)/demo.stamp  ## train a small model for two minutes, print its bound, watch it write
+demo: $(VENV)/demo.stamp  ## train a small RDLM for two minutes, print its bound, show its text and that of a bundled model
 	$(BIN)/logosphere train demo
-	$(BIN)/logosphere sample --watch -n 3 --steps 64
+	@echo; echo "Text of the model that was trained just now, for two minutes; a model so small has learned letters and words:"
+	$(BIN)/logosphere sample --watch -n 3 --steps 64 --temperature 0.7
+	@echo; echo "Text of the bundled model 'stories', trained for 50 CPU minutes on word pieces of children's stories:"
+	$(BIN)/logosphere sample pretrained:stories -n 4 --temperature 0.7 --sampler entropy --length 56
 
 test: lint types test-fast  ## lint, types and the fast tests: a few minutes
 
@@ -36,6 +39,9 @@ test-browser: $(VENV)/browser.stamp  ## the studio in chromium (Debian: chromium
 bench: $(VENV)/dev.stamp  ## the figures of docs/results/ that take minutes, not hours
 	for script in step_overhead bound_variance sampling_overhead oracle; do $(PYTHON) benchmarks/$$script.py || exit 1; done
 
+dist: $(VENV)/dev.stamp  ## the wheel and the source distribution, in dist/, tested in an empty environment
+	$(PYTHON) tools/check_wheel.py --sdist
+
 $(PYTHON):
 	python3 -m venv $(VENV)
 
@@ -56,4 +62,4 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(PYTHON)
 	touch $@
 
 clean:
-	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

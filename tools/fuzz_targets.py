@@ -21,8 +21,8 @@ from tiny_run import RECIPE, TEXT
 
 import logosphere as ls
 from logosphere.cli import main
+from logosphere.data.archives import read_members
 from logosphere.data.corpora import open_corpus
-from logosphere.data.download import read_members
 from logosphere.data.promoters import load_signal_promoters
 from logosphere.data.text8 import read_text8
 from logosphere.data.token_cache import META, DamagedCache, open_tokens, with_checksum
@@ -163,7 +163,7 @@ def _make_corpus_targets(place: Path) -> list[Target]:
     cache = place / "cache"
 
     def open_with(prefix: str) -> Callable[[Path], object]:
-        return lambda path: open_corpus(f"{prefix}{path}", "byte", cache=cache)
+        return lambda path: open_corpus(f"{prefix}{path}", "byte", cache=cache, notify=lambda remark: None)
 
     return [
         Target(
@@ -177,6 +177,12 @@ def _make_corpus_targets(place: Path) -> list[Target]:
             _read_from_file(place / "a.jsonl", open_with("")),
             [line.encode() * 4],
             [b'{"text": "', b"\\ud800"],
+        ),
+        Target(
+            "tables",
+            _read_from_file(place / "a.csv", open_with("")),
+            [b"id,body\n" + b'1,"one two, three"\n' * 9],
+            [b'"', b",", b"\r\n", b"text", b"\0"],
         ),
         Target(
             "pairs", _read_from_file(place / "a.tsv", open_with("pairs:")), [pairs.encode()], [b"\t", b"\r\n", b"\t\t"]
