@@ -23,7 +23,7 @@ from records import find_commit, print_experiment
 MUON = ["--optim.name", "muon", "--optim.lr", "2e-3", "--optim.matrix-lr", "4e-3"]
 ADAMW = ["--optim.name", "adamw"]
 TIED, UNTIED = ["--network.tied", "True"], ["--network.tied", "False"]
-DECODER = ["--network.decoder-depth", "1"]
+DECODER, DEEPER = ["--network.decoder-depth", "1"], ["--network.decoder-depth", "2"]
 COPIES = ["--draws", "4"]
 """Four noisy copies of every text, which its encoder reads once."""
 HOLLOW = ["--network.hollow"]
@@ -68,7 +68,14 @@ ROWS: dict[str, list[str]] = {
     "bfn, own embedding subtracted": row("bfn", *CONTEXT),
     "udlm": row("udlm"),
     "udlm, own embedding subtracted": row("udlm", "subtract_input_embedding=True"),
+    "plaid": row("plaid", network=UNTIED),  # reads states, which have no table to tie the head to
+    "plaid, own embedding subtracted": row("plaid", "subtract_input_embedding=True", network=UNTIED),
+    "cdcd": row("cdcd", network=UNTIED),
+    "cdcd, own embedding subtracted": row("cdcd", *CONTEXT, network=UNTIED),
 }
+for name in ("md4", "gidd", "udlm", "sedd-absorb", "gaussian-ce", "bfn"):
+    ROWS |= {f"{name}, untied": row(name, network=UNTIED)}
+    ROWS.setdefault(name, row(name))
 for size in (2, 4, 8, 16):
     blocks = f"block={size}"
     ROWS |= {
@@ -102,7 +109,10 @@ for size in (2, 4, 8, 16):
     }
 ROWS |= {
     "bd3lm, block 4, both streams through all blocks": row("bd3lm", "block=4"),
-    "bd3lm, block 4, decoder of 2 blocks": row("bd3lm", "block=4", network=[*TIED, "--network.decoder-depth", "2"]),
+    "bd3lm, block 4, decoder of 2 blocks": row("bd3lm", "block=4", network=[*TIED, *DEEPER]),
+    "rdlm-heat, block 4, rolling, decoder of 2 blocks": row(
+        "rdlm-heat", "block=4", *JOINT, *CONTEXT, *ROLLING, network=[*TIED, *DEEPER]
+    ),
     "bd3lm, block 4, cross-entropy": row("bd3lm", "block=4", "loss=cross-entropy", network=[*TIED, *DECODER]),
 }
 ROWS |= {

@@ -37,10 +37,10 @@ import logosphere as ls
 from logosphere.cli.train_options import parse_train
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpus import Corpus
+from logosphere.data.units import units_per_token
 from logosphere.evaluation.report import Report
 from logosphere.model import Model
 from logosphere.runs.create import create_run
-from logosphere.runs.evaluate import units_per_token
 from logosphere.runs.loop import Saved, run_training
 from logosphere.runs.run import Run
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from logosphere.data.archives import read_members
 from logosphere.data.corpus import Corpus, IntArray
-from logosphere.data.download import read_members
 from logosphere.data.tokenizer_registry import SubwordTokenizer
 
 SPLITS = ("train", "valid", "test")

@@ -72,7 +72,7 @@ def plot_part(name: str, rows: list[Row], folder: Path) -> None:
                 for point in row["curve"]
             ]
             series.append(Series(entry, row["row"], dots))
-        drawn = plot(series, title=f"{name}: validation bound", x=title, y="bound, bits per character", named=True)
+        drawn = plot(series, title=f"{name}: validation bound", x=title, y="bound, bits per character")
         if drawn:
             make_standalone(drawn).save(folder / f"paper-{name}-{x.split()[0].lower()}.svg")
 
