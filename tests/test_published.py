@@ -22,7 +22,7 @@ from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus
 from logosphere.data.datasets import INTEGER_DATASETS
 from logosphere.data.locate import locate
-from logosphere.data.published import RECORD_DATASETS
+from logosphere.data.published import RECORD_DATASETS, STORY_END, join_paragraphs, split_stories
 from logosphere.data.published_integers import parse_amat
 from logosphere.errors import UserError
 from logosphere.runs.recipes import RECIPES, recipe
@@ -55,21 +55,23 @@ def stories(letter: str, separator: str = "") -> str:
     return "".join(f"{letter * number}\n\n“tea”, said {letter}\n{separator}" for number in range(1, 41))
 
 
+STORIES: tuple[Files, Files] = (
+    {
+        "tinystories_first10k_lines.txt": stories("a", "<|endoftext|>\n").encode(),
+        "tinystories_smallGPT.txt": stories("b").encode(),
+    },
+    {
+        "tinystories_first10k_lines.txt": stories("a", "<|endoftext|>\n").encode(),
+        "tinystories_smallGPT.txt": (stories("b", "<|endoftext|>\n") + "the next story, cut").encode() + b"\xe2",
+    },
+)
 ENHANCERS = [[bases(number + start) for number in range(20)] for start in (0, 1000)]
 FOLD = 3
 CASES: dict[str, tuple[Files, Files]] = {
     "captions": ({"image_coco_train.txt": lines(*(f"cat {i}" for i in range(30))), "image_coco_test.txt": b"a dog"},)
     * 2,
-    "tinystories": (
-        {
-            "tinystories_first10k_lines.txt": stories("a", "<|endoftext|>\n").encode(),
-            "tinystories_smallGPT.txt": stories("b").encode(),
-        },
-        {
-            "tinystories_first10k_lines.txt": stories("a", "<|endoftext|>\n").encode(),
-            "tinystories_smallGPT.txt": (stories("b", "<|endoftext|>\n") + "the next story, cut").encode() + b"\xe2",
-        },
-    ),
+    "tinystories": STORIES,
+    "passages": STORIES,
     "smiles": ({"qm9_smiles_full.txt": lines("C", "N", *("C" * i for i in range(2, 40)), "")},) * 2,
     "promoters": ({f"gue_prom_prom_core_all_{s}.csv": table(map(bases, range(9))) for s in ("train", "dev", "test")},)
     * 2,
@@ -205,6 +207,15 @@ def test_other_texts_than_those_of_the_records_are_told(tmp_path: Path, monkeypa
         assert open_corpus("enhancers").sha256 == corpus.sha256
 
 
+def test_passages_are_paragraphs_of_one_story_with_plain_quotation_marks() -> None:
+    blank, plain = "a said â€œteaâ€\n\nb\nc\n\n\nd\n", f"a’s\nb\n{STORY_END}\nc\n"
+    assert split_stories(blank) == [["a said â€œteaâ€", "b"], ["c", "d"]]
+    assert split_stories(blank, 3) == [["a said â€œteaâ€", "b"], ["c"]]
+    assert split_stories(plain) == [["a’s", "b"], ["c"]]
+    assert list(join_paragraphs(["a’s", "said â€œteaâ€"])) == ['a\'s\nsaid "tea"']
+    assert [len(one) for one in join_paragraphs(["a" * 200, "b" * 249, "c", "d" * 900, "e"])] == [450, 1, 900, 1]
+
+
 def test_every_named_corpus_can_be_had() -> None:
     names = set()
     for name, one in CATALOGUE.items():
@@ -212,7 +223,8 @@ def test_every_named_corpus_can_be_had() -> None:
         assert one.files or one.package or name == "synthetic-promoters", name
         for file in one.files:
             assert file.urls[0].startswith("https://") and all(re.match(r"https?://\S+$", url) for url in file.urls)
-            assert file.size > 0 and re.fullmatch("([0-9a-f]{64})?", file.sha256) and file.name not in names
+            assert file.size > 0 and re.fullmatch("([0-9a-f]{64})?", file.sha256)
+            assert (file.name in names) == (name == "passages"), "passages are of the files of tinystories"
             assert file.sha256 or one.texts_sha256 or name == "sudoku", "checked by its hash, its texts or its rules"
             names.add(file.name)
     assert {"text8", "pydoc", *RECORD_DATASETS, *INTEGER_DATASETS, "synthetic-promoters"} == set(CATALOGUE)
@@ -253,6 +265,7 @@ def test_real_files_have_the_sizes_and_hashes_of_the_catalogue(name: str) -> Non
     [
         ("captions", (9000, 1000, 10_000)),
         ("tinystories", (11_998, 665, 665)),
+        ("passages", (6_329, 452, 492)),
         ("smiles", (117_747, 6542, 6542)),
         ("promoters", (47_356, 5920, 5920)),
         ("bound-sites", (32_378, 1000, 1000)),

@@ -8,8 +8,7 @@ import torch
 import logosphere as ls
 from logosphere.geometry import sphere
 from logosphere.geometry.bridges import tangent_normal_log_p
-from logosphere.networks.base import BeliefInput, PosteriorHead
-from logosphere.networks.transformer import FullTransformer
+from logosphere.networks.base import BeliefInput, ConditionalNetwork, PosteriorHead
 from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.processes.spherical.wide import MEASURED_ONE_IN, WideSphericalDiffusion
 from logosphere.rng import WIDE, CounterNoise, GeneratorNoise, Noise, categorical
@@ -24,15 +23,18 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("rdlm", {"loss": "drift"}),
     ("rdlm-heat", {}),
     ("rdlm-heat", {"path": "any-order"}),
+    ("rdlm", {"block": 4}),
+    ("rdlm-heat", {"block": 4, "path": "any-order"}),
+    ("rdlm-heat", {"block": 4, "stagger": 0.7, "order": "left-to-right", "decoder_depth": 1, "depth": 2}),
 ]
 
 
 def build(name: str, vocab_size: int, **options: Any) -> ls.Model:
     torch.manual_seed(0)
-    model = ls.build(name, vocab_size=vocab_size, length=L, width=32, depth=1, heads=2, **options)
+    model = ls.build(name, vocab_size=vocab_size, length=L, **({"width": 32, "depth": 1, "heads": 2} | options))
     assert type(model.process) is WideSphericalDiffusion
     with torch.no_grad():
-        network = next(module for module in model.modules() if isinstance(module, FullTransformer))
+        network = next(module for module in model.modules() if isinstance(module, ConditionalNetwork))
         network.head.weight.normal_(std=0.1)
     return model
 

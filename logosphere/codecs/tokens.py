@@ -92,6 +92,8 @@ class CoordinateStem(nn.Linear, TokenRows):
         nn.init.zeros_(self.bias)
 
     def forward(self, z: State) -> State:
+        if not z.is_floating_point():  # clean states as token ids
+            return F.embedding(z, self.weight.T) + self.bias
         return super().forward(z[..., : self.in_features])
 
     def token_rows(self, vocab_size: int) -> Float[Tensor, "V D"]:

@@ -89,6 +89,13 @@ def _sudoku(name: str, size: int) -> RemoteFile:
     return RemoteFile(name, size, _github("matthewdemczyk/CSI4900_Dancing_Links", commit, name))
 
 
+_STORIES = (
+    _stories("tinystories_first10k_lines.txt", "TinyStoriesV2-GPT4-train.txt", 1_424_708,
+             "5a19b936d7b53bbdac1eea03230b00161dceca24ae272f5bd8e9dbbc2a883418"),
+    _stories("tinystories_smallGPT.txt", "TinyStories-train.txt", 1_000_000),
+)  # fmt: skip
+
+
 CORPORA: dict[str, NamedCorpus] = {
     "pydoc": NamedCorpus(
         "Python's own help topics in the alphabet of text8: 0.4 million characters", "PSF License", package="Python"
@@ -142,14 +149,17 @@ DATASETS: dict[str, NamedCorpus] = {
     "tinystories": NamedCorpus(
         "paragraphs of stories for small children: the beginning of TinyStories",
         "CDLA-Sharing-1.0",
-        (
-            _stories("tinystories_first10k_lines.txt", "TinyStoriesV2-GPT4-train.txt", 1_424_708,
-                     "5a19b936d7b53bbdac1eea03230b00161dceca24ae272f5bd8e9dbbc2a883418"),
-            _stories("tinystories_smallGPT.txt", "TinyStories-train.txt", 1_000_000),
-        ),
+        _STORIES,
         archives=("tinystories.tar.xz",),
         texts_sha256="aee6f7cef26494f5c00d8bc0d09c2cb93175ed09107cccee9b538a509f7b114c",
         note="hf:roneneldan/TinyStories is the whole set",
+    ),
+    "passages": NamedCorpus(
+        "passages of the same stories: up to 450 characters of consecutive paragraphs",
+        "CDLA-Sharing-1.0",
+        _STORIES,
+        archives=("tinystories.tar.xz",),
+        texts_sha256="7d68c0596e280fc819615d7e63df66e31248327cdf410991f9cfbc96cab0a8fa",
     ),
     "smiles": NamedCorpus(
         "the small molecules of QM9 as SMILES",

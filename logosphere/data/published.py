@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,10 @@ Records = dict[str, list[Record]]
 STORY_END = "<|endoftext|>"
 STORY_FILES = {"tinystories_first10k_lines.txt": None, "tinystories_smallGPT.txt": 5758}
 """Files of stories, and how many of their paragraphs are used; the end of a download is a broken one."""
+PASSAGE = 450
+"""Characters that whole paragraphs of a passage have together at most; a longer paragraph is a passage by itself."""
+MISREAD = {"â€œ": '"', "â€™": "'", "â€“": "–", "â€”": "—", "â€": '"', "“": '"', "”": '"', "’": "'"}
+"""Quotation marks and dashes that the published files hold in two forms, one of them decoded wrongly."""
 FIRST_FOLD = 297
 """Sequences of the first of five folds, which the published file of enhancers has at its end."""
 
@@ -70,6 +74,57 @@ def load_tinystories(cache: Path, report: ReportProgress) -> Records:
         for split, cut in cuts.items():
             splits[split] += paragraphs[cut]
     return splits
+
+
+def load_passages(cache: Path, report: ReportProgress) -> Records:
+    """Passages of stories for small children: paragraphs that follow one another, with plain quotation marks."""
+    found = _read_all("passages", {name: name for name in STORY_FILES}, cache, report)
+    splits: Records = {"train": [], "valid": [], "test": []}
+    for name, used in STORY_FILES.items():
+        text = found[name].decode(errors="strict" if used is None else "ignore")
+        stories = split_stories(text, used)
+        part = len(stories) // 20
+        cuts = {"train": slice(0, -2 * part), "valid": slice(-2 * part, -part), "test": slice(-part, None)}
+        for split, cut in cuts.items():
+            splits[split] += [Record(passage) for story in stories[cut] for passage in join_paragraphs(story)]
+    return splits
+
+
+def split_stories(text: str, used: int | None = None) -> list[list[str]]:
+    """The paragraphs of each story, `used` of them in all.
+
+    Where blank lines separate paragraphs, a line break without one ends a story, as STORY_END does.
+    """
+    stories: list[list[str]] = [[]]
+    blank_lines, taken, gap = "\n\n" in text.split(STORY_END)[0].strip(), 0, True
+    for line in map(str.strip, text.split("\n")):
+        if not line or line == STORY_END:
+            gap = gap or not line
+        elif taken == used:
+            break
+        else:
+            taken += 1
+            if stories[-1] and blank_lines and not gap:
+                stories.append([])
+            stories[-1].append(line)
+            gap = False
+        if line == STORY_END and stories[-1]:
+            stories.append([])
+    return stories if stories[-1] else stories[:-1]
+
+
+def join_paragraphs(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Yield consecutive paragraphs, joined by line breaks, as passages of at most PASSAGE characters where they fit."""
+    passage = ""
+    for paragraph in paragraphs:
+        for misread, mark in MISREAD.items():
+            paragraph = paragraph.replace(misread, mark)
+        if passage and len(passage) + 1 + len(paragraph) > PASSAGE:
+            yield passage
+            passage = ""
+        passage = f"{passage}\n{paragraph}" if passage else paragraph
+    if passage:
+        yield passage
 
 
 def load_smiles(cache: Path, report: ReportProgress) -> Records:
@@ -132,6 +187,7 @@ RECORD_DATASETS: dict[str, Callable[[Path, ReportProgress], Records]] = {
     "e2e": load_e2e,
     "captions": load_captions,
     "tinystories": load_tinystories,
+    "passages": load_passages,
     "smiles": load_smiles,
     "promoters": load_promoters,
     "bound-sites": load_bound_sites,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.codecs.base import TokenRows
@@ -302,8 +303,9 @@ class BeliefInput(Wrapper):
         return self._rewrap_in_mode(self.inner.with_context(self._certain(context, K)))
 
     def _certain(self, context: State, K: int) -> Float[Tensor, "B M K"]:
-        """The beliefs of clean states."""
-        return K**0.5 * context[..., :K]
+        """The beliefs of clean states, which are token ids where there are many tokens."""
+        states = context if context.is_floating_point() else F.one_hot(context, K).float()
+        return K**0.5 * states[..., :K]
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return BeliefInput(inner, self.belief)
