@@ -46,6 +46,15 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
     """All options that differ from the defaults, those of the preset among them."""
     preset: str = "default"
+    published: dict[str, Any] | None = None
+    """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
+
+    def content(self) -> dict[str, Any]:
+        """For recipe.json."""
+        content = asdict(self)
+        if self.published is None:
+            del content["published"]
+        return content
 
 
 class Model(nn.Module):
@@ -122,7 +131,7 @@ class Model(nn.Module):
         denoiser = self.denoiser
         if denoiser is None:
             raise UserError("This model has no denoiser, so there is nothing to save: build it with a network.")
-        if isinstance(denoiser, ModuleDenoiser):
+        if isinstance(denoiser, ModuleDenoiser) or self.spec.published is not None:
             return
         if self.own_denoiser or is_outside(place_of(type(denoiser))):
             raise UserError(
@@ -141,7 +150,7 @@ class Model(nn.Module):
         write_tensors(folder / WEIGHTS, self.state_dict())
         if self.tokenizer is not None:
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
-        write_recipe(folder / RECIPE, {"model": asdict(self.spec)} | self.describe_plugins())
+        write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins())
 
     def describe_plugins(self) -> dict[str, Any]:
         """The parts of this model from outside of the package, as recipe.json names them for errors."""

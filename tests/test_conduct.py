@@ -24,7 +24,7 @@ LAYERS = [
     ["model"],
     ["sampling"],
     ["systems"],
-    ["data", "training", "evaluation", "report"],
+    ["data", "training", "evaluation", "report", "checkpoints"],
     ["pretrained"],
     ["runs"],
     ["studio"],

@@ -155,7 +155,7 @@ class Run:
                 "tokenizer": corpus.tokenizer.fingerprint,
                 "labels": corpus.labels,
             }
-            content: dict[str, Any] = {"model": asdict(spec), "recipe": asdict(config), "corpus": source}
+            content: dict[str, Any] = {"model": spec.content(), "recipe": asdict(config), "corpus": source}
             if begun is not None:
                 _link_or_copy(begun.weights, draft / BEGIN)  # so that the run does not depend on its parent
                 content["begun"] = begun.content()

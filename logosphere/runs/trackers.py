@@ -141,7 +141,7 @@ def _metrics(event: Event) -> tuple[int, dict[str, float]]:
 
 def _settings(run: Run) -> dict[str, Any]:
     """The model and the configuration of a run."""
-    return {"model": asdict(run.spec), "recipe": asdict(run.config)}
+    return {"model": run.spec.content(), "recipe": asdict(run.config)}
 
 
 def _identity(run: Run) -> str:

@@ -1,0 +1,1 @@
+"""Published checkpoints: files of weights, families of models, and what their configurations mean."""

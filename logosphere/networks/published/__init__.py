@@ -1,0 +1,1 @@
+"""Networks in the layouts that papers publish their weights in, and the denoiser around them."""

@@ -1,0 +1,42 @@
+"""The interface of networks in published layouts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from logosphere.networks.attention import KVCache
+from logosphere.networks.published.config import PublishedConfig
+from logosphere.types import Bool, Float, Int64
+
+
+class PublishedNetwork(nn.Module, ABC):
+    """A transformer over the ids of a checkpoint. Parameters have names of their own; families map published ones."""
+
+    config: PublishedConfig
+
+    @abstractmethod
+    def features(
+        self,
+        inputs: Tensor,
+        condition: Float[Tensor, "B M"] | None,
+        *,
+        positions: Int64[Tensor, " M"] | None = None,
+        mask: Bool[Tensor, "M N"] | None = None,
+        causal: bool = False,
+        caches: Sequence[KVCache] | None = None,
+    ) -> Float[Tensor, "B M D"]:
+        """The input of the head, for ids [B, M] (or states [B, M, d], RDLM).
+
+        `condition` holds σ or t of every position, None where nothing is read; `positions` are 0 … M - 1 unless given;
+        `mask` says which keys each query sees (None: all, or with `causal` those up to itself); `caches` hold keys and
+        values of earlier positions, to which those of these positions are appended.
+        """
+
+    @abstractmethod
+    def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of all rows of the table; DDiT's modulation of the last norm belongs to `features`."""
+
+    @abstractmethod
+    def new_caches(self, batch: int, length: int) -> list[KVCache]:
+        """Empty caches for this many sequences and positions, one for each block of the network."""

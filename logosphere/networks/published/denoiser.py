@@ -1,0 +1,99 @@
+"""Published networks as denoisers: ids of the checkpoint for tokens and masks, its shift, and what it reads."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from logosphere.networks.attention import block_causal_mask
+from logosphere.networks.base import Denoiser, Evaluations
+from logosphere.networks.published.base import PublishedNetwork
+from logosphere.types import Float, Logits, State, Times, Where
+
+
+class PublishedDenoiser(Denoiser):
+    """Predicts tokens 0 … K - 1 with a network whose table may have other rows as well.
+
+    The mask of the package is K, that of the network `config.mask_id`. Rows of the table that are no tokens get no
+    probability.
+    """
+
+    mask: Tensor
+    positions: Tensor
+
+    def __init__(
+        self,
+        network: PublishedNetwork,
+        vocab_size: int,
+        length: int,
+        block: int,
+        *,
+        sigma: Callable[[Times], Float[Tensor, "B M"]] | None = None,
+        start: int | None = None,
+    ):
+        """`sigma` maps times to σ for networks that read it; `start` is the id before the first token (causal ones)."""
+        super().__init__()
+        self.network, self.config = network, network.config
+        self.vocab_size, self.length, self.block = vocab_size, length, block
+        self.sigma, self.start = sigma, start
+        self.reads_time = self.config.reads in ("sigma", "time")
+        in_blocks = self.config.attention == "blocks" and block < length
+        mask = block_causal_mask(length, block) if in_blocks else torch.empty(0, dtype=torch.bool)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
+
+    @property
+    def answers_first(self) -> bool:
+        """Whether position 0 is predicted; otherwise it must be known."""
+        return self.start is not None if self.config.attention == "causal" else not self.config.shift
+
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        h = self.features(z, t, context)
+        return self.logits(h if where is None else h[where])
+
+    def features(self, z: State, t: Times, context: State) -> Float[Tensor, "B M D"]:
+        """The input of the head at the position that each position is answered by."""
+        if self.config.attention == "causal":
+            ids = F.pad(self.ids(context), (1, 0), value=self.start or 0)[:, :-1]
+            return self.network.features(ids, self.condition(t), causal=True)
+        if len(self.mask):
+            both = torch.cat([self.ids(z), self.ids(context)], 1)
+            condition = self.condition(torch.cat([t, torch.zeros_like(t)], 1))
+            h = self.network.features(both, condition, positions=self.positions, mask=self.mask)[:, : z.shape[1]]
+        else:
+            h = self.network.features(self.ids(z), self.condition(t))
+        return torch.cat([h[:, :1], h[:, :-1]], 1) if self.config.shift else h
+
+    def logits(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
+        """Logits of the tokens; the id of a mask that lies between them has none."""
+        out: Tensor = self.network.head(h).float()
+        if self.config.permutation:
+            out = out[..., list(self.config.permutation)]
+        out = out[..., : self.vocab_size]
+        mask = self.config.mask_id
+        if mask is None or mask >= self.vocab_size:
+            return out
+        return out.index_fill(-1, torch.tensor([mask], device=out.device), -torch.inf)
+
+    def ids(self, z: State) -> Tensor:
+        """Rows of the table for token ids and masks; states of the sphere stay as they are."""
+        if z.is_floating_point() or self.config.mask_id is None:
+            return z
+        return torch.where(z == self.vocab_size, self.config.mask_id, z)
+
+    def condition(self, t: Times) -> Float[Tensor, "B M"] | None:
+        """What the network is told about the noise."""
+        match self.config.reads:
+            case "nothing":
+                return None
+            case "zero":
+                return torch.zeros_like(t)
+            case "sigma" if self.sigma is not None:
+                return self.sigma(t)
+            case _:
+                return t
+
+    def evaluations(self, draws: int = 1) -> Evaluations:
+        doubled = 2.0 if len(self.mask) else 1.0
+        return Evaluations(positions=doubled * draws, pairs=doubled**2 * draws)
