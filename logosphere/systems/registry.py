@@ -124,6 +124,8 @@ FRESH: Any = object()
 """The default of `denoiser` in `build`: a new network. None means no network."""
 MAX_SIZE = 1 << 24
 """Largest vocabulary and length; larger values come from typing errors or damaged files."""
+MAX_TIMESTEPS = 100_000
+"""Most steps of a process in discrete time: its tables grow with them, and times in float32 become too coarse."""
 
 Settings = TypeVar("Settings")
 Builder = Callable[[int, int, NetworkConfig | None, Settings], "Model"]
@@ -279,6 +281,11 @@ def build(
         if option not in known:
             raise UserError(f"'{name}' has no option '{option}'.{suggest(option, known)}")
         check_option_type(name, option, value, known[option].type)
+        if option == "timesteps" and value is not None and value > MAX_TIMESTEPS:
+            raise UserError(
+                f"timesteps must be at most {MAX_TIMESTEPS:,}, not {value:,}; 1,000 are usual, and timesteps=None is "
+                "continuous time where the system has it."
+            )
     chosen = find_preset(name, preset)
     options = chosen.options | options
     network_fields = {f.name for f in fields(NetworkConfig)}

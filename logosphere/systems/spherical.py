@@ -41,6 +41,8 @@ CHOICES = {
     "codes": ("valid", "published"),
     "protocol": ("bound", "published"),
 }
+MAX_TIMESTEPS = 5_000
+"""Most steps of a chain, whose tables of the bridge take 0.4 MB a step."""
 RISING = "rising"
 """The fraction of any-order sequences that grows from 0 to 1 within the first half of training."""
 
@@ -107,8 +109,8 @@ class RDLMSettings:
     def __post_init__(self) -> None:
         for option, choices in CHOICES.items():
             check_choice(option, getattr(self, option), choices)
-        if self.timesteps is not None and self.timesteps < 2:
-            raise UserError(f"timesteps must be at least 2, not {self.timesteps}.")
+        if self.timesteps is not None and not 2 <= self.timesteps <= MAX_TIMESTEPS:
+            raise UserError(f"timesteps must be from 2 to {MAX_TIMESTEPS:,}, not {self.timesteps:,}.")
         if self.switch is not None and not 0 <= self.switch <= 1:
             raise UserError(f"switch must be a fraction of the training from 0 to 1, not {self.switch}.")
         if self.projected and (
