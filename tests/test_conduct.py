@@ -127,7 +127,10 @@ def test_every_system_has_a_card_and_can_be_built() -> None:
         (lambda: ls.build("mdlm", vocab_size=1, length=4), "at least 2 tokens"),
         (lambda: ls.build("mdlm", vocab_size=3, length=0), "at least 1"),
         (lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=0), "timesteps"),
-        (lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=10**8), "timesteps must be at most 100,000"),
+        (
+            lambda: ls.build("d3pm-uniform", vocab_size=3, length=4, timesteps=10**8),
+            "timesteps must be at most 100,000",
+        ),
         (lambda: ls.build("rdlm", vocab_size=3, length=4, timesteps=10**5), "timesteps must be from 2 to 5,000"),
     ],
 )

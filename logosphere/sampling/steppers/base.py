@@ -226,19 +226,16 @@ class Windowed(Stepper):
         return (self.inside if begins and ends else self.outside)(process, evaluate, z, t, s, noise)
 
 
-@dataclass(frozen=True)
-class GreedyLastStep(Stepper):
-    """Takes the likeliest token in the last step of each position instead of a draw, which reduces diversity."""
+class StepperWrapper(Stepper, ABC):
+    """A stepper around another one, whose grid, times and costs it has."""
 
     inner: Stepper
 
-    def begin_sampling(self) -> Stepper:
-        return GreedyLastStep(self.inner.begin_sampling())
-
     def supports(self, process: Process) -> bool:
-        return self.inner.supports(process)
+        return super().supports(process) and self.inner.supports(process)
 
     def check(self, process: Process) -> None:
+        super().check(process)
         self.inner.check(process)
 
     def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
@@ -259,6 +256,16 @@ class GreedyLastStep(Stepper):
     @property
     def extra_nfe(self) -> int:
         return self.inner.extra_nfe
+
+
+@dataclass(frozen=True)
+class GreedyLastStep(StepperWrapper):
+    """Takes the likeliest token in the last step of each position instead of a draw, which reduces diversity."""
+
+    inner: Stepper
+
+    def begin_sampling(self) -> Stepper:
+        return GreedyLastStep(self.inner.begin_sampling())
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         is_last = bool((s == 0)[t > s].all())

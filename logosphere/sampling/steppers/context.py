@@ -23,7 +23,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.processes.base import Process
 from logosphere.rng import Noise
-from logosphere.sampling.steppers.base import Evaluate, Requirement, Stepper, ancestral
+from logosphere.sampling.steppers.base import Evaluate, Requirement, Stepper, StepperWrapper, ancestral
 from logosphere.sampling.steppers.manifold import SPHERE
 from logosphere.sampling.steppers.unmasking import MASKED
 from logosphere.types import Float, Logits, Positions, Predict, State, Times
@@ -36,7 +36,7 @@ MIN_LOG_P = -100.0
 """Smaller log-probabilities count as this where they are subtracted."""
 
 
-class ContextGuidance(Stepper):
+class ContextGuidance(StepperWrapper):
     """The steps of `inner` with guided predictions; `scale` is γ, and `temperature` is τ."""
 
     needs = GUIDABLE
@@ -54,32 +54,6 @@ class ContextGuidance(Stepper):
 
     def begin_sampling(self) -> Stepper:
         return ContextGuidance(self.scale, self.temperature, self.inner.begin_sampling())
-
-    def supports(self, process: Process) -> bool:
-        return super().supports(process) and self.inner.supports(process)
-
-    def check(self, process: Process) -> None:
-        super().check(process)
-        self.inner.check(process)
-
-    @property
-    def adaptive(self) -> bool:
-        return self.inner.adaptive
-
-    def steps(self, length: int, steps: int) -> int:
-        return self.inner.steps(length, steps)
-
-    def grid(self, process: Process, steps: int) -> Float[Tensor, " n"]:
-        return self.inner.grid(process, steps)
-
-    def position_times(
-        self, process: Process, rows: Float[Tensor, "S M"], free: Positions, noise: Noise
-    ) -> Float[Tensor, " S #B M"]:
-        return self.inner.position_times(process, rows, free, noise)
-
-    @property
-    def extra_nfe(self) -> int:
-        return self.inner.extra_nfe
 
     def __call__(self, process: Process, evaluate: Evaluate, z: State, t: Times, s: Times, noise: Noise) -> State:
         def evaluate_guided(z: State, t: Times, where: Positions, denoiser: Predict | None = None) -> Logits:
