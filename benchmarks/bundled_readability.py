@@ -79,7 +79,8 @@ def measure(run: Run, samples: int, scorer: CausalLMScorer | None, show: int) ->
     """Print the rows of a model."""
     model, corpus, decode = run.model(), open_corpus(run.config.data, run.tokenizer), run.tokenizer.decode
     trained = take_first_tokens(corpus.train, TRAIN_TOKENS)
-    ends = np.flatnonzero(trained == run.tokenizer.eos) + 1 if run.tokenizer.eos is not None else []
+    eos = run.tokenizer.eos
+    ends: list[int] = [] if eos is None else (np.flatnonzero(trained == eos) + 1).tolist()
     words = text8_filter(" ".join(decode(part) for part in np.split(trained, ends))).split()
     known = {word for word, count in Counter(words).items() if count >= MIN_COUNT}
     seen = set(find_runs(words))
