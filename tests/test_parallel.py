@@ -20,6 +20,7 @@ import logosphere as ls
 from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
+from logosphere.parallel import launch as launcher
 from logosphere.parallel.launch import PeerLost, _wait, launcher_died, must_launch
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
 from logosphere.runs.config import TrainConfig
@@ -175,6 +176,40 @@ def test_nproc_below_one_is_refused(nproc: int) -> None:
     with pytest.raises(UserError, match="at least 1"):
         must_launch(nproc)
     assert not must_launch(1) and must_launch(2) and not launcher_died()
+
+
+@pytest.mark.parametrize("command", [["train"], ["evaluate", "run"], ["sample"]], ids=" ".join)
+def test_too_many_processes_are_refused_before_the_first_is_started(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*args: object, **options: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(launcher, "_count_gpus", lambda: 0)
+    assert main([*command, "--nproc", "1000"]) == 1
+    expected = "logosphere: At most 12 processes are started on this machine, which has 6 cores, not 1000.\n"
+    assert capsys.readouterr().err == expected
+    assert must_launch(12)
+    with pytest.raises(UserError, match="At most 12 processes"):
+        must_launch(13)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert must_launch(8)
+    monkeypatch.setattr(launcher, "_count_gpus", lambda: 16)
+    assert must_launch(16)
+    monkeypatch.setenv("WORLD_SIZE", "512")  # started by torchrun, on several machines
+    assert not must_launch(512)
+
+
+def test_a_dry_run_for_another_machine_says_that_this_one_is_too_small(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(launcher, "_count_gpus", lambda: 0)
+    argv = ["train", "--dry-run", "--nproc"]
+    assert main([*argv, "64"]) == 0 and "At most 12 processes" in capsys.readouterr().err
+    assert main([*argv, "12"]) == 0 and "At most" not in capsys.readouterr().err
 
 
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]

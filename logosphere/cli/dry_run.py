@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from logosphere.cli.console import DISPLAY, log, print_json
+from logosphere.parallel.launch import explain_excess
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.cost_model import CPU_REACHED, GPU_MEMORY, GPUS, REACHED, Cost
 from logosphere.runs.costs import machine_speed
@@ -33,6 +34,8 @@ def dry_run(name: str, config: TrainConfig, processes: int, *, json: bool) -> in
         print_json(content | summarise(plan, costs))
         return 0
     print(format_plan(plan, costs))
+    if excess := explain_excess(processes):  # the estimate may be for another machine
+        log(excess)
     if name in PLANS and not plan.expected:
         log(f"The plan of {name} is left out, because options change its training.")
     if None not in here:

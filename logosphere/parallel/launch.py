@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from logosphere.errors import UserError
@@ -21,6 +22,8 @@ from logosphere.errors import UserError
 GRACE = 20.0
 """Seconds that processes have to exit by themselves after one of them has failed."""
 POLL_SECONDS = 0.05
+LEAST_LIMIT = 8
+"""Processes that may be started on any machine; on a larger one two for each core, or one for each GPU."""
 LAUNCHER = "LOGOSPHERE_LAUNCHER"
 """The variable with the id of the process that has started a group; the group stops when that process is gone."""
 
@@ -38,7 +41,28 @@ def must_launch(processes: int) -> bool:
     """Are several processes requested, and not yet started?"""
     if processes < 1:
         raise UserError(f"The number of processes must be at least 1, not {processes}.")
-    return processes > 1 and not is_distributed()
+    if processes == 1 or is_distributed():
+        return False
+    if excess := explain_excess(processes):
+        raise UserError(excess)
+    return True
+
+
+def explain_excess(processes: int) -> str:
+    """Why so many processes are not started on this machine; empty if they may be.
+
+    Each process loads torch, some hundred megabytes, so a mistyped number exhausts the memory of the machine.
+    """
+    cores = os.cpu_count() or 1
+    most = max(LEAST_LIMIT, 2 * cores, _count_gpus())
+    if processes <= most:
+        return ""
+    return f"At most {most} processes are started on this machine, which has {cores} cores, not {processes}."
+
+
+def _count_gpus() -> int:
+    """The GPUs by their device files, since asking torch takes seconds; 0 where there are no such files."""
+    return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def rank() -> int:
