@@ -21,7 +21,8 @@ from logosphere.cli import main
 from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.parallel import launch as launcher
-from logosphere.parallel.launch import PeerLost, _wait, launcher_died, must_launch
+from logosphere.parallel.launch import PeerLost, _wait, must_launch
+from logosphere.parallel.lifetime import LAUNCHER, launcher_died
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, RemoteError
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
@@ -163,6 +164,28 @@ def test_a_killed_process_is_reported() -> None:
         _wait(group, [])
     group[0].terminate()
     assert _wait(group, [signal.SIGTERM]) == 128 + signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_end_with_a_killed_launcher_while_they_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "logosphere", "train", "--nproc", "2", "--out", str(tmp_path / "run")]
+    launched = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    started = Path(f"/proc/{launched.pid}/task/{launched.pid}/children")
+    while len(started.read_text().split()) < 2:
+        assert launched.poll() is None
+        time.sleep(0.01)
+    launched.kill()
+    began = time.monotonic()
+    launched.communicate(timeout=30)  # both hold the pipe until they end
+    assert time.monotonic() - began < 2 and not (tmp_path / "run").exists()
+
+
+def test_a_process_whose_launcher_has_ended_does_nothing() -> None:
+    command = [sys.executable, "-m", "logosphere", "systems"]
+    other = subprocess.run(command, env=os.environ | {LAUNCHER: "0"}, capture_output=True, text=True)
+    assert (other.returncode, other.stdout, other.stderr) == (1, "", "")
+    own = subprocess.run(command, env=os.environ | {LAUNCHER: str(os.getpid())}, capture_output=True, text=True)
+    assert own.returncode == 0 and "rdlm" in own.stdout
 
 
 def test_a_batch_smaller_than_the_number_of_processes_is_refused(corpus: Corpus, tmp_path: Path) -> None:

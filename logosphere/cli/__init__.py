@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from logosphere import __version__
 from logosphere.cli.encoding import replace_unencodable
 from logosphere.errors import UserError, suggest
-from logosphere.parallel.launch import PeerLost, has_launcher, is_distributed, launch, must_launch, rank
+from logosphere.parallel.launch import PeerLost, is_distributed, launch, must_launch, rank
+from logosphere.parallel.lifetime import has_launcher
 
 if TYPE_CHECKING:
     from logosphere.cli.console import Arguments

@@ -15,7 +15,8 @@ from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER
 from logosphere.networks.config import NetworkConfig
-from logosphere.parallel.launch import launcher_died, rank
+from logosphere.parallel.launch import rank
+from logosphere.parallel.lifetime import launcher_died
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.budget import BUDGETS, describe_used, extend, extension_hint, is_finished, used
 from logosphere.runs.config import TrainConfig

@@ -18,14 +18,13 @@ from pathlib import Path
 from types import FrameType
 
 from logosphere.errors import UserError
+from logosphere.parallel.lifetime import LAUNCHER
 
 GRACE = 20.0
 """Seconds that processes have to exit by themselves after one of them has failed."""
 POLL_SECONDS = 0.05
 LEAST_LIMIT = 8
 """Processes that may be started on any machine; on a larger one two for each core, or one for each GPU."""
-LAUNCHER = "LOGOSPHERE_LAUNCHER"
-"""The variable with the id of the process that has started a group; the group stops when that process is gone."""
 
 
 class PeerLost(UserError):
@@ -68,17 +67,6 @@ def _count_gpus() -> int:
 def rank() -> int:
     """The number of this process among those that were started together."""
     return int(os.environ.get("RANK", "0"))
-
-
-def has_launcher() -> bool:
-    """Was this process started by `launch`, which reports how it ends?"""
-    return LAUNCHER in os.environ
-
-
-def launcher_died() -> bool:
-    """Has the process that started this one ended?"""
-    launcher = os.environ.get(LAUNCHER)
-    return launcher is not None and os.getppid() != int(launcher)
 
 
 def launch(argv: list[str], processes: int) -> int:
