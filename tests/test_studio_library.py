@@ -12,6 +12,7 @@ pytest.importorskip("starlette")
 from cli_helpers import error_line
 from starlette.testclient import TestClient
 
+import logosphere as ls
 from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.pretrained import PREFIX, list_pretrained, resolve_folder
@@ -22,6 +23,7 @@ from logosphere.studio.library import Library
 from logosphere.types import SIGN
 
 ROOT = Path(__file__).parent.parent
+EVENTS = ("begun", "done")
 TOKEN, HOST = "secret", "127.0.0.1:8000"
 SMALL = ["--length", "16", "--batch", "4", "--network.width", "16", "--network.depth", "1", "--network.heads", "2"]
 SMALL += ["--validation-sequences", "8", "--validations", "1"]
@@ -105,6 +107,38 @@ def test_weights_that_are_saved_later_are_used(workplace: Path) -> None:
     assert model.model is before
     os.utime(model.folder.weights_file(), ns=(1, 1))
     assert model.model is not before
+
+
+def save_model(folder: str, **more: object) -> None:
+    ls.build("mdlm", length=12, width=16, depth=1, heads=2, **more).save(folder)
+
+
+def test_a_model_saved_without_a_training_run_is_offered(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no figure, no curve and no held-out text; it samples, in the browser and by the code that is copied."""
+    save_model("runs/my-model", tokenizer=ls.make_tokenizer("characters", ["the fox"]))
+    found = {one["name"]: one["number"] for one in Library().describe()}
+    assert "runs/my-model" in found
+    library = Library(["runs/my-model"])
+    (about,) = library.describe()
+    assert about["figure"] is None and about["saved"] and not about["trained"]
+    with TestClient(create_app(library, TOKEN, 8000), base_url=f"http://{HOST}") as client:
+        assert client.get(f"/{TOKEN}/curves/0").json() == {"train": [], "val": []}
+        stream = client.post(f"/{TOKEN}/generate", json={"system": 0, "steps": 2, "seed": 3}).text
+        begun, done = (json.loads(stream.partition(f"event: {name}\ndata: ")[2].split("\n")[0]) for name in EVENTS)
+        measured = client.post(f"/{TOKEN}/time/0").text
+    assert "event: failed" in measured and "logosphere evaluate runs/my-model --data FILE" in measured
+    capsys.readouterr()
+    exec(begun["python"], {})
+    assert capsys.readouterr().out == done["texts"][0] + "\n"
+
+
+def test_a_named_model_without_a_tokenizer_is_refused_at_the_start(workplace: Path) -> None:
+    save_model("runs/plain", vocab_size=5)
+    with pytest.raises(UserError, match="runs/plain was saved without a tokenizer"):
+        Library(["runs/plain"])
+    library = Library()
+    assert "without a tokenizer" in library.unreadable["runs/plain"]
+    assert "runs/plain" not in {one["name"] for one in library.describe()}
 
 
 # ---- figures -------------------------------------------------------------------------------------------------

@@ -32,10 +32,13 @@ class Figure:
 def find_figure(run: Run) -> Figure | None:
     """Return the likelihood on the test split: of the model card, or else of the last evaluation of these weights.
 
-    A run that has not been evaluated since it was trained has only validations, and says so.
+    A run that has not been evaluated since it was trained has only validations, and says so. A model that was saved
+    without a training run has no figure.
     """
     if (run.path / RECORD).exists():
         return read_card(run.path)
+    if "corpus" not in run.content:  # saved without a training run
+        return None
     evaluated = report_path(run, f"{run.content['corpus']['name']} {SPLIT}")
     weights = run.path / WEIGHTS
     if evaluated.exists() and weights.exists() and evaluated.stat().st_mtime >= weights.stat().st_mtime:

@@ -35,6 +35,8 @@ class Library:
     def __init__(self, runs: Sequence[str] = (), reports: Sequence[str] = ()):
         """Offer the named runs and reports; where none is named, those of runs/ and this folder, the newest first."""
         self.models = [StudioModel(name, Run(name, trained=False)) for name in runs]
+        for model in self.models:
+            _ = model.tokenizer  # a model without one has no texts to show, which is to be said at the start
         self.reports = [_open_report(name) for name in reports]
         self.finds_runs, self.finds_reports = not runs, not reports
         self.unreadable = dict[str, str]()
@@ -59,12 +61,14 @@ class Library:
         self.unreadable = {}
         for name in _find_runs():
             try:
-                run = Run(name)
+                run = Run(name, trained=False)
+                if known.get(name) == run.content:
+                    continue
+                _ = run.tokenizer
             except UserError as problem:
                 self.unreadable[name] = str(problem)
                 continue
-            if known.get(name) != run.content:  # new, or trained anew in the same folder
-                self.models.append(StudioModel(name, run))
+            self.models.append(StudioModel(name, run))  # new, or trained anew in the same folder
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe the models for the page in the order in which it lists them, each with its number."""

@@ -10,7 +10,7 @@ from typing import Any
 from logosphere.data.batches import eval_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.tokenizers import Tokenizer, WithEOS
-from logosphere.errors import UserError
+from logosphere.errors import UserError, quote_path
 from logosphere.io import RECIPE, WEIGHTS, json_safe
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
@@ -75,6 +75,11 @@ class StudioModel:
         """Return at most `limit` sequences of the test split: those of the record, or else of the corpus."""
         if self.has_record:
             return sequences_of(read_record(self.folder.path).text, self.tokenizer, self.model.length, limit)
+        if not self.folder.config.data:
+            raise UserError(
+                f"{self.name} was saved without a training run, so the studio has no held-out text for it; measure it "
+                f"on a text of yours: logosphere evaluate {quote_path(self.name)} --data FILE"
+            )
         corpus = open_corpus(self.folder.config.data, self.tokenizer, column=self.folder.config.column)
         return next(iter(eval_batches(corpus.test, self.model.length, limit, limit)))
 
@@ -102,7 +107,7 @@ class StudioModel:
             "figure": None if figure is None else json_safe(asdict(figure)),
             "unit": tokenizer.unit,
             "temperature": sampling_defaults(self.folder.path.name).temperature if self.has_record else 1.0,
-            "trained": not self.has_record,
+            "trained": not self.has_record and "recipe" in self.folder.content,
             "saved": (self.folder.path / WEIGHTS).exists(),
         }
 

@@ -222,7 +222,7 @@ def to_python(request: GenerateRequest, name: str, held: HeldPositions | None) -
         "from logosphere.runs.run import Run",
         "from logosphere.sampling.registry import sampler",
         "",
-        f"run = Run({name!r})",
+        f"run = Run({name!r}, trained=False)",
         "model = run.model()",
     ]
     more = ""
