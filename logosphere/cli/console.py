@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 Flat = tyro.conf.arg(name="")
 """Settings whose options have no prefix."""
+
+POSITIONAL = get_args(tyro.conf.Positional[int])[1:]
+"""The mark of fields that are given without an option."""
 
 messages = Console(stderr=True, highlight=False, quiet=rank() > 0)
 """Progress and remarks go here, so that results on standard output can be piped. Only the main process prints."""
@@ -123,6 +126,8 @@ def explain(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[
 
 
 def _sentence(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequence[str]) -> str:
+    if named := _named_positional(arguments, argv):
+        return f"There is no option {named}. Give {named.removeprefix('--').upper()} as it is, without an option."
     match event:
         case tyro_errors.MissingArgs(missing_arguments=[first, *_]):
             text = first.arg.field.helptext  # a function in some versions of tyro
@@ -164,8 +169,10 @@ def _given(name: str, argv: Sequence[str]) -> str:
 
 def _options(arguments: type, prefix: str = "--") -> Iterator[str]:
     """The options of a dataclass of arguments, those of dataclasses within it included."""
-    hints = get_type_hints(arguments)
+    hints, positionals = get_type_hints(arguments), _positionals(arguments)
     for field in dataclasses.fields(arguments):
+        if field.name in positionals:
+            continue
         kind = hints[field.name]
         name = f"{prefix}{field.name.replace('_', '-')}"
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -173,3 +180,17 @@ def _options(arguments: type, prefix: str = "--") -> Iterator[str]:
             yield from _options(kind, prefix)  # settings that stand without a prefix
         else:
             yield name
+
+
+def _named_positional(arguments: type, argv: Sequence[str]) -> str:
+    """The option among the arguments that has the name of a field given without one; empty if there is none."""
+    positionals = {f"--{name}".rstrip("s") for name in _positionals(arguments)}
+    options = (word.split("=")[0] for word in argv)
+    return next((option for option in options if option.rstrip("s") in positionals), "")
+
+
+def _positionals(arguments: type) -> list[str]:
+    """The fields of a dataclass of arguments that are given without an option."""
+    hints = get_type_hints(arguments, include_extras=True)
+    marked = {name: getattr(kind, "__metadata__", ()) for name, kind in hints.items()}
+    return [name for name, marks in marked.items() if any(mark in POSITIONAL for mark in marks)]
