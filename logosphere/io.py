@@ -106,6 +106,18 @@ def check_link(path: Path) -> None:
         raise UserError(f"{path} is a link to {os.readlink(path)}, which does not exist; restore it or name another.")
 
 
+def check_folder(path: Path) -> None:
+    """Raise UserError where a file is in the place of a folder, or of one of those it would be in."""
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(
+                    f"{place} is a file, and {'a folder' if place == path else path} is needed here; "
+                    "name another folder."
+                )
+            return
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the renamings inside a folder, would survive a power cut.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import SMALL, error_line, train
 
+import logosphere as ls
 from logosphere.cli import main
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -37,6 +38,10 @@ def test_misspelt_names_are_corrected(capsys: pytest.CaptureFixture[str]) -> Non
         (["evaluate"], "RUN is missing: folder of the run."),
         (["evaluate", "run", "--split", "tset"], "--split must be one of train, valid, test, not 'tset'."),
         (["sample", "--bogus", "1"], "There is no option --bogus."),
+        (["bench", "--runs", "x"], "There is no option --runs. Give RUNS as it is, without an option."),
+        (["bench", "--run=x"], "There is no option --run. Give RUN as it is, without an option."),
+        (["evaluate", "--run", "x"], "There is no option --run. Give RUN as it is, without an option."),
+        (["systems", "--nam"], "There is no option --nam."),
     ],
 )
 def test_invalid_arguments_give_a_one_line_error(
@@ -235,3 +240,34 @@ def test_unexpected_exceptions_give_a_one_line_error(
     assert "--debug" in error_line(capsys, ["systems"])
     with pytest.raises(ZeroDivisionError):
         main(["systems", "--debug"])
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(prose: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It stays as it is, and nothing is trained before."""
+    before = prose.read_bytes()
+    expected = f"{prose} is a file, and a folder is needed here; name another folder."
+    for argv in (
+        ["train", "--out", str(prose)],
+        ["train", "--resume", "--out", str(prose)],
+        ["train", "--begin", str(prose)],
+        ["evaluate", str(prose)],
+        ["sample", str(prose)],
+        ["studio", str(prose)],
+        ["compare", "--systems", "ar", "--out", str(prose)],
+        ["compare", str(prose)],
+        ["export", "pretrained:ar", "--out", str(prose)],
+    ):
+        assert error_line(capsys, argv) == f"logosphere: {expected}", argv
+    inside = error_line(capsys, ["train", "--out", str(prose / "run")])
+    assert f"{prose} is a file, and {prose / 'run'} is needed here" in inside
+    assert prose.read_bytes() == before
+
+
+def test_a_model_without_a_training_run_says_what_can_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    ls.build("mdlm", tokenizer=ls.make_tokenizer("characters", ["ab"]), length=8, width=16, depth=1, heads=2).save(
+        "my m"
+    )
+    for argv in (["train", "--resume", "--out", "my m"], ["export", "my m"], ["plot", "my m"], ["compare", "my m"]):
+        error = error_line(capsys, argv)
+        assert "my m holds a model but no training run" in error
+        assert "logosphere sample 'my m', or logosphere evaluate 'my m' --data FILE" in error

@@ -11,7 +11,7 @@ from logosphere.evaluation.leaderboard import LeaderboardRow, rank_reports
 from logosphere.evaluation.report import Report
 from logosphere.evaluation.sample_metrics import find_metrics, scorer_metric
 from logosphere.evaluation.scorers import ModelScorer, Scorer, load_hub_scorer, load_smollm2
-from logosphere.io import RECIPE, WEIGHTS, cached, file_sha256, json_safe, write_json
+from logosphere.io import RECIPE, WEIGHTS, cached, check_folder, file_sha256, json_safe, write_json
 from logosphere.networks.config import NetworkConfig
 from logosphere.pretrained import resolve_folder
 from logosphere.report.write import write_comparison_report
@@ -246,6 +246,7 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
                 )
     groups: dict[str, list[Run]] = {str(path): [open_saved(path)] for path in config.runs}
     if config.systems:
+        check_folder(config.out)
         trained = _train_systems(config, display)
         if trained is None:
             return Comparison([], [], stopped=True)

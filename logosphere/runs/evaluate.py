@@ -16,7 +16,16 @@ from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import PathBound, Report, evaluate
-from logosphere.io import RECIPE, WEIGHTS, as_file_name, write_atomic, write_json, write_recipe, write_tensors
+from logosphere.io import (
+    RECIPE,
+    WEIGHTS,
+    as_file_name,
+    check_folder,
+    write_atomic,
+    write_json,
+    write_recipe,
+    write_tensors,
+)
 from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
@@ -199,7 +208,8 @@ def random_text(tokenizer: Tokenizer, length: int) -> str:
 
 def check_free(folder: Path) -> None:
     """Raise if the folder exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    check_folder(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists already; choose another --out or remove it.")
 
 

@@ -34,6 +34,7 @@ from logosphere.io import (
     WEIGHTS,
     as_file_name,
     cache_folder,
+    check_folder,
     check_link,
     locked,
     read_recipe,
@@ -125,13 +126,18 @@ class Run:
         """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run."""
         self.path, self.name = resolve_folder(path), str(path)
         check_link(self.path)
+        check_folder(self.path)
         if not self.path.is_dir():
             raise UserError(
                 f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
             )
         self.content = read_recipe(self.path / RECIPE)
         if trained and "recipe" not in self.content:
-            raise UserError(f"{self.path} holds a model but no training run.")
+            place = quote_path(self.path)
+            raise UserError(
+                f"{self.path} holds a model but no training run, so this cannot be done with it; what can be: "
+                f"logosphere sample {place}, or logosphere evaluate {place} --data FILE"
+            )
 
     @staticmethod
     def create(
@@ -140,7 +146,8 @@ class Run:
         """Set up a new run; the folder appears complete or not at all."""
         path = Path(path)
         check_link(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        check_folder(path)
+        if path.exists() and any(path.iterdir()):
             raise UserError(f"{path} exists already; choose another --out, or continue the run in it with --resume.")
         # In containers process ids repeat, so a random part keeps drafts apart.
         draft = path.parent / f".{path.name}.draft-{os.getpid()}-{secrets.token_hex(4)}"

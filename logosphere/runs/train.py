@@ -19,7 +19,7 @@ from logosphere.data.streaming import is_stream
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.report import Report
-from logosphere.io import REMASKER, write_atomic, write_tensors
+from logosphere.io import REMASKER, check_folder, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
@@ -115,6 +115,8 @@ def resume_command(run: Run) -> str:
 
 def create(config: TrainConfig, out: str | Path | None, display: Display = SILENT) -> tuple[Run, Corpus, Model]:
     """Open the data of a new training and create its run folder; the run, its data and its initial model."""
+    if out is not None:
+        check_folder(Path(out))
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} exists already; choose another --out, or continue the run in it with --resume.")
     corpus = open_with_display(config.data, tokenizer_for(config), display, config.column)
@@ -278,6 +280,8 @@ def train_classifier_of(
 ) -> TrainedClassifier:
     """Train a classifier of the noisy states of a run on labelled data, and save it in `out` or in the run."""
     config.check()
+    folder = out or run.path / "classifier"
+    check_folder(folder)
     model = run.model().place(find_device(run.config.device))
     corpus = open_run_data(run, display, data or None)
     examples = corpus.train
@@ -295,7 +299,6 @@ def train_classifier_of(
     last = _take_all(steps, config, display, "train-classifier", lambda step: f"{step.loss:.3f} nats")
     held_out = eval_batches(corpus.valid, model.length, config.batch, CLASSIFIER_SEQUENCES)
     nats, right = measure_classifier(checkpoint.classifier, model, held_out, config.seed)
-    folder = out or run.path / "classifier"
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(folder, model, run.tokenizer.fingerprint)
     return TrainedClassifier(folder, tuple(checkpoint.labels), last.loss, nats, right)
