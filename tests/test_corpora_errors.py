@@ -1,5 +1,7 @@
 """Errors about corpora: each is one line, and none leaves a file behind."""
 
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -40,6 +42,13 @@ def test_a_missing_package_is_named(module: str, source: str, tmp_path: Path, mo
         ("a.jsonl", b'{"text": "a"}\n{"body": "a"}\n', "Line 2 of .* field named 'text'"),
         ("a.jsonl", b'{"text": 3}\n', "Line 1 of .* field named 'text'"),
         ("a.parquet", b"PAR1 junk PAR1", "a.parquet is not a valid Parquet file"),
+        ("a.txt", "ab \u732b".encode("utf-16"), "a.txt is UTF-16 text; save it as UTF-8"),
+        ("a.txt", "ab \u732b".encode("utf-32"), "a.txt is UTF-32 text"),
+        ("a.txt", b"\xfe\xff" + "ab".encode("utf-16-be"), "is UTF-16 text"),
+        ("a.txt", "no mark".encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8 .*a.txt > utf8.txt"),
+        ("a.txt", "no mark".encode("utf-16-be"), "a.txt is UTF-16BE text"),
+        ("a.csv", "text\nab\n".encode("utf-16"), "a.csv is UTF-16 text"),
+        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "a.jsonl is UTF-16 text"),
         ("folder/a.png", b"x", "has no text files; it needs one of .txt"),
     ],
 )
@@ -69,6 +78,42 @@ def test_parquet_without_a_text_column_is_refused(
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=message):
         open_corpus(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["", "lines:", "labelled:", "promoters:", "letters:"])
+def test_pipes_and_devices_are_refused(kind: str, tmp_path: Path) -> None:
+    """Opening a pipe would wait for ever; a device has no end. /dev/fd/N of a shell is one of these."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    for place in (str(tmp_path / "pipe.csv"), "/dev/zero"):
+        with pytest.raises(UserError, match=f"{place} is a pipe or a device, .* save it to a file first") as caught:
+            open_corpus(kind + place)
+        assert "\n" not in str(caught.value)
+    if kind == "labelled:":
+        write_file(tmp_path / "a.csv", "text,label\na,b\n".encode("utf-16"))
+        with pytest.raises(UserError, match="is UTF-16 text"):
+            open_corpus(f"labelled:{tmp_path / 'a.csv'}")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("https://example.org/a.txt", "'https://example.org/a.txt' is an address; download it first and name the file"),
+        ("s3://bucket/a.txt", "is an address; download it first"),
+        ("https://huggingface.co/datasets/owner/name/tree/main", "write hf:owner/name"),
+        ("a.txt,b.txt", "'a.txt,b.txt' is not one file; put the files into a folder"),
+        ("*.txt", "put the files into a folder"),
+        ("b,c.txt", "There is no corpus or file 'b,c.txt'"),
+    ],
+)
+def test_names_that_are_no_single_file_are_explained(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_file(tmp_path / "a.txt", PROSE)
+    with pytest.raises(UserError, match=re.escape(message)):
+        open_corpus(source)
+    write_file(tmp_path / "one,two*.txt", PROSE)  # a file of such a name is read
+    assert len(open_corpus("one,two*.txt").train)
 
 
 def test_file_without_read_permission_is_refused(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ ROW = b"id,body\n" + b'1,"one two three four"\n' * 20
         ("a.csv", ROW + b"2,caf\xe9\n", "^Row 21 of .*a.csv is not UTF-8 text"),
         ("a.csv", ROW + b"2,a\0b\n", "^Row 21 of .*a.csv has a zero character in the column 'body'"),
         ("a.csv", b"body,body\na b,c d\n", "^The header of .*a.csv names the column 'body' twice"),
-        ("a.csv", "id;body\n1;häuser am meer\n".encode("utf-16"), "^The header of .*a.csv is not UTF-8 text"),
+        ("a.csv", "id;body\n1;häuser am meer\n".encode("utf-16"), "a.csv is UTF-16 text; save it as UTF-8"),
         ("a.csv", b"id,body\r1,a b\r", "^The header of .*a.csv cannot be read as CSV"),
         ("a.csv.gz", b"not compressed", "a.csv.gz is damaged or cut off"),
         ("a.csv.gz", gzip.compress(ROW, mtime=0)[:-9], "a.csv.gz is damaged or cut off"),

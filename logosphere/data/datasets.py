@@ -12,6 +12,7 @@ import numpy as np
 from logosphere.data.catalogue import CATALOGUE
 from logosphere.data.columns import replace_lone_surrogates
 from logosphere.data.corpus import Corpus, Examples
+from logosphere.data.input_files import check_encoding, check_regular, explain_missing
 from logosphere.data.locate import locate
 from logosphere.data.promoters import BASES, load_signal_promoters, load_synthetic_promoters
 from logosphere.data.published import RECORD_DATASETS, Record, Records, hash_records, parse_csv
@@ -99,6 +100,7 @@ def _compare_texts(source: str, sha256: str, notify: Notify) -> None:
 
 def _split_file(kind: str, name: str) -> Records:
     """The records of a file: of every twenty rows the first for validation, the second for the test."""
+    check_regular(Path(name).expanduser())
     records = FORMATS[kind](Path(name).expanduser())
     if len(records) < 3:
         raise UserError(f"{name} has {len(records)} rows; three splits need more.")
@@ -249,8 +251,9 @@ def _field_getter(row: Any, location: str) -> GetField:
 
 def _read_text(path: Path) -> str:
     try:
+        check_encoding(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"There is no file {path}.") from None
+        raise UserError(explain_missing(str(path)) or f"There is no file {path}.") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"{path} cannot be read as UTF-8 text ({problem}).") from None

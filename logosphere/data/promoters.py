@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from logosphere.data.archives import read_npz
 from logosphere.data.corpus import Examples, IntArray
+from logosphere.data.input_files import check_regular
 from logosphere.errors import UserError
 
 VALID_CHROMOSOMES, TEST_CHROMOSOMES = {"chr10"}, {"chr8", "chr9"}
@@ -25,6 +26,7 @@ MAX_BYTES = 8 << 30
 
 def load_signal_promoters(path: Path) -> dict[str, Examples]:
     """Splits by chromosome of an .npz with `sequences` [N, L, 4 + C] and `chromosomes` [N]."""
+    check_regular(path)
     try:
         stored = read_npz(path, ("sequences", "chromosomes"), MAX_BYTES)
         rows, chromosomes = stored["sequences"], stored["chromosomes"].astype(str)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from logosphere.data.columns import TEXT_COLUMN, Sample, find_column
 from logosphere.data.compressed import DAMAGED, open_binary, plain_suffix
+from logosphere.data.input_files import check_encoding
 from logosphere.data.parquet import read_parquet, sample_parquet
 from logosphere.data.tables import read_csv, read_json_lines, sample_csv, sample_json_lines
 from logosphere.errors import UserError
@@ -54,6 +55,7 @@ def choose_column(paths: Iterable[Path], column: str, notify: Notify) -> str:
     chosen, first = "", Path()
     for path in islice(paths, SAMPLE_FILES):
         with _explained(path):
+            _check(path)
             sample = TABLES[plain_suffix(path)].sample(path)
         found = find_column(sample, column, str(path))
         if found and chosen and found != chosen:
@@ -90,10 +92,16 @@ def join_documents(documents: Iterable[Iterable[str]]) -> Iterator[str]:
 
 def _read_file(path: Path, column: str) -> Iterator[str]:
     with _explained(path):
+        _check(path)
         if is_table(path):
             yield from join_documents([text] for text in TABLES[plain_suffix(path)].read(path, column))
         else:
             yield from _read_plain(path)
+
+
+def _check(path: Path) -> None:
+    if plain_suffix(path) != ".parquet":
+        check_encoding(path)
 
 
 @contextmanager

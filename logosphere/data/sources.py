@@ -14,6 +14,7 @@ from typing import Any
 from logosphere.data.catalogue import CATALOGUE
 from logosphere.data.columns import SAMPLE_ROWS, TEXT_COLUMN, check_cell, check_column, find_column
 from logosphere.data.compressed import plain_suffix
+from logosphere.data.input_files import check_regular, explain_missing
 from logosphere.data.readers import SUFFIXES, Notify, choose_column, is_table, join_documents, read_files
 from logosphere.errors import UserError, import_optional, plural, suggest
 from logosphere.io import check_link
@@ -58,7 +59,10 @@ def open_path(source: str, column: str, notify: Notify) -> Source:
     try:
         check_link(path)
         if not source or not path.exists():
+            if known := explain_missing(source):
+                raise UserError(known)
             raise UserError(f"There is no corpus or file '{source}'.{_suggest(source, path)}")
+        check_regular(path)
         paths = _readable_files(path, column, notify) if path.is_dir() else [path]
         if not paths:
             raise UserError(f"The folder {path} has no text files; it needs one of {', '.join(SUFFIXES)}.")
