@@ -13,6 +13,7 @@ from logosphere.data.corpus import Corpus
 from logosphere.errors import UserError
 from logosphere.io import read_tensors
 from logosphere.networks.config import NetworkConfig
+from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run
 from logosphere.runs.loop import Saved, StepTaken, Validated, run_training
@@ -159,14 +160,30 @@ def test_changed_data_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         ({"task": "varied", "options": ("block=4",)}, "cuts sequences"),
         ({"task": "varied", "system": "tencdm"}, "cuts sequences"),
         ({"options": ("block",)}, "name=value"),
-        ({"device": "abacus"}, "cannot be used"),
-        ({"device": "mps"}, "cannot be used here"),
+        ({"device": "abacus"}, "There is no device 'abacus'; choose auto, cpu, cuda, cuda:NUMBER, mps or xpu.$"),
+        ({"device": "gpu"}, "There is no device 'gpu'; .* Did you mean 'cuda'?"),
+        ({"device": "CUDA:x"}, "There is no device 'CUDA:x'; .* Did you mean 'cuda'?"),
+        ({"device": "meta"}, "There is no device 'meta'"),
+        ({"device": ""}, "There is no device ''"),
+        ({"device": "cuda:77"}, "'cuda:77' cannot be used here: .*; set the device to auto or cpu.$"),
+        ({"device": "vulkan"}, "'vulkan' cannot be used here .torch was installed without support for it"),
+        ({"device": "privateuseone"}, "'privateuseone' cannot be used here .torch was installed without"),
     ],
 )
 def test_an_invalid_config_creates_no_folder(change: dict, message: str, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         create_run(replace(RECIPE, **change), corpus, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name, reason", [("mps", "it is the GPU of a Mac"), ("xpu", "torch finds no GPU of Intel")])
+def test_a_device_that_is_missing_is_explained(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    with pytest.raises(
+        UserError, match=f"^The device '{name}' cannot be used here: {reason}.*; set the device to auto"
+    ):
+        find_device(name)
 
 
 def test_a_run_without_config_or_weights_is_refused(corpus: Corpus, tmp_path: Path) -> None:

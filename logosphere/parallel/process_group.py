@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from logosphere.errors import UserError
+from logosphere.errors import UserError, plural, shorten
 from logosphere.parallel.launch import PeerLost
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ TIMEOUT = timedelta(days=7)
 """How long processes wait for the main one, which may tokenise a large text. A dead process is noticed at once."""
 REASON = "why"
 """Key of the store under which a failing process leaves its reason."""
+GPU_NAMES = ("gpu", "nvidia", "cuda", "hip", "rocm")
+"""What is typed for 'cuda', which torch also calls the GPUs of AMD."""
 
 
 class RemoteError(UserError):
@@ -144,12 +146,44 @@ def find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
+    device = _parse_device(name)
+    if missing := _why_missing(device):
+        raise UserError(f"The device '{name}' cannot be used here: {missing}; set the device to auto or cpu.")
     try:
-        device = torch.device(name)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # the default device, which FSDP uses
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
+    except (RuntimeError, AssertionError, ImportError) as problem:
         reason = str(problem).splitlines()[0].partition(". ")[0].rstrip(".")
-        raise UserError(f"The device '{name}' cannot be used here ({reason}).") from None
+        if "aten::" in reason or isinstance(problem, ImportError):  # says nothing to those who do not know torch
+            reason = "torch was installed without support for it"
+        raise UserError(f"The device '{name}' cannot be used here ({reason}); set the device to auto or cpu.") from None
     return device
+
+
+def _parse_device(name: str) -> torch.device:
+    """The device of a name; tensors on torch's device 'meta' have no content, so it is none here."""
+    try:
+        device = torch.device(name)
+        if device.type != "meta":
+            return device
+    except RuntimeError:
+        pass  # the error below covers this, too
+    hint = " Did you mean 'cuda'?" if name.lower().partition(":")[0] in GPU_NAMES else ""
+    raise UserError(f"There is no device {shorten(name)}; choose auto, cpu, cuda, cuda:NUMBER, mps or xpu.{hint}")
+
+
+def _why_missing(device: torch.device) -> str:
+    """Why this machine lacks a device, in words for those who do not know its libraries; empty if it has it."""
+    match device.type:
+        case "cuda":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if not count:
+                return "torch finds no GPU of NVIDIA or AMD, or was installed without support for it"
+            return "" if (device.index or 0) < count else f"there are {plural(count, 'GPU')}, numbered from 0"
+        case "mps" if not torch.backends.mps.is_available():
+            return "it is the GPU of a Mac with Apple silicon, and torch finds none"
+        case "xpu" if not torch.xpu.is_available():
+            return "torch finds no GPU of Intel, or was installed without support for it"
+        case _:
+            return ""
