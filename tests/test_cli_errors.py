@@ -271,3 +271,28 @@ def test_a_model_without_a_training_run_says_what_can_be_done(capsys: pytest.Cap
         error = error_line(capsys, argv)
         assert "my m holds a model but no training run" in error
         assert "logosphere sample 'my m', or logosphere evaluate 'my m' --data FILE" in error
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["sample", "RUN", "--seed", str(1 << 64)], "A seed must be a whole number from 0 to 2^63 - 1"),
+        (["sample", "RUN", "-n", "1", "-n", "1.5"], "--n must be a whole number, not '1.5'."),
+        (["sample", "RUN", "more"], "'more' is one argument too many."),
+        (["sample", "RUN", "--save", "FILE/x.html"], "is a file, and a folder is needed here"),
+        (["evaluate", "RUN", "--data", "lines:FILE"], "separate texts have a token for their end"),
+        (["evaluate", "RUN", "--data", "FILE", "--options", "vocab_size=3"], "'vocab_size' is fixed in the model in"),
+        (["evaluate", "RUN", "--data", "FILE", "--options", "length=3"], "'length' is fixed in the model in"),
+        (["compare", "--systems", " ,"], "Name runs to compare, or systems to train"),
+        (["compare", "--systems", "ar", "--flops", "nan"], "--flops must be above 0 and finite, not nan"),
+        (["compare", "--systems", "ar", "--tokens", "inf"], "--tokens must be above 0 and finite, not inf"),
+    ],
+)
+def test_options_that_nothing_can_be_done_with_are_explained(
+    argv: list[str], message: str, prose: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = prose.read_text(encoding="utf-8")
+    sizes = {"length": 8, "width": 16, "depth": 1, "heads": 2}
+    ls.build("mdlm", tokenizer=ls.make_tokenizer("characters", [text]), **sizes).save("model")
+    argv = [word.replace("RUN", "model").replace("FILE", str(prose)) for word in argv]
+    assert message in error_line(capsys, argv, code=2 if "whole number, not" in message or "many" in message else 1)

@@ -60,7 +60,7 @@ class Compare(Arguments):
         for word in self.systems.split(","):
             if word.strip():
                 system(word.strip().split(":")[0])
-        if not self.systems and not self.runs:
+        if not self.systems.strip(", ") and not self.runs:
             raise UserError(
                 "Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2"
             )

@@ -138,14 +138,16 @@ def _sentence(event: tyro_errors.ParseErrorEvent, arguments: type, argv: Sequenc
         case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
             return f"{_name(argument)} must be one of {', '.join(choices)}, not '{value}'."
         case tyro_errors.UnrecognizedArgs(tokens=tokens):
-            options = [token for token in tokens if token.startswith("-")] or list(tokens)
+            options = [token for token in tokens if token.startswith("-")]
+            if not options:
+                return f"'{tokens[0]}' is one argument too many."
             close = difflib.get_close_matches(options[0].split("=")[0], list(_options(arguments)), n=1, cutoff=0.75)
             hint = f" Did you mean {close[0]}?" if close else ""
             return f"There is no option {', '.join(options)}.{hint}"
         case tyro_errors.InstantiationFailure(argument=argument) if argument is not None:
             name, kinds = _name(argument), str(argument.lowered.metavar or "STR").split("|")
             allowed = " or ".join(TYPES.get(kind, kind.strip("{}")) for kind in kinds)
-            return f"{name} must be {allowed}, not {_given(name, argv)}."
+            return f"{name} must be {allowed}, not {_given(argument.lowered.name_or_flags, argv)}."
         case tyro_errors.InstantiationFailure(message=message):
             return message if message.endswith(".") else f"{message}."
         case _:
@@ -158,11 +160,11 @@ def _name(argument: Any) -> str:
     return name if name.startswith("--") else str(argument.lowered.metavar or name).strip("[]{} ").split("|")[-1]
 
 
-def _given(name: str, argv: Sequence[str]) -> str:
-    """The value of an option, as it was typed."""
-    for place, word in enumerate(argv):
+def _given(names: Sequence[str], argv: Sequence[str]) -> str:
+    """The value of an option, as it was typed; the last one where it is repeated, which is the one that counts."""
+    for place, word in reversed(list(enumerate(argv))):
         flag, equals, value = word.partition("=")
-        if flag.replace("_", "-") == name:
+        if flag.replace("_", "-") in names:
             return repr(value) if equals else repr(argv[place + 1]) if place + 1 < len(argv) else "nothing"
     return "this value"
 

@@ -7,7 +7,7 @@ from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
 from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError, plural
-from logosphere.io import write_atomic
+from logosphere.io import check_folder, write_atomic
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
@@ -18,6 +18,9 @@ def sample(arguments: Sample, argv: list[str]) -> int:
     """logosphere sample"""
     if arguments.save is not None:
         check_installed(arguments.save)
+    for file in (arguments.save, arguments.image):
+        if file is not None:
+            check_folder(file.parent)
     live: LiveView | None = None
 
     def watch(sampled: Run, given: Prompt | None, frame: TrajectoryFrame) -> None:

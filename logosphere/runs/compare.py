@@ -233,7 +233,7 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
 
     What is finished is not done again, so a stopped comparison continues when it is called again.
     """
-    if not config.systems and not config.runs:
+    if not config.systems.strip(", ") and not config.runs:
         raise UserError("Name runs to compare, or systems to train: logosphere compare --systems ar,mdlm --minutes 2")
     chosen = find_metrics(config.samples.metrics)
     if config.report is not None:

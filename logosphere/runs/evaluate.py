@@ -71,11 +71,17 @@ def evaluate_run(
     tokenizer = run.tokenizer
     if remark := run.missing_average(config.weights):
         display.log(remark)
+    check_changed(run, parse_options(options))
     model = run.model(config.weights, parse_options(options)).place(find_device(run.config.device))
     if not (config.data or run.config.data) and corpus is None:
         raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     corpus = corpus or open_run_data(run, display, config.data, config.column)
     split = corpus.split(config.split)
+    if corpus.tokenizer.size > model.vocab_size:
+        raise UserError(
+            f"{corpus.name} has {corpus.tokenizer.size} tokens and the model in {run.path} knows {model.vocab_size}: "
+            "separate texts have a token for their end, which a model of running text lacks; name a plain text."
+        )
     check_length(split, model.length)
     unit = tokenizer.unit if config.per == "auto" else config.per
     total = count_sequences(split, model.length, limit or None)
@@ -120,6 +126,12 @@ def evaluate_run(
             other = measure(model.with_path(path), f"evaluate {run.path.name}, {path} path")
             others.append(PathBound(path, other.kind, other.bits, other.error))
     return replace(report, other_paths=tuple(others))
+
+
+def check_changed(run: Run, options: dict[str, object]) -> None:
+    """Raise UserError for options that are no choice of a measurement."""
+    if fixed := sorted({"system", "vocab_size", "length", "denoiser", "name", "preset"} & options.keys()):
+        raise UserError(f"'{fixed[0]}' is fixed in the model in {run.path}; leave it out of --options.")
 
 
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:

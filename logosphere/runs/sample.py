@@ -145,7 +145,7 @@ def _draw(
     fixes_end = config.length is not None and run.tokenizer.eos is not None and config.length < model.length
     if renoises and ((given is not None and bool(given.known.any())) or fixes_end):
         notify(RENOISED)
-    rng = torch.Generator(model.device).manual_seed(config.seed)
+    rng = as_generator(config.seed, model.device)
     method = find_sampler(model.sampler if config.sampler == "auto" else config.sampler, model)
     guide = classifier_guide(config.by_classifier, run, model, config.label, config.n)
     label = "" if guide is not None else config.label  # a classifier guides in place of the model's own condition

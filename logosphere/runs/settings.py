@@ -1,5 +1,6 @@
 """Settings of all verbs but train: plain dataclasses without torch, which become options of the command line."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -194,8 +195,8 @@ class Budget:
         if len(given) > 1:
             raise UserError(f"Give one budget, not {' and '.join(given)}: every system gets the same.")
         for name, value in given.items():
-            if value <= 0:
-                raise UserError(f"The budget --{name.replace('_', '-')} must be above 0, not {value:g}.")
+            if not 0 < value < math.inf:
+                raise UserError(f"The budget --{name.replace('_', '-')} must be above 0 and finite, not {value:g}.")
 
     def given(self) -> dict[str, float]:
         """The budgets that are set."""
