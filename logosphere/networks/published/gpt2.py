@@ -1,6 +1,6 @@
-"""GPT-2: learned positions, layer norms with biases, a fused projection to queries, keys and values (Radford et al. 2019).
+"""GPT-2: learned positions, layer norms with biases, a fused projection to queries, keys and values.
 
-DiffuGPT has the same layers with full attention.
+Radford et al. 2019. DiffuGPT has the same layers with full attention.
 """
 
 from collections.abc import Sequence
