@@ -8,7 +8,7 @@ from logosphere.errors import UserError, shorten
 
 OVERRIDES = "logosphere"
 """Entry of config.json with conventions that replace those of the family, such as {"mask_id": 5, "shift": true}."""
-OVERRIDABLE = {"system": str, "mask_id": int, "shift": bool, "block": int, "length": int, "attention": str}
+OVERRIDABLE = {"system": str, "mask_id": int, "shift": bool, "block": int, "length": int}
 
 
 def find_value(config: Mapping[str, Any], *names: str) -> Any:

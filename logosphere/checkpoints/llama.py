@@ -4,6 +4,7 @@ Names of the tensors are in llama_names.py, conventions that no tensor states in
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from logosphere.checkpoints.configuration import (
 )
 from logosphere.checkpoints.families import Description, Family, Piece, Tensors
 from logosphere.checkpoints.llama_models import A2D_MASKS, CONVENTIONS, Conventions, find_conventions
-from logosphere.checkpoints.llama_names import GGUF, Naming, find_naming
+from logosphere.checkpoints.llama_names import DIFFULLAMA, GGUF, LLADA, Naming, find_naming
 from logosphere.errors import UserError, shorten
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.llama import rotary_frequencies
@@ -52,16 +53,16 @@ class LlamaFamily(Family):
     models = tuple(model for one in CONVENTIONS for model in one.models)
 
     def recognises(self, config: Mapping[str, Any], tensors: Tensors) -> bool:
-        if find_naming(tensors) is None or find_conventions(config, "", None) is None:
-            return False
-        return not any(".experts." in name for name in tensors)
+        naming = find_naming(tensors)
+        return naming is not None and find_conventions(_kinds(config, naming), "", None) is not None
 
     def describe(
         self, config: Mapping[str, Any], tensors: Tensors, *, source: str = "", tokenizer_size: int | None = None
     ) -> Description:
         naming, overrides = find_naming(tensors), read_overrides(config)
         block = overrides.get("block", read_size(config, "block_size", "bd_size", "block_length"))
-        conventions = find_conventions(config, source, block)
+        source = f"diffullama {source}" if naming is DIFFULLAMA else source
+        conventions = None if naming is None else find_conventions(_kinds(config, naming), source, block)
         if naming is None or conventions is None:
             raise UserError(
                 f"This is no Llama-type checkpoint that is known: model_type is {shorten(config.get('model_type'))}."
@@ -114,6 +115,14 @@ class LlamaFamily(Family):
 def join_halves(weight: Tensor, heads: int) -> Tensor:
     """Undo the order of rows in GGUF files of the architecture llama: pairs (i, i + h/2) of a head lie side by side."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _kinds(config: Mapping[str, Any], naming: Naming | None) -> list[str]:
+    """model_type and architectures of a configuration; the names of LLaDA's tensors say it too."""
+    classes = config.get("architectures")
+    given = [config.get("model_type"), *(classes if isinstance(classes, list) else [])]
+    kinds = [kind.lower() for kind in given if isinstance(kind, str)]
+    return [*kinds, "llada"] if naming is LLADA else kinds
 
 
 def _describe_network(
@@ -173,7 +182,7 @@ def _describe_network(
         qkv_bias=naming.blocks["q"].format(0) + ".bias" in tensors,
         qk_norm=q_norm in tensors,
     )
-    permuted = config.get("model_type") in ("llama", "llada")
+    permuted = not {"llama", "llada"}.isdisjoint(_kinds(config, naming))
     if naming is GGUF and permuted == (network.qkv_bias or network.qk_norm):
         raise UserError("The biases or norms of queries and keys in this GGUF file do not fit its architecture.")
     return network, remark
@@ -200,12 +209,11 @@ def _settle(
     system = overrides.get("system", conventions.system)
     if system not in ("ar", "mdlm", "bd3lm"):
         raise UserError(f"A Llama-type checkpoint is imported as ar, mdlm or bd3lm, not {shorten(system)}.")
-    usual = {"ar": "causal", "mdlm": "full", "bd3lm": "blocks"}[system]
-    attention = overrides.get("attention", usual)
     if system == "ar":
-        return _replace(network, None, False, "causal"), system, []
-    kind = config.get("model_type")
-    default = A2D_MASKS.get(kind) if isinstance(kind, str) and conventions.mask_id is None else conventions.mask_id
+        return replace(network, attention="causal"), system, []
+    default = conventions.mask_id
+    if default is None:
+        default = next((A2D_MASKS[kind] for kind in _kinds(config, None) if kind in A2D_MASKS), None)
     mask, remarks = overrides.get("mask_id", find_value(config, "mask_token_id")), []
     if mask is None:
         if default is None:
@@ -216,20 +224,20 @@ def _settle(
         mask, remarks = default, [f"config.json names no mask; id {default}, that of {conventions.name}, is assumed."]
     if type(mask) is not int or not 0 <= mask < network.rows:
         raise UserError(f"The mask must be an id from 0 to {network.rows - 1}, not {shorten(mask)}.")
-    return _replace(network, mask, overrides.get("shift", conventions.shift), attention), system, remarks
-
-
-def _replace(network: PublishedConfig, mask: int | None, shift: bool, attention: str) -> PublishedConfig:
-    content = network.to_dict() | {"mask_id": mask, "shift": shift, "attention": attention}
-    return PublishedConfig.from_dict(content)
+    attention, shift = "full" if system == "mdlm" else "blocks", overrides.get("shift", conventions.shift)
+    return replace(network, mask_id=mask, shift=shift, attention=attention), system, remarks
 
 
 def _count_tokens(network: PublishedConfig, usable: int, tokenizer_size: int | None) -> int:
     """Tokens that the model can predict: those of the tokenizer, or of the table without a mask at its end."""
-    count = min(network.rows, usable) if tokenizer_size is None else tokenizer_size
-    if count > network.rows:
-        raise UserError(f"The tokenizer has {count:,} tokens and the table of the network {network.rows:,} rows.")
-    return count - 1 if network.mask_id == count - 1 else count
+    if tokenizer_size is None:
+        count = min(network.rows, usable)
+        return count - 1 if network.mask_id == count - 1 else count
+    if tokenizer_size > network.rows:
+        raise UserError(
+            f"The tokenizer has {tokenizer_size:,} tokens and the table of the network {network.rows:,} rows."
+        )
+    return tokenizer_size
 
 
 FAMILIES: tuple[Family, ...] = (LlamaFamily(),)

@@ -4,9 +4,8 @@ Read in the official code of each model; DreamReasoner and the block-wise models
 same model_type by a block size in the configuration or by the name they are imported by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Conventions:
     name: str
     models: tuple[str, ...]
     types: tuple[str, ...]
-    """model_type of config.json."""
+    """model_type or class (architectures) of config.json, in small letters."""
     words: tuple[str, ...] = ()
     """Parts of the name that it is imported by, one of which is needed; empty: any name."""
     needs_block: bool = False
@@ -42,7 +41,7 @@ CONVENTIONS = (
     Conventions(
         "LLaDA",
         ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"),
-        ("llada",),
+        ("llada", "lladamodellm"),
         mask_id=126336,
         special={"bos": 126080, "eot": 126348},
         rotary_base=500_000.0,
@@ -52,7 +51,7 @@ CONVENTIONS = (
     Conventions(
         "iLLaDA",
         ("GSAI-ML/iLLaDA-8B-Base", "GSAI-ML/iLLaDA-8B-Instruct"),
-        ("illada", "iLLaDA"),
+        ("illada", "illadaforcausallm", "illadamodellm"),
         mask_id=5,
         length=8192,
         remarks=("The mask of iLLaDA is id 5, which neither its configuration nor its tokenizer names.",),
@@ -60,7 +59,7 @@ CONVENTIONS = (
     Conventions(
         "DreamReasoner",
         ("Dream-org/DreamReasoner-8B",),
-        ("Dream", "dream"),
+        ("dream", "dreammodel"),
         words=("reasoner",),
         needs_block=True,
         system="bd3lm",
@@ -79,7 +78,7 @@ CONVENTIONS = (
             "Dream-org/Dream-Coder-v0-Instruct-7B",
             "apple/DiffuCoder-7B-Instruct",
         ),
-        ("Dream", "dream"),
+        ("dream", "dreammodel"),
         mask_id=151666,
         shift=True,
         length=2048,
@@ -114,7 +113,7 @@ CONVENTIONS = (
     Conventions(
         "SDAR",
         ("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
-        ("sdar",),
+        ("sdar", "sdarforcausallm"),
         system="bd3lm",
         mask_id=151669,
         attention="blocks",
@@ -125,7 +124,7 @@ CONVENTIONS = (
     Conventions(
         "Fast-dLLM v2",
         ("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Efficient-Large-Model/Fast_dLLM_v2_7B"),
-        ("Fast_dLLM_Qwen",),
+        ("fast_dllm_qwen", "fast_dllm_qwenforcausallm"),
         system="bd3lm",
         mask_id=151665,
         shift=True,
@@ -141,7 +140,7 @@ CONVENTIONS = (
     Conventions(
         "WeDLM",
         ("tencent/WeDLM-8B-Base", "tencent/WeDLM-8B-Instruct"),
-        ("wedlm", "WeDLM"),
+        ("wedlm", "wedlmforcausallm"),
         system=_AR,
         attention="causal",
         special=_QWEN,
@@ -154,7 +153,7 @@ CONVENTIONS = (
     Conventions(
         "DiffuLLaMA",
         ("diffusionfamily/diffullama",),
-        ("llama", "diffullama"),
+        ("llama", "llamaforcausallm"),
         words=("diffullama",),
         mask_id=811,
         shift=True,
@@ -169,7 +168,7 @@ CONVENTIONS = (
     Conventions(
         "Open-dCoder",
         ("fredzzp/open-dcoder-0.5B",),
-        ("qwen2",),
+        ("qwen2", "qwen2forcausallm"),
         words=("open-dcoder", "open_dcoder", "opendcoder"),
         shift=True,
         special=_QWEN,
@@ -179,14 +178,14 @@ CONVENTIONS = (
     Conventions(
         "Llama",
         ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("llama",),
+        ("llama", "llamaforcausallm"),
         system=_AR,
         attention="causal",
     ),
     Conventions(
         "Qwen",
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B-Base"),
-        ("qwen2", "qwen3"),
+        ("qwen2", "qwen3", "qwen2forcausallm", "qwen3forcausallm"),
         system=_AR,
         attention="causal",
         rotary_base=1e6,
@@ -197,11 +196,11 @@ A2D_MASKS = {"a2d-qwen3": 151669, "a2d-qwen2": 151665}
 """The mask is the first id after those of the tokenizer that each model began with."""
 
 
-def find_conventions(config: Mapping[str, Any], source: str, block: object) -> Conventions | None:
-    """Those of a checkpoint, by its model_type, a block size in its configuration, and the name it is imported by."""
+def find_conventions(kinds: Collection[str], source: str, block: int | None) -> Conventions | None:
+    """Those of a checkpoint, by its kinds, a block size in its configuration, and the name it is imported by."""
     name = source.lower()
     for one in CONVENTIONS:
-        if config.get("model_type") not in one.types:
+        if not any(kind in one.types for kind in kinds):
             continue
         if not one.words or any(word in name for word in one.words) or (one.needs_block and block is not None):
             return one

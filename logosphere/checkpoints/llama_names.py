@@ -1,4 +1,4 @@
-"""Names of the tensors of Llama-type checkpoints: those of transformers, of LLaDA and of GGUF files."""
+"""Names of the tensors of Llama-type checkpoints: those of transformers, LLaDA, DiffuLLaMA and GGUF files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -69,6 +69,13 @@ TRANSFORMERS = Naming(
     ),
 )
 
+DIFFULLAMA = Naming(
+    "embed_tokens",
+    "denoise_model.norm",
+    "lm_head",
+    {part: name.replace("model.", "denoise_model.", 1) for part, name in TRANSFORMERS.blocks.items()},
+)
+
 LLADA = Naming(
     "model.transformer.wte",
     "model.transformer.ln_f",
@@ -109,7 +116,7 @@ GGUF = Naming(
     ),
 )
 
-NAMINGS = (TRANSFORMERS, LLADA, GGUF)
+NAMINGS = (TRANSFORMERS, LLADA, DIFFULLAMA, GGUF)
 
 
 def find_naming(names: Iterable[str]) -> Naming | None:

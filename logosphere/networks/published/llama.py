@@ -1,7 +1,8 @@
 """Llama-type transformers: RMSNorm, rotary positions, grouped keys and values, SwiGLU (Touvron et al. 2023).
 
 One block is x ← x + o(attention(norm1(x))), then x ← x + down(SiLU(gate(h)) ⊙ up(h)) with h = norm2(x). Qwen2 has
-biases for q, k and v; Qwen3 normalises each head of q and k before the rotation. LLaDA, Dream and SDAR are of this kind.
+biases for q, k and v; Qwen3 normalises each head of q and k before the rotation.
+LLaDA, Dream and SDAR are such networks.
 """
 
 from collections.abc import Sequence
