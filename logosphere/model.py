@@ -48,12 +48,15 @@ class Spec:
     preset: str = "default"
     published: dict[str, Any] | None = None
     """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
+    checkpoint: dict[str, Any] | None = None
+    """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
 
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)
-        if self.published is None:
-            del content["published"]
+        for part in ("published", "checkpoint"):
+            if content[part] is None:
+                del content[part]
         return content
 
 
