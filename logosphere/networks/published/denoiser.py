@@ -67,17 +67,14 @@ class PublishedDenoiser(Denoiser):
         if len(self.mask):
             both = torch.cat([self.ids(z), self.ids(context)], 1)
             condition = self.condition(torch.cat([t, torch.zeros_like(t)], 1))
-            h = self.network.features(both, condition, positions=self.positions, mask=self.mask)
-            noisy, clean = h[:, : z.shape[1]], h[:, z.shape[1] :]
-            return self._shift_in_blocks(noisy, clean) if self.config.shift else noisy
+            h, clean = self.network.features(both, condition, positions=self.positions, mask=self.mask).chunk(2, 1)
+            if not self.config.shift:
+                return h
+            # The position before a block belongs to an earlier one, which is answered by its clean states.
+            first = (torch.arange(z.shape[1], device=h.device) % self.block == 0)[:, None]
+            return torch.where(first, _shift(clean), _shift(h))
         h = self.network.features(self.ids(z), self.condition(t))
-        return torch.cat([h[:, :1], h[:, :-1]], 1) if self.config.shift else h
-
-    def _shift_in_blocks(self, noisy: Float[Tensor, "B M D"], clean: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
-        """The outputs one position earlier; the first of a block is answered by the clean last one before it."""
-        before = torch.cat([noisy[:, :1], noisy[:, :-1]], 1)
-        first = (torch.arange(noisy.shape[1], device=noisy.device) % self.block == 0)[:, None]
-        return torch.where(first, torch.cat([noisy[:, :1], clean[:, :-1]], 1), before)
+        return _shift(h) if self.config.shift else h
 
     def logits(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of the tokens; the id of a mask that lies between them has none."""
@@ -109,3 +106,8 @@ class PublishedDenoiser(Denoiser):
     def evaluations(self, draws: int = 1) -> Evaluations:
         doubled = 2.0 if len(self.mask) else 1.0
         return Evaluations(positions=doubled * draws, pairs=doubled**2 * draws)
+
+
+def _shift(h: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
+    """The features before each position; the first has none, and keeps its own."""
+    return torch.cat([h[:, :1], h[:, :-1]], 1)
