@@ -89,8 +89,10 @@ class PublishedDenoiser(Denoiser):
 
     def ids(self, z: State) -> Tensor:
         """Rows of the table for token ids and masks; states of the sphere stay as they are."""
-        if z.is_floating_point() or self.config.mask_id is None:
+        if z.is_floating_point():
             return z
+        if self.config.mask_id is None:  # causal networks meet masks where nothing attends to them
+            return z.clamp_max(self.vocab_size - 1)
         return torch.where(z == self.vocab_size, self.config.mask_id, z)
 
     def condition(self, t: Times) -> Float[Tensor, "B M"] | None:
