@@ -48,12 +48,15 @@ class Spec:
     preset: str = "default"
     published: dict[str, Any] | None = None
     """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
+    checkpoint: dict[str, Any] | None = None
+    """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
 
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)
-        if self.published is None:
-            del content["published"]
+        for part in ("published", "checkpoint"):
+            if content[part] is None:
+                del content[part]
         return content
 
 
@@ -124,6 +127,12 @@ class Model(nn.Module):
         """The sequences that this model takes, for what users pass as batches."""
         return SequenceFormat(self.length, self.vocab_size, self.tokenizer, self.process.codec.local)
 
+    def special_token(self, name: str) -> int | None:
+        """The id of bos, eos, … of a published checkpoint, where it has one that is a token of the model."""
+        special = ((self.spec and self.spec.checkpoint) or {}).get("special")
+        token = special.get(name) if isinstance(special, dict) else None
+        return token if type(token) is int and 0 <= token < self.vocab_size else None
+
     def check_savable(self) -> None:
         """Raise UserError for a model that could not be loaded again, so that nothing is trained in vain."""
         if self.spec is None:
@@ -168,6 +177,8 @@ class Model(nn.Module):
             raise UserError("A model that generates block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = bind_condition(predict, batch.condition)
+        if isinstance(predict, Denoiser) and not predict.answers_first:
+            batch = batch.hold_first()
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
         trains = self.training and torch.is_grad_enabled()

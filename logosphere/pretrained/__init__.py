@@ -24,6 +24,8 @@ from logosphere.io import (
     read_tensors,
 )
 from logosphere.model import Model, Spec
+from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.registry import build_network
 from logosphere.networks.registry import is_registered
 from logosphere.systems import build, systems
 
@@ -106,7 +108,8 @@ def load_weights(
     model = build_from_recipe(folder, options, denoiser)
     if (folder / TOKENIZER).exists():
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
-    load_strict(model, read_tensors(weights), weights)
+    published = model.spec is not None and model.spec.published is not None
+    load_strict(model, read_tensors(weights), weights, assign=published)
     if model.remasker is not None and (folder / REMASKER).exists():
         load_strict(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
@@ -122,6 +125,9 @@ def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoi
     given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser}
     try:
         path = changed.pop("path", None)
+        if spec.published is not None:  # without memory: its weights are mapped from the file
+            given = {"published": build_network(PublishedConfig.from_dict(spec.published), "meta")}
+            given["checkpoint"] = spec.checkpoint
         model = build(
             spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
             **(spec.options | changed), **given,
@@ -176,4 +182,5 @@ def _is_valid(spec: Spec) -> bool:
         all(isinstance(name, str) for name in names)
         and isinstance(spec.options, dict)
         and all(type(size) is int for size in sizes)
+        and all(isinstance(part, dict | None) for part in (spec.published, spec.checkpoint))
     )

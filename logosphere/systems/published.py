@@ -1,0 +1,73 @@
+"""Published networks as the denoisers of systems: what stands between their logits and each process."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from logosphere.errors import UserError
+from logosphere.networks.base import Denoiser, PosteriorHead
+from logosphere.networks.published.base import PublishedNetwork
+from logosphere.networks.published.denoiser import PublishedDenoiser
+from logosphere.networks.wrappers import ScoreHead
+from logosphere.processes.base import Process
+from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.discrete.parameterization import Score
+from logosphere.types import Float, Times
+
+LARGEST_NOISE = 1 - 1e-7
+"""σ = -log a_t is infinite where a schedule leaves no signal; networks are told the largest number of float32 there."""
+
+
+def published_denoiser(
+    system: str, process: Process, network: PublishedNetwork, length: int, block: int, start: int | None
+) -> Denoiser:
+    """The denoiser of a system whose network has a published layout; `start` is the id before the first token."""
+    if system not in _HEADS:
+        raise UserError(
+            f"A published network cannot be the denoiser of '{system}'; the systems of published checkpoints are "
+            f"{', '.join(_HEADS)}."
+        )
+    reads = network.config.reads
+    condition = reversed_time if system == "rdlm" else _sigma(process) if reads == "sigma" else None
+    inner = PublishedDenoiser(network, process.codec.vocab_size, length, block, sigma=condition, start=start)
+    return _HEADS[system](process, inner)
+
+
+def reversed_time(t: Times) -> Times:
+    """1 - t: the time of RDLM's networks, which runs from noise to data."""
+    return 1 - t
+
+
+def _sigma(process: Process) -> Callable[[Times], Float[Tensor, "B M"]]:
+    """σ = -log a_t of the schedule of a process."""
+    if not isinstance(process, DiscreteDiffusion):
+        raise UserError("A network that reads σ needs a discrete diffusion, whose schedule says what σ is.")
+    schedule = process.schedule
+    return lambda t: -(-schedule.noise(t).clamp_max(LARGEST_NOISE)).log1p()
+
+
+def _add_evidence(process: Process, inner: Denoiser) -> Denoiser:
+    """x̂ times the likelihood of the own state: masked diffusion copies tokens, others use Bayes' rule."""
+    return PosteriorHead(inner, process.add_evidence)
+
+
+def _scale_scores(process: Process, inner: Denoiser) -> Denoiser:
+    """Scores divided by V (e^σ - 1) (SEDD, scale_by_sigma)."""
+    assert isinstance(process, DiscreteDiffusion)
+    return ScoreHead(inner, partial(Score().scale_scores, process.mixing))
+
+
+def _plain(process: Process, inner: Denoiser) -> Denoiser:
+    return inner
+
+
+_HEADS: dict[str, Callable[[Process, Denoiser], Denoiser]] = {
+    "mdlm": _add_evidence,
+    "bd3lm": _add_evidence,
+    "udlm": _add_evidence,
+    "sedd-absorb": _scale_scores,
+    "gidd": _add_evidence,
+    "ar": _plain,
+    "rdlm": _plain,
+}
