@@ -26,7 +26,7 @@ STATED = {
     "width": ("hidden_dim", "hidden_size"),
     "depth": ("n_blocks", "num_hidden_layers"),
 }
-"""Sizes that config.json may state, by the names of all families. `cond_dim` is not among them: its default is wrong."""
+"""Sizes that config.json may state, by the names of all families. `cond_dim` is not among them: its default is a trap."""
 TRAINING_BUFFERS = ("sampling_eps_min", "sampling_eps_max")
 """Times of training that BD3-LM keeps as tensors; the network does not read them."""
 DIGITS_OF_RDLM = 10
@@ -113,6 +113,9 @@ class DDiTFamily(Family):
 
     def tables(self, config: PublishedConfig, tensors: Tensors) -> dict[str, Tensor]:
         return rotary_tables(config, tensors, find_prefix(tensors) or "")
+
+    def ignored(self, config: PublishedConfig, tensors: Tensors) -> frozenset[str]:
+        return frozenset(name for name in TRAINING_BUFFERS if name in tensors and not tensors[name].shape)
 
 
 FAMILIES: tuple[Family, ...] = (DDiTFamily(),)
