@@ -5,8 +5,9 @@ from rich.markup import escape
 from logosphere.cli.console import DISPLAY, log, print_json
 from logosphere.cli.import_options import Import
 from logosphere.errors import plural, quote_path
-from logosphere.runs.import_checkpoint import Import as Checked
-from logosphere.runs.import_checkpoint import check_import, default_folder, write_import
+from logosphere.runs.check_import import Import as Checked
+from logosphere.runs.check_import import check_import
+from logosphere.runs.import_checkpoint import default_folder, write_import
 from logosphere.systems import system
 
 REPORT = (
