@@ -26,7 +26,7 @@ STATED = {
     "width": ("hidden_dim", "hidden_size"),
     "depth": ("n_blocks", "num_hidden_layers"),
 }
-"""Sizes that config.json may state, by the names of all families. `cond_dim` is not among them: its default is a trap."""
+"""Sizes in config.json, by the names of all families. `cond_dim` is not among them: its default is wrong."""
 TRAINING_BUFFERS = ("sampling_eps_min", "sampling_eps_max")
 """Times of training that BD3-LM keeps as tensors; the network does not read them."""
 DIGITS_OF_RDLM = 10
