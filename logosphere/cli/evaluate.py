@@ -20,7 +20,7 @@ from logosphere.runs.compare import CompareConfig, compare_runs
 from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
-from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
+from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_layout, export_run, save_report
 from logosphere.runs.run import SHORT, Run, latest_run
 from logosphere.systems import build
 
@@ -120,6 +120,13 @@ def plot(arguments: Plot, argv: list[str]) -> int:
 
 def export(arguments: Export, argv: list[str]) -> int:
     """logosphere export"""
+    if arguments.layout == "ddit":
+        config = export_layout(Run(arguments.run), arguments.out, arguments.measure.weights)
+        if arguments.json:
+            print_json({"folder": str(arguments.out), "config": config})
+        else:
+            print(f"{arguments.out}: config.json and model.safetensors in the DDiT layout, without a tokenizer")
+        return 0
     report, record = export_run(
         Run(arguments.run), arguments.out, arguments.measure, with_samples=arguments.with_samples,
         samples=arguments.samples, steps=arguments.steps, display=DISPLAY,
