@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_helpers import error_line, train
 from ddit_fixtures import Reference, Shape
 from safetensors.torch import load_file
 from test_ddit_import import import_folder
 
 import logosphere as ls
 from logosphere.checkpoints.ddit_export import export_ddit
+from logosphere.cli import main
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.training.trainer import Trainer
@@ -22,9 +24,7 @@ LENGTH, TOKENS = 8, 6
 def trained(steps: int = 3, **options: object) -> Model:
     """A small model after a few steps, so that no weight is 0."""
     torch.manual_seed(0)
-    model = ls.build(
-        "mdlm", vocab_size=TOKENS, length=LENGTH, width=16, depth=2, heads=2, body="ddit", **options
-    )  # type: ignore[arg-type]
+    model = ls.build("mdlm", vocab_size=TOKENS, length=LENGTH, width=16, depth=2, heads=2, body="ddit", **options)  # type: ignore[arg-type]
     trainer = Trainer(model)
     tokens = torch.arange(TOKENS).repeat(2 * LENGTH)[: 4 * LENGTH].view(4, LENGTH)
     for _ in range(steps):
@@ -111,3 +111,19 @@ class TestRefusals:
     def test_states_that_are_no_tokens(self) -> None:
         with pytest.raises(UserError, match="body=ddit reads token ids"):
             ls.build("rdlm", vocab_size=TOKENS, length=LENGTH, width=16, depth=1, heads=2, body="ddit")
+
+
+def test_the_command_writes_the_averaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train("--network.body", "ddit") == 0
+    assert main(["export", "run", "--layout", "ddit", "--out", "out"]) == 0
+    found, model = import_folder(tmp_path / "out"), ls.load("run")
+    z = model.corrupt(torch.zeros(2, 16, dtype=torch.long), 0.6, 0)
+    assert torch.equal(found.log_posterior(z, 0.6), model.log_posterior(z, 0.6))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert "exists already" in error_line(capsys, ["export", "run", "--layout", "ddit", "--out", "out"])
+    assert train(out="other") == 0
+    assert "body=transformer" in error_line(capsys, ["export", "other", "--layout", "ddit", "--out", "second"])
+    assert not (tmp_path / "second").exists()

@@ -31,7 +31,19 @@ MAX_ITEMS = 1 << 23
 MAX_DIMENSIONS, MAX_SIDE, MAX_DEPTH = 4, 1 << 32, 3
 
 STRING, ARRAY = 8, 9
-NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+NUMBERS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 U32, U64 = Struct("<I"), Struct("<Q")
 
 CONFIG = {
@@ -237,9 +249,7 @@ class _Header:
                 raise _damaged(self.path, f"rows of {shape[-1]} in {shorten(name)} are no blocks of {block.count}")
             size = math.prod(shape) // block.count * block.size
             if start % alignment or base + start + size > self.size:
-                raise _damaged(
-                    self.path, f"{shorten(name)} would end at byte {base + start + size:,} of {self.size:,}"
-                )
+                raise _damaged(self.path, f"{shorten(name)} would end at byte {base + start + size:,} of {self.size:,}")
             if name in tensors:
                 raise _damaged(self.path, f"{shorten(name)} occurs twice")
             tensors[name] = GGUFTensor(TensorInfo(shape, known), base + start, size)

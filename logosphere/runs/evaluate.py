@@ -5,13 +5,11 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.data.batches import eval_batches, sequential_batches
 from logosphere.data.corpus import Corpus, Examples, check_length, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
@@ -187,12 +185,6 @@ def export_run(
     else:
         text = random_text(run.tokenizer, run.config.length)
     return report, write_export(run, folder, report, text, texts, measure.weights)
-
-
-def export_layout(run: Run, folder: Path, weights: str = "ema") -> dict[str, Any]:
-    """Write the weights of a run in the DDiT layout into a new folder, for other tools; its config.json."""
-    check_free(folder)
-    return export_ddit(run.model(weights), folder)
 
 
 def random_text(tokenizer: Tokenizer, length: int) -> str:
