@@ -26,7 +26,7 @@ STATED = {
     "width": ("hidden_dim", "hidden_size"),
     "depth": ("n_blocks", "num_hidden_layers"),
 }
-"""Sizes in config.json, by the names of all families. `cond_dim` is not among them: its default is wrong."""
+"""Sizes that config.json may state, by the names of all families. `cond_dim` is not one: its default is a trap."""
 TRAINING_BUFFERS = ("sampling_eps_min", "sampling_eps_max")
 """Times of training that BD3-LM keeps as tensors; the network does not read them."""
 DIGITS_OF_RDLM = 10
