@@ -175,9 +175,8 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         if "recipe" not in self.content:
-            spec = self.spec
-            options = spec.options | spec.published_size
-            return config_of_model(spec.system, spec.preset, spec.length, options, str(self.path / RECIPE))
+            spec, place = self.spec, str(self.path / RECIPE)
+            return config_of_model(spec.system, spec.preset, spec.length, spec.options | spec.published_size, place)
         return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
 
     @property
@@ -187,8 +186,7 @@ class Run:
     @property
     def is_imported(self) -> bool:
         """Whether it holds a published model that was not trained by this package."""
-        model = self.content.get("model")
-        return "recipe" not in self.content and isinstance(model, dict) and "published" in model
+        return "recipe" not in self.content and self.spec.published is not None
 
     @property
     def trainings(self) -> tuple[TrainingRecord, ...]:
