@@ -13,6 +13,7 @@ import tyro
 
 from logosphere.cli.compare_options import Compare, parse_compare
 from logosphere.cli.console import Arguments, Flat, parse
+from logosphere.cli.import_options import Import as Import  # found here by name
 from logosphere.cli.train_options import Train, parse_train
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig

@@ -122,7 +122,10 @@ class Run:
     """The folder of a training run: its configuration, weights, metrics, samples and reports."""
 
     def __init__(self, path: str | Path, *, trained: bool = True):
-        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run."""
+        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run.
+
+        A published model that was imported has been trained, elsewhere.
+        """
         self.path, self.name = resolve_folder(path), str(path)
         check_link(self.path)
         if not self.path.is_dir():
@@ -130,7 +133,7 @@ class Run:
                 f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
             )
         self.content = read_recipe(self.path / RECIPE)
-        if trained and "recipe" not in self.content:
+        if trained and "recipe" not in self.content and not self.is_imported:
             raise UserError(f"{self.path} holds a model but no training run.")
 
     @staticmethod
@@ -175,13 +178,21 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         if "recipe" not in self.content:
-            spec = self.spec
-            return config_of_model(spec.system, spec.preset, spec.length, spec.options, str(self.path / RECIPE))
+            spec, options = self.spec, dict(self.spec.options)
+            if spec.published is not None:  # the size of its network, for descriptions
+                options |= {name: spec.published.get(name) for name in ("width", "depth", "heads")}
+            return config_of_model(spec.system, spec.preset, spec.length, options, str(self.path / RECIPE))
         return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
 
     @property
     def spec(self) -> Spec:
         return read_spec(self.path)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it holds a published model, without a training of this package."""
+        model = self.content.get("model")
+        return "recipe" not in self.content and isinstance(model, dict) and isinstance(model.get("published"), dict)
 
     @property
     def trainings(self) -> tuple[TrainingRecord, ...]:

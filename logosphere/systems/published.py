@@ -14,6 +14,7 @@ from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.parameterization import Score
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
 from logosphere.types import Float, Logits, State, Times
 
 LARGEST_NOISE = 1 - 1e-7
@@ -30,14 +31,11 @@ def published_denoiser(
             f"{', '.join(_HEADS)}."
         )
     reads = network.config.reads
-    condition = reversed_time if system == "rdlm" else _sigma(process) if reads == "sigma" else None
-    inner = PublishedDenoiser(network, process.codec.vocab_size, length, block, sigma=condition, start=start)
+    condition = _sigma(process) if reads == "sigma" else None
+    if isinstance(process, SphericalDiffusion):  # RDLM's networks read the time of its schedule, from noise to data
+        condition = process.schedule_time
+    inner = PublishedDenoiser(network, process.codec.num_classes, length, block, sigma=condition, start=start)
     return _HEADS[system](process, inner)
-
-
-def reversed_time(t: Times) -> Times:
-    """1 - t: the time of RDLM's networks, which runs from noise to data."""
-    return 1 - t
 
 
 def _sigma(process: Process) -> Callable[[Times], Float[Tensor, "B M"]]:
