@@ -2,20 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from published_fixtures import random_tensors, write_shards
 
 import logosphere as ls
 from logosphere.checkpoints.families import TensorInfo, Tensors
-from logosphere.checkpoints.files import open_checkpoint
-from logosphere.checkpoints.load import match, read_parameters
-from logosphere.checkpoints.registry import find_family
 from logosphere.model import Model
-from logosphere.networks.published.registry import build_network
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -282,15 +277,6 @@ def write_small(folder: Path, name: str, size: Size = SMALL, *, seed: int = 0, s
     return folder
 
 
-def load_model(folder: Path, **network: Any) -> Model:
-    """The model in a folder; `network` changes conventions of its network."""
-    weights = open_checkpoint(folder)
-    family = find_family(weights.config, weights.tensors, folder.name)
-    found = family.describe(weights.config, weights.tensors, source=folder.name)
-    found = replace(found, network=replace(found.network, **network))
-    built = build_network(found.network)
-    built.load_state_dict(dict(read_parameters(weights, match(family, found, weights.tensors), torch.float32)))
-    return ls.build(
-        found.system, vocab_size=found.vocab_size, length=found.length, published=built,
-        checkpoint={"special": found.special}, **found.options,
-    ).eval()  # fmt: skip
+def load_model(source: Path, **conventions: Any) -> Model:
+    """The model of a folder or a file, as users import it."""
+    return ls.import_model(source, **conventions)
