@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def write_source(folder: Path = Path("source"), *, dtype: torch.dtype = torch.fl
     write_llada(folder, dtype=dtype, shards=shards, rows=ROWS, length=LENGTH, mask=MASK)
     tokenizer = SubwordTokenizer.train_bpe([TEXT], 300)
     (folder / "tokenizer.json").write_text(tokenizer.describe()["json"])
-    settings = {"bos_token": {"content": "the"}, "eos_token": "Ġcat", "mask_token": None, "chat_template": "{{ x }}"}
+    settings = {"bos_token": {"content": "a"}, "eos_token": "b", "mask_token": None, "chat_template": "{{ x }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\n")
     Path("text.txt").write_text(TEXT)
@@ -93,15 +94,6 @@ def test_from_a_folder_to_a_run_that_does_everything(
     assert json.loads(Path("tuned/recipe.json").read_text())["begun"]["weights_sha256"] == summary["checksum"]
     tuned = ls.load("tuned")
     assert tuned.spec is not None and model.spec is not None and tuned.spec.published == model.spec.published
-    assert main(["train", "--resume", "--out", "tuned", "--steps", "3"]) == 0
-
-    capsys.readouterr()
-    assert main(["bench", "run", "--batch", "2", "--steps", "2", "--rounds", "1", "--json"]) == 0
-    assert read_json(capsys)["rows"][0]["parameters"] == parameters
-    compare = ["compare", "run", "tuned", "--data", "text.txt", "--sequences", "8", "--json"]
-    assert main(compare) == 0 and len(read_json(capsys)["rows"]) == 2
-    assert Library(["run"]).describe()[0]["vocabulary"] == size
-    assert Run("run").results == Path("run/eval")
 
 
 def test_the_recipe_says_where_the_model_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +104,7 @@ def test_the_recipe_says_where_the_model_comes_from(capsys: pytest.CaptureFixtur
     assert checkpoint["source"] == "source" and checkpoint["family"] == "llama"
     assert checkpoint["licence"] == "apache-2.0" and checkpoint["chat_template"] == "{{ x }}"
     tokenizer = SubwordTokenizer.from_file(source / "tokenizer.json")
-    assert checkpoint["special"] == {"bos": tokenizer.find_id("the"), "eos": 1, "pad": 1}  # config.json comes first
+    assert checkpoint["special"] == {"bos": tokenizer.find_id("a"), "eos": 1, "pad": 1}  # config.json comes first
     for name, digest in checkpoint["files"].items():
         assert digest == import_checkpoint.file_sha256(source / name)
     assert set(checkpoint["files"]) == {path.name for path in source.iterdir()} - {
@@ -122,6 +114,14 @@ def test_the_recipe_says_where_the_model_comes_from(capsys: pytest.CaptureFixtur
         assert words in shown.out
     assert import_checkpoint.file_sha256(Path("run/model.safetensors")) in shown.out
     assert "report the checksum" in shown.err and "logosphere sample run" in shown.err
+
+
+def test_the_studio_opens_an_imported_model() -> None:
+    source = write_source()
+    assert main(["import", str(source), "--out", "run"]) == 0
+    described = Library(["run"]).describe()[0]
+    assert described["vocabulary"] == SubwordTokenizer.from_file(source / "tokenizer.json").size
+    assert described["figure"] is None and described["saved"]
 
 
 def test_without_tokenizer_files_it_works_on_token_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,8 +266,6 @@ def name_unknown_model(source: Path) -> None:
 def test_bad_input_is_one_sentence_and_nothing_is_left(
     spoil: object, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     assert callable(spoil)
     spoil(write_source())
     before = sorted(Path().rglob("*"))
@@ -289,6 +287,11 @@ def test_wrong_sources_and_targets(capsys: pytest.CaptureFixture[str], monkeypat
         assert words in error_line(capsys, ["import", source, "--out", "new"])
     assert "exists already" in error_line(capsys, ["import", "source", "--out", "run"])
     assert "name a text" in error_line(capsys, ["train", "--begin", "run", "--steps", "2"])
+    assert "was imported" in error_line(capsys, ["train", "--resume", "--out", "run"])
+    assert "was imported" in error_line(capsys, ["export", "run"])
+    assert "--data" in error_line(capsys, ["compare", "run", "run"]) and "--data" in error_line(
+        capsys, ["evaluate", "run"]
+    )
     monkeypatch.setattr(import_checkpoint, "SPARE", 1 << 62)
     assert "free some space" in error_line(capsys, ["import", "source", "--out", "new"])
     assert not Path("new").exists()
@@ -351,11 +354,28 @@ def test_tokenizers_have_as_many_tokens_as_the_model() -> None:
     larger, smaller = plain.resized(plain.size + 7), plain.resized(plain.size - 1)
     assert "size" not in plain.describe() and plain.resized(plain.size).fingerprint == plain.fingerprint
     assert larger.size == plain.size + 7 and larger.fingerprint != plain.fingerprint
-    assert larger.decode([*plain.encode("the cat"), plain.size + 3]) == "the cat"  # a row that is no token has no text
+    assert (
+        larger.decode([*plain.encode("the cat").tolist(), plain.size + 3]) == "the cat"
+    )  # a row that is no token has no text
     last = plain.decode([plain.size - 1])
     assert plain.encode(last).tolist() == [plain.size - 1]
     with pytest.raises(UserError, match="no token of this model"):
         smaller.encode(last)
+
+
+@pytest.mark.slow
+def test_other_commands_take_an_imported_model(capsys: pytest.CaptureFixture[str]) -> None:
+    write_source()
+    assert main(["import", "source", "--out", "run"]) == 0
+    training = ["--data", "text.txt", "--steps", "2", "--batch", "2", "--validations", "1"]
+    assert main(["train", "--begin", "run", *training, "--out", "tuned"]) == 0
+    assert main(["train", "--resume", "--out", "tuned", "--steps", "3"]) == 0
+    capsys.readouterr()
+    assert main(["bench", "run", "--batch", "2", "--steps", "2", "--rounds", "1", "--json"]) == 0
+    assert read_json(capsys)["rows"][0]["parameters"] == 15_440
+    compare = ["compare", "run", "tuned", "--data", "text.txt", "--sequences", "8", "--report", "report.html"]
+    assert main([*compare, "--samples", "2", "--steps", "4", "--json"]) == 0
+    assert len(read_json(capsys)["rows"]) == 2 and Path("report.html").exists()
 
 
 @pytest.mark.slow
