@@ -22,7 +22,7 @@ from logosphere.data.tokenizer_registry import SubwordTokenizer, load_tokenizer
 from logosphere.errors import UserError
 from logosphere.io import locked
 from logosphere.runs import import_checkpoint
-from logosphere.runs.run import Run, list_runs
+from logosphere.runs.run import list_runs
 from logosphere.studio.library import Library
 
 pytestmark = pytest.mark.usefixtures("workplace")
