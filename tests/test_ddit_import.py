@@ -79,17 +79,17 @@ CASES = {
 }  # fmt: skip
 
 
-def import_folder(folder: Path, source: str = "", size: int | None = None) -> Model:
-    """As an import does: recognise, describe, compare, read."""
+def import_folder(folder: Path, tokens: int | None = None) -> Model:
+    """The model of a folder; with `tokens` as if its tokenizer had so many, by the same steps as an import."""
+    if tokens is None:
+        return ls.import_model(folder).eval()
     weights = open_checkpoint(folder)
     family = find_family(dict(weights.config), weights.tensors, str(folder))
-    found = family.describe(dict(weights.config), weights.tensors, source=source, tokenizer_size=size)
+    found = family.describe(dict(weights.config), weights.tensors, tokenizer_size=tokens)
     network = build_network(found.network)
     network.load_state_dict(dict(read_parameters(weights, match(family, found, weights.tensors), torch.float32)))
-    return ls.build(
-        found.system, vocab_size=found.vocab_size, length=found.length, published=network,
-        checkpoint={"special": found.special}, **found.options,
-    ).eval()  # fmt: skip
+    made = ls.build(found.system, vocab_size=found.vocab_size, length=found.length, published=network, **found.options)
+    return made.eval()
 
 
 def make(folder: Path, case: Case) -> tuple[Model, Reference]:
@@ -247,7 +247,7 @@ class TestRowsOfTheTable:
     def test_rows_beyond_the_tokens_get_no_probability(self, tmp_path: Path) -> None:
         config = {"model_type": "mdlm", **HF, "mask_token_id": MASK}
         tensors = random_tensors(Shape())
-        model = import_folder(write_checkpoint(tmp_path / "source", tensors, config, "backbone."), size=8)
+        model = import_folder(write_checkpoint(tmp_path / "source", tensors, config, "backbone."), tokens=8)
         z = torch.full((1, LENGTH), 8)
         found = model.log_posterior(z, TIME)[0].exp().numpy()
         out = Reference(tensors, Shape()).logits(np.full(LENGTH, MASK), np.zeros(LENGTH))
