@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from logosphere.checkpoints.families import TensorInfo
@@ -26,9 +27,9 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_NAME, MAX_TEXT = 1 << 10, 1 << 22
 """Bytes of a name and of a text."""
 MAX_VALUES, MAX_TENSORS = 1 << 14, 1 << 17
-MAX_ITEMS = 1 << 23
+MAX_ITEMS = 1 << 22
 """Elements of all arrays together; vocabularies have some 10^5."""
-MAX_DIMENSIONS, MAX_SIDE, MAX_DEPTH = 4, 1 << 32, 3
+MAX_DIMENSIONS, MAX_SIDE = 4, 1 << 32
 
 STRING, ARRAY = 8, 9
 NUMBERS = {
@@ -106,6 +107,9 @@ class GGUFFile:
         kind = self.architecture
         found = {name: self.metadata.get(f"{kind}.{key}") for name, key in CONFIG.items()}
         found |= {f"{name}_token_id": self.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in IDS.items()}
+        rotated = self.metadata.get(f"{kind}.rope.dimension_count")
+        if rotated is not None and rotated != (found["head_dim"] or _head_width(found)):
+            raise UserError(f"{self.path} rotates {shorten(rotated)} features of each head, and not all of them.")
         found["rope_scaling"] = None if found["rope_scaling"] in ("none", "") else found["rope_scaling"]
         if self.metadata.get(f"{kind}.expert_count"):
             raise UserError(f"{self.path} is a mixture of experts, which is not available.")
@@ -141,6 +145,12 @@ def open_gguf(path: Path) -> GGUFFile:
         raise _damaged(path, "it is empty") from None
 
 
+def _head_width(config: Mapping[str, Any]) -> Any:
+    """The width of a head, where the width and the number of heads say it."""
+    total, heads = config["hidden_size"], config["num_attention_heads"]
+    return total // heads if type(total) is int and type(heads) is int and heads > 0 else None
+
+
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(f"{path} is damaged or not a GGUF file: {reason}; fetch the file again.")
 
@@ -163,7 +173,7 @@ class _Header:
             name = self.text(MAX_NAME)
             if name in metadata:
                 raise _damaged(self.path, f"{shorten(name)} occurs twice")
-            metadata[name] = self.value(self.u32(), 0)
+            metadata[name] = self.value(self.u32())
         entries = [self.entry() for _ in range(tensors)]
         return GGUFFile(self.path, metadata, self.place_tensors(entries, metadata.get("general.alignment", 32)))
 
@@ -196,23 +206,23 @@ class _Header:
         except UnicodeDecodeError:
             raise _damaged(self.path, "a text is not UTF-8") from None
 
-    def value(self, kind: int, depth: int) -> Any:
-        """A text, a number, or an array of either."""
+    def value(self, kind: int) -> Any:
+        """A text, a number, or an array of either; arrays of arrays are allowed by the format and never used."""
         if kind == STRING:
             return self.text(MAX_TEXT)
         if kind in NUMBERS:
             return self.numbers(kind, 1)[0].item()
-        if kind != ARRAY or depth == MAX_DEPTH:
+        if kind != ARRAY:
             raise _damaged(self.path, f"a value has the unknown type {kind}")
-        inner = self.u32()
-        size = np.dtype(NUMBERS[inner]).itemsize if inner in NUMBERS else 8
-        count = self.count(MAX_ITEMS, size, "elements of an array")
+        if (inner := self.u32()) != STRING and inner not in NUMBERS:
+            raise _damaged(self.path, f"an array has elements of the type {inner}")
+        count = self.count(MAX_ITEMS, 8 if inner == STRING else np.dtype(NUMBERS[inner]).itemsize, "array elements")
         self.items += count
         if self.items > MAX_ITEMS:
             raise _damaged(self.path, f"its arrays have more than {MAX_ITEMS:,} elements")
-        return self.numbers(inner, count) if inner in NUMBERS else [self.value(inner, depth + 1) for _ in range(count)]
+        return [self.text(MAX_TEXT) for _ in range(count)] if inner == STRING else self.numbers(inner, count)
 
-    def numbers(self, kind: int, count: int) -> np.ndarray[Any, Any]:
+    def numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
         dtype = np.dtype(NUMBERS[kind])
         raw = self.take(count * dtype.itemsize)
         if kind == 7:  # any other byte than 0 and 1 would be no bool of numpy

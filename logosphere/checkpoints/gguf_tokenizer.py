@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from logosphere.errors import UserError, shorten
 
 CONTROL, USER_DEFINED = 3, 4
@@ -22,7 +24,7 @@ BYTE_LEVEL = ("default", "gpt-2", "gpt2", "smollm")
 def make_tokenizer_json(metadata: Mapping[str, Any]) -> str:
     """The content of tokenizer.json; raises UserError for tokenizers of another kind or with damaged tables."""
     kind, splitting = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or (splitting not in PATTERNS and splitting not in BYTE_LEVEL):
+    if kind != "gpt2" or splitting not in [*PATTERNS, *BYTE_LEVEL]:
         raise UserError(
             f"The tokenizer of this GGUF file is of the kind {shorten(kind)} with {shorten(splitting)}; byte-level BPE "
             f"with {', '.join([*BYTE_LEVEL, *PATTERNS])} can be read. Give tokenizer.json beside the file."
@@ -34,9 +36,9 @@ def make_tokenizer_json(metadata: Mapping[str, Any]) -> str:
     pairs = [merge.split(" ") for merge in merges]
     if any(len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys() for pair in pairs):
         raise UserError("A merge of the tokenizer of this GGUF file is no pair of tokens that make a token.")
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    if len(types) not in (0, len(tokens)):
-        raise UserError("The tokenizer of this GGUF file has another number of types than of tokens.")
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is not None and not (isinstance(types, np.ndarray) and len(types) == len(tokens)):
+        raise UserError("The tokenizer of this GGUF file must have a type for each token.")
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splitting in BYTE_LEVEL}
     content = {
         "version": "1.0",
@@ -45,7 +47,7 @@ def make_tokenizer_json(metadata: Mapping[str, Any]) -> str:
         "added_tokens": [
             _added(i, token, int(types[i]) == CONTROL)
             for i, token in enumerate(tokens)
-            if len(types) and int(types[i]) in (CONTROL, USER_DEFINED)
+            if types is not None and int(types[i]) in (CONTROL, USER_DEFINED)
         ],
         "normalizer": {"type": "NFC"} if splitting == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*_splitters(splitting), level]},
