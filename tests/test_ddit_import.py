@@ -13,23 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ddit_fixtures import Reference, Shape, cached_angles, inverse_frequencies, random_tensors, write_checkpoint
+from ddit_fixtures import (
+    HF,
+    Reference,
+    Shape,
+    cached_angles,
+    import_folder,
+    inverse_frequencies,
+    random_tensors,
+    write_checkpoint,
+)
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.checkpoints.files import open_checkpoint
-from logosphere.checkpoints.load import match, read_parameters
-from logosphere.checkpoints.registry import find_family
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.published.registry import build_network
 
 ROWS, LENGTH, MASK = 11, 8, 10
 TIME = 0.6
 FINAL = 1e-3
 """a_1 of the log-linear schedule."""
 P_U = 0.1
-HF = {"vocab_size": ROWS, "model_length": LENGTH, "hidden_dim": 12, "n_blocks": 2, "n_heads": 2, "cond_dim": 6}
 HYDRA = {"hidden_size": 12, "cond_dim": 6, "length": LENGTH, "n_blocks": 2, "n_heads": 2, "scale_by_sigma": True}
 GIDD = {"vocab_size": ROWS, "max_seq_len": LENGTH, "hidden_size": 12, "num_hidden_layers": 2,
         "num_attention_heads": 2, "timestep_cond_dim": 6, "p_uniform": P_U}  # fmt: skip
@@ -77,19 +81,6 @@ CASES = {
     "ar": Case({"model_type": "mdlm", **HF, "bos_token_id": 3}, "ar", None, "causal", Shape(modulated=False)),
     "rdlm": Case({"model": HYDRA}, "rdlm", lambda t: 1 - t, "states", Shape(27, states=True), "", tokens=27),
 }  # fmt: skip
-
-
-def import_folder(folder: Path, tokens: int | None = None) -> Model:
-    """The model of a folder; with `tokens` as if its tokenizer had so many, by the same steps as an import."""
-    if tokens is None:
-        return ls.import_model(folder).eval()
-    weights = open_checkpoint(folder)
-    family = find_family(dict(weights.config), weights.tensors, str(folder))
-    found = family.describe(dict(weights.config), weights.tensors, tokenizer_size=tokens)
-    network = build_network(found.network)
-    network.load_state_dict(dict(read_parameters(weights, match(family, found, weights.tensors), torch.float32)))
-    made = ls.build(found.system, vocab_size=found.vocab_size, length=found.length, published=network, **found.options)
-    return made.eval()
 
 
 def make(folder: Path, case: Case) -> tuple[Model, Reference]:
