@@ -92,9 +92,7 @@ def fetch(source: str, revision: str | None = None, report: Report = lambda rema
         if not (folder / wanted.file).is_file():
             raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
         return Fetched(folder / wanted.file, folder.name)
-    folder = _download(
-        wanted, CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names), report
-    )
+    folder = _download(wanted, CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names), report)
     return Fetched(folder, folder.name)
 
 
@@ -163,7 +161,9 @@ def _download(
     except UserError:
         raise
     except RevisionNotFoundError:
-        raise UserError(f"The repository {name} has no revision {wanted.revision}; leave out @… for its newest.") from None
+        raise UserError(
+            f"The repository {name} has no revision {wanted.revision}; leave out @… for its newest."
+        ) from None
     except GatedRepoError:
         raise UserError(
             f"The repository {name} is gated: accept its terms on its page of the hub, and {LOG_IN}."
