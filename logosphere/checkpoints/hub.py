@@ -6,11 +6,13 @@ a network that cache is used; a broken connection is resumed within a file.
 """
 
 import re
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any
 
 from logosphere.checkpoints.files import CONFIG, CONVERT, INDEX, PICKLES
 from logosphere.errors import UserError, plural, shorten
@@ -29,17 +31,17 @@ PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 NAME = re.compile(rf"{PART}/{PART}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 LOG_IN = "log in with: hf auth login, or set HF_TOKEN"
+"""How a sentence continues for those who have no token."""
 
-Report = Callable[[str], None]
+Report = Callable[[str, int, int], None]
+"""Takes the stage of a download, and how many of its bytes are done."""
+Log = Callable[[str], None]
 """Takes remarks for the user."""
 
 
-class Fetched(NamedTuple):
-    """A local copy of a repository, or of a file of it."""
-
-    path: Path
-    commit: str
-    """The revision that it was resolved to."""
+def print_remark(remark: str) -> None:
+    """Print a remark beside the output."""
+    print(remark, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -84,28 +86,33 @@ def parse_source(source: str, revision: str | None = None) -> HubSource:
     return HubSource(repository, file or None, revision)
 
 
-def fetch(source: str, revision: str | None = None, report: Report = lambda remark: None) -> Fetched:
-    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named; and the commit."""
-    wanted = parse_source(source, revision)
-    if wanted.file is not None:
-        folder = _download(wanted, (escape(wanted.file),), (), lambda names: _check_file(wanted, names), report)
-        if not (folder / wanted.file).is_file():
-            raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
-        return Fetched(folder / wanted.file, folder.name)
-    folder = _download(
-        wanted, CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names), report
-    )
-    return Fetched(folder, folder.name)
+def commit_of(path: Path) -> str:
+    """The commit that a fetched folder or file belongs to; the cache names folders by it."""
+    return next((child.name for child in (path, *path.parents) if child.parent.name == "snapshots"), "")
 
 
-def fetch_run(source: str, revision: str | None = None, report: Report = lambda remark: None) -> Fetched:
-    """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded."""
-    wanted = parse_source(source, revision)
+def fetch(name: str, revision: str | None = None, report: Report | None = None, log: Log = print_remark) -> Path:
+    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named."""
+    wanted = parse_source(name, revision)
+    if wanted.file is None:
+        patterns = _Patterns(CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names))
+        return _download(wanted, patterns, report, log)
+    patterns = _Patterns((escape(wanted.file),), (), lambda names: _check_file(wanted, names))
+    path = _download(wanted, patterns, report, log) / wanted.file
+    if not path.is_file():
+        raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
+    return path
+
+
+def fetch_run(name: str, revision: str | None = None, report: Report | None = None, log: Log = print_remark) -> Path:
+    """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded: its folder."""
+    wanted = parse_source(name, revision)
     if wanted.file is not None:
         raise UserError(f"{wanted} is a GGUF file, to be imported: logosphere import {wanted} --out RUN")
-    folder = _download(wanted, RUN_FILES, (FOLDERS,), lambda names: check_run(str(wanted), names), report)
+    patterns = _Patterns(RUN_FILES, (FOLDERS,), lambda names: check_run(str(wanted), names))
+    folder = _download(wanted, patterns, report, log)
     check_run(str(wanted), [path.name for path in folder.iterdir()])  # of a copy in the cache no names were known
-    return Fetched(folder, folder.name)
+    return folder
 
 
 def check_run(source: str, names: Collection[str]) -> None:
@@ -143,27 +150,36 @@ def _check_file(wanted: HubSource, names: Collection[str]) -> None:
     raise UserError(f"{HUB_PREFIX}{wanted.repository} has no file {wanted.file}; {there}.")
 
 
-def _download(
-    wanted: HubSource,
-    allow: tuple[str, ...],
-    ignore: tuple[str, ...],
-    check: Callable[[Collection[str]], None],
-    report: Report,
-) -> Path:
-    """The folder with the files of a repository that match `allow`; `check` sees the names before they are fetched."""
+@dataclass(frozen=True)
+class _Patterns:
+    """Which files of a repository are wanted."""
+
+    allow: tuple[str, ...]
+    ignore: tuple[str, ...]
+    check: Callable[[Collection[str]], None]
+    """Raises for the names of the files of a repository that has not what is wanted, before anything is fetched."""
+
+
+def _download(wanted: HubSource, patterns: _Patterns, report: Report | None, log: Log) -> Path:
+    """The folder with the wanted files of a repository."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    name, files = wanted.repository, {"allow_patterns": list(allow), "ignore_patterns": list(ignore)}
-    reason = ""
+    name = wanted.repository
+    download = partial(
+        snapshot_download, name, revision=wanted.revision, allow_patterns=list(patterns.allow),
+        ignore_patterns=list(patterns.ignore),
+    )  # fmt: skip
     try:
         information = HfApi().model_info(name, revision=wanted.revision)
-        check([file.rfilename for file in information.siblings or []])
-        return Path(snapshot_download(name, revision=wanted.revision, **files))
+        patterns.check([file.rfilename for file in information.siblings or []])
+        return Path(download(tqdm_class=None if report is None else _reporting(report)))
     except UserError:
         raise
     except RevisionNotFoundError:
-        raise UserError(f"The repository {name} has no revision {wanted.revision}; leave out @… for its newest.") from None
+        raise UserError(
+            f"The repository {name} has no revision {wanted.revision}; leave out @… for its newest."
+        ) from None
     except GatedRepoError:
         raise UserError(
             f"The repository {name} is gated: accept its terms on its page of the hub, and {LOG_IN}."
@@ -175,14 +191,31 @@ def _download(
     except Exception as problem:  # the library passes on errors of several network libraries
         reason = shorten_reason(problem)
     try:
-        folder = Path(snapshot_download(name, revision=wanted.revision, local_files_only=True, **files))
+        folder = Path(download(local_files_only=True))
     except Exception:
         raise UserError(
             f"{wanted} cannot be fetched ({reason}), and no complete copy of it is in the cache; try again with a "
             "network: what was fetched whole is kept."
         ) from None
-    report(f"The hub cannot be reached ({reason}), so the copy of {wanted} in the cache is used: {folder.name[:12]}.")
+    log(f"The hub cannot be reached ({reason}), so the copy of {wanted} in the cache is used: {folder.name[:12]}.")
     return folder
+
+
+def _reporting(report: Report) -> Any:
+    """A progress bar of the hub's library that shows nothing and reports the bytes instead."""
+    from huggingface_hub.utils import tqdm
+
+    class Reporting(tqdm):
+        def __init__(self, *positional: Any, **named: Any):
+            self.counts_bytes = named.get("unit") == "B"
+            super().__init__(*positional, **(named | {"disable": True}))
+
+        def update(self, n: Any = 1) -> None:
+            self.n += n or 0
+            if self.counts_bytes and self.total:
+                report("fetching", int(self.n), int(self.total))
+
+    return Reporting
 
 
 def shorten_reason(problem: Exception) -> str:
