@@ -133,7 +133,9 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if parts == ["api", "repos", "create"]:
                 asked = json.loads(body)
                 name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-                hub.repositories.setdefault(name, Repository(private=bool(asked.get("private"))))
+                hub.repositories.setdefault(
+                    name, Repository(private=bool(asked.get("private")) or asked.get("visibility") == "private")
+                )
                 return self.answer(200, {"url": f"{hub.address}/{name}", "name": name})
             if parts == ["api", "validate-yaml"]:  # the metadata of a card
                 return self.answer(200, {"message": "", "errors": [], "warnings": []})

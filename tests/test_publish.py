@@ -57,7 +57,7 @@ def test_a_run_is_published_and_loaded_again(run: Path, hub: Hub, monkeypatch: p
     assert published.tokenizer is not None and own.tokenizer is not None
     assert published.tokenizer.describe() == own.tokenizer.describe()
     assert ls.generate_text(published, steps=4, rng=1) == ls.generate_text(own, steps=4, rng=1)
-    local = Run(fetch_run("hf:me/small-mdlm"))
+    local = Run(fetch_run("hf:me/small-mdlm").path)
     assert local.trainings[0].steps == 4 and local.trainings[0].data == "book.txt"
 
 
@@ -154,7 +154,7 @@ def test_models_in_memory_are_pushed(hub: Hub, monkeypatch: pytest.MonkeyPatch) 
     )
     first, second = model.state_dict(), ls.load("hf:me/tiny").state_dict()
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    folder = fetch_run("hf:me/tiny")
+    folder = fetch_run("hf:me/tiny").path
     assert file_sha256(folder / "model.safetensors") == pushed["weights_sha256"]
     assert read_tensors(folder / "model.safetensors").keys() == first.keys()
     assert json.loads((folder / "recipe.json").read_bytes())["model"]["system"] == "mdlm"

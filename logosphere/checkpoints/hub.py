@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
 from logosphere.checkpoints.files import CONFIG, CONVERT, INDEX, PICKLES
 from logosphere.errors import UserError, plural, shorten
@@ -33,10 +33,16 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 LOG_IN = "log in with: hf auth login, or set HF_TOKEN"
 """How a sentence continues for those who have no token."""
 
-Report = Callable[[str, int, int], None]
-"""Takes the stage of a download, and how many of its bytes are done."""
-Log = Callable[[str], None]
+Report = Callable[[str], None]
 """Takes remarks for the user."""
+
+
+class Fetched(NamedTuple):
+    """A local copy of a repository, or of a file of it."""
+
+    path: Path
+    commit: str
+    """The commit that the revision was resolved to."""
 
 
 def print_remark(remark: str) -> None:
@@ -86,33 +92,29 @@ def parse_source(source: str, revision: str | None = None) -> HubSource:
     return HubSource(repository, file or None, revision)
 
 
-def commit_of(path: Path) -> str:
-    """The commit that a fetched folder or file belongs to; the cache names folders by it."""
-    return next((child.name for child in (path, *path.parents) if child.parent.name == "snapshots"), "")
-
-
-def fetch(name: str, revision: str | None = None, report: Report | None = None, log: Log = print_remark) -> Path:
-    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named."""
-    wanted = parse_source(name, revision)
+def fetch(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
+    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named; and its commit."""
+    wanted = parse_source(source, revision)
     if wanted.file is None:
         patterns = _Patterns(CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names))
-        return _download(wanted, patterns, report, log)
+        folder = _download(wanted, patterns, report)
+        return Fetched(folder, folder.name)
     patterns = _Patterns((escape(wanted.file),), (), lambda names: _check_file(wanted, names))
-    path = _download(wanted, patterns, report, log) / wanted.file
-    if not path.is_file():
+    folder = _download(wanted, patterns, report)
+    if not (folder / wanted.file).is_file():
         raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
-    return path
+    return Fetched(folder / wanted.file, folder.name)
 
 
-def fetch_run(name: str, revision: str | None = None, report: Report | None = None, log: Log = print_remark) -> Path:
-    """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded: its folder."""
-    wanted = parse_source(name, revision)
+def fetch_run(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
+    """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded."""
+    wanted = parse_source(source, revision)
     if wanted.file is not None:
         raise UserError(f"{wanted} is a GGUF file, to be imported: logosphere import {wanted} --out RUN")
     patterns = _Patterns(RUN_FILES, (FOLDERS,), lambda names: check_run(str(wanted), names))
-    folder = _download(wanted, patterns, report, log)
+    folder = _download(wanted, patterns, report)
     check_run(str(wanted), [path.name for path in folder.iterdir()])  # of a copy in the cache no names were known
-    return folder
+    return Fetched(folder, folder.name)
 
 
 def check_run(source: str, names: Collection[str]) -> None:
@@ -160,7 +162,7 @@ class _Patterns:
     """Raises for the names of the files of a repository that has not what is wanted, before anything is fetched."""
 
 
-def _download(wanted: HubSource, patterns: _Patterns, report: Report | None, log: Log) -> Path:
+def _download(wanted: HubSource, patterns: _Patterns, report: Report) -> Path:
     """The folder with the wanted files of a repository."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -173,7 +175,7 @@ def _download(wanted: HubSource, patterns: _Patterns, report: Report | None, log
     try:
         information = HfApi().model_info(name, revision=wanted.revision)
         patterns.check([file.rfilename for file in information.siblings or []])
-        return Path(download(tqdm_class=None if report is None else _reporting(report)))
+        return Path(download())
     except UserError:
         raise
     except RevisionNotFoundError:
@@ -197,25 +199,8 @@ def _download(wanted: HubSource, patterns: _Patterns, report: Report | None, log
             f"{wanted} cannot be fetched ({reason}), and no complete copy of it is in the cache; try again with a "
             "network: what was fetched whole is kept."
         ) from None
-    log(f"The hub cannot be reached ({reason}), so the copy of {wanted} in the cache is used: {folder.name[:12]}.")
+    report(f"The hub cannot be reached ({reason}), so the copy of {wanted} in the cache is used: {folder.name[:12]}.")
     return folder
-
-
-def _reporting(report: Report) -> Any:
-    """A progress bar of the hub's library that shows nothing and reports the bytes instead."""
-    from huggingface_hub.utils import tqdm
-
-    class Reporting(tqdm):
-        def __init__(self, *positional: Any, **named: Any):
-            self.counts_bytes = named.get("unit") == "B"
-            super().__init__(*positional, **(named | {"disable": True}))
-
-        def update(self, n: Any = 1) -> None:
-            self.n += n or 0
-            if self.counts_bytes and self.total:
-                report("fetching", int(self.n), int(self.total))
-
-    return Reporting
 
 
 def shorten_reason(problem: Exception) -> str:

@@ -98,7 +98,7 @@ def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: n
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
     read from the folder. Networks and systems that a module registers need that module to be imported before.
     """
-    folder = fetch_run(str(path)) if is_hub(path) else resolve_folder(path)
+    folder = fetch_run(str(path)).path if is_hub(path) else resolve_folder(path)
     check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
