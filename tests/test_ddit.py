@@ -99,13 +99,13 @@ class TestAgainstTheFormulas:
         self.check(run(network, ids, None, causal=True), expected, error)
 
     def test_states_of_the_sphere(self, dtype: torch.dtype, error: float) -> None:
-        """RDLM reads its own time, 0 at noise and 1 at data, and not the coordinate of the mask."""
+        """RDLM reads the coordinates of tokens and not that of the mask."""
         tensors = random_tensors(STATES)
         network, reference = load(STATES, tensors, dtype, reads="time"), Reference(tensors, STATES)
         generator = torch.Generator().manual_seed(3)
         z = torch.randn(3, STATES.length, STATES.rows + 1, generator=generator, dtype=torch.float64)
         t = torch.rand(3, STATES.length, generator=generator, dtype=torch.float64)
-        expected = [reference.logits(s.numpy(), 1 - a.numpy()) for s, a in zip(z, t, strict=True)]
+        expected = [reference.logits(s.numpy(), a.numpy()) for s, a in zip(z, t, strict=True)]
         self.check(run(network, z.to(dtype), t.to(dtype)), expected, error)
 
     def test_blocks_with_positions_twice(self, dtype: torch.dtype, error: float) -> None:

@@ -93,3 +93,7 @@ class Family(ABC):
         They are compared in the file and then left out.
         """
         return {}
+
+    def ignored(self, config: PublishedConfig, tensors: Tensors) -> frozenset[str]:
+        """Tensors of the checkpoint that are known and not needed, such as times at which it was trained."""
+        return frozenset()

@@ -71,7 +71,8 @@ class GPT2Family(Family):
         system = overrides.get("system", "mdlm" if masked else "ar")
         if system not in ("ar", "mdlm"):
             raise UserError(f"A GPT-2 checkpoint is imported as ar or mdlm, not {shorten(system)}.")
-        mask, remarks = None, []
+        mask: int | None = None
+        remarks: list[str] = []
         if system == "mdlm":
             mask, remarks = _find_mask(config, overrides, rows)
         length, cut = cut_length(positions, positions, 1, overrides.get("length"))

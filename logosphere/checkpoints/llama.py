@@ -40,6 +40,7 @@ VARIANTS = {
     "attention_layer_norm": (False,),
     "use_sliding_window": (False,),
     "use_mrope": (False,),
+    "partial_rotary_factor": (1.0,),
     "mlp_bias": (False,),
     "include_bias": (False,),
 }

@@ -56,7 +56,7 @@ def match(family: Family, description: Description, tensors: Tensors) -> Matched
             f"The checkpoint lacks {_list(missing)}; with it {plural(len(shapes), 'parameter')} of the {family.name} "
             "network would be complete."
         )
-    if unused := sorted(tensors.keys() - wanted):
+    if unused := sorted(tensors.keys() - wanted - family.ignored(description.network, tensors)):
         raise UserError(
             f"The checkpoint has {_list(unused)}, which the {family.name} network would not use; it belongs to "
             "another model, whose numbers would be wrong here."

@@ -31,10 +31,13 @@ class Command:
     """Class in logosphere/cli/arguments.py."""
     module: str
     """Module in logosphere/cli/."""
+    function: str = ""
+    """The function, where it cannot have the name of the command."""
 
 
 COMMANDS = {
     "train": Command("train a model on your text", "Train", "train"),
+    "import": Command("import a published model as a run", "Import", "import_command", "import_run"),
     "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
     "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),
     "studio": Command("watch, steer and compare models in the browser", "Studio", "studio"),
@@ -97,7 +100,8 @@ def main(argv: list[str] | None = None) -> int:
         if must_launch(arguments.processes):
             return launch([name, *argv], arguments.processes)
         module = import_module(f"logosphere.cli.{COMMANDS[name].module}")  # which may import torch
-        run: Callable[[Any, list[str]], int] = getattr(module, name.replace("-", "_"))
+        function = COMMANDS[name].function or name.replace("-", "_")
+        run: Callable[[Any, list[str]], int] = getattr(module, function)
         return run(arguments, argv)
     except BaseException as problem:
         if debug:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from logosphere.errors import UserError
@@ -13,7 +14,8 @@ from logosphere.networks.wrappers import ScoreHead
 from logosphere.processes.base import Process
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.discrete.parameterization import Score
-from logosphere.types import Float, Times
+from logosphere.processes.spherical.diffusion import SphericalDiffusion
+from logosphere.types import Float, Logits, State, Times
 
 LARGEST_NOISE = 1 - 1e-7
 """σ = -log a_t is infinite where a schedule leaves no signal; networks are told the largest number of float32 there."""
@@ -29,14 +31,11 @@ def published_denoiser(
             f"{', '.join(_HEADS)}."
         )
     reads = network.config.reads
-    condition = reversed_time if system == "rdlm" else _sigma(process) if reads == "sigma" else None
-    inner = PublishedDenoiser(network, process.codec.vocab_size, length, block, sigma=condition, start=start)
+    condition = _sigma(process) if reads == "sigma" else None
+    if isinstance(process, SphericalDiffusion):  # RDLM's networks read the time of its schedule, from noise to data
+        condition = process.schedule_time
+    inner = PublishedDenoiser(network, process.codec.num_classes, length, block, sigma=condition, start=start)
     return _HEADS[system](process, inner)
-
-
-def reversed_time(t: Times) -> Times:
-    """1 - t: the time of RDLM's networks, which runs from noise to data."""
-    return 1 - t
 
 
 def _sigma(process: Process) -> Callable[[Times], Float[Tensor, "B M"]]:
@@ -47,22 +46,34 @@ def _sigma(process: Process) -> Callable[[Times], Float[Tensor, "B M"]]:
     return lambda t: -(-schedule.noise(t).clamp_max(LARGEST_NOISE)).log1p()
 
 
-def _add_evidence(process: Process, inner: Denoiser) -> Denoiser:
+def _add_evidence(process: Process, inner: PublishedDenoiser) -> Denoiser:
     """x̂ times the likelihood of the own state: masked diffusion copies tokens, others use Bayes' rule."""
-    return PosteriorHead(inner, process.add_evidence)
+    mask = inner.config.mask_id
+    if mask is None or mask >= inner.vocab_size:
+        return PosteriorHead(inner, process.add_evidence)
+
+    def add_evidence(out: Logits, z: State, t: Float[Tensor, "..."]) -> Logits:
+        """The mask of the checkpoint, which is never predicted, is copied too where a text holds it as a token."""
+        held = z == mask
+        if bool(held.any()):
+            column = torch.where(held, 0.0, out[..., mask])
+            out = out.index_copy(-1, torch.tensor([mask], device=out.device), column[..., None])
+        return process.add_evidence(out, z, t)
+
+    return PosteriorHead(inner, add_evidence)
 
 
-def _scale_scores(process: Process, inner: Denoiser) -> Denoiser:
+def _scale_scores(process: Process, inner: PublishedDenoiser) -> Denoiser:
     """Scores divided by V (e^σ - 1) (SEDD, scale_by_sigma)."""
     assert isinstance(process, DiscreteDiffusion)
     return ScoreHead(inner, partial(Score().scale_scores, process.mixing))
 
 
-def _plain(process: Process, inner: Denoiser) -> Denoiser:
+def _plain(process: Process, inner: PublishedDenoiser) -> Denoiser:
     return inner
 
 
-_HEADS: dict[str, Callable[[Process, Denoiser], Denoiser]] = {
+_HEADS: dict[str, Callable[[Process, PublishedDenoiser], Denoiser]] = {
     "mdlm": _add_evidence,
     "bd3lm": _add_evidence,
     "udlm": _add_evidence,

@@ -143,7 +143,7 @@ class DDiT(PublishedNetwork):
 
     def __init__(self, config: PublishedConfig, dropout: float = 0.0):
         super().__init__()
-        self.config = config
+        self.config, self.dropout = config, dropout
         width, condition = config.width, config.condition_width
         self.embedding: nn.Embedding | nn.Linear
         self.embedding = nn.Linear(config.rows, width) if config.reads_states else nn.Embedding(config.rows, width)
@@ -186,8 +186,7 @@ class DDiT(PublishedNetwork):
     def embed_condition(self, condition: Float[Tensor, "B M"] | None, inputs: Tensor) -> Float[Tensor, "b m C"] | None:
         """c of every position, or one for all positions that share the noise level.
 
-        A network that reads nothing but σ = 0 has one vector for all sequences. That of RDLM reads times that run from
-        noise, 0, to data, 1.
+        A network that reads nothing but σ = 0 has one vector for all sequences.
         """
         if self.noise1 is None or self.noise2 is None:
             return None
@@ -195,8 +194,6 @@ class DDiT(PublishedNetwork):
         dtype = working_dtype(weight)
         if condition is None or self.config.reads in ("nothing", "zero"):
             condition = torch.zeros(1, 1, device=inputs.device, dtype=dtype)
-        elif self.config.reads_states:
-            condition = 1 - condition
         if condition.stride(1) == 0 or (condition.device.type == "cpu" and bool((condition == condition[:, :1]).all())):
             condition = condition[:, :1]
         hidden = F.silu(self.noise1(embed_noise(condition, dtype).to(weight.dtype)))
@@ -205,6 +202,9 @@ class DDiT(PublishedNetwork):
     def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         out: Tensor = self.out(features)
         return out
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return tuple(self.out.parameters())
 
     def new_caches(self, batch: int, length: int) -> list[KVCache]:
         config, like = self.config, self.out.weight
