@@ -11,6 +11,7 @@ import yaml
 from cli_helpers import error_line, read_json, train
 from hub_server import Hub, serve
 from huggingface_hub import constants
+from published_fixtures import write_llada
 from text_fixtures import PROSE, write_file
 
 import logosphere as ls
@@ -174,3 +175,24 @@ def test_names_lose_the_folders_of_this_machine() -> None:
         "pretrained:mdlm": "pretrained:mdlm",
     }.items():
         assert public_name(name) == shown
+
+
+def test_an_imported_model_is_published_with_its_origin(
+    workplace: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("owner/llada", write_llada(workplace / "llada"))
+    write_llada(workplace / SECRET)
+    assert main(["import", "hf:owner/llada", "--out", "imported"]) == 0
+    assert main(["import", SECRET, "--out", "local"]) == 0
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    card = publish_run("imported", "me/again").card
+    commit = hub.repositories["owner/llada"].commit
+    assert f"imported from | hf:owner/llada, revision {commit}" in card and "training | not recorded" in card
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "owner/llada"
+    first, second = ls.load("imported"), ls.load("hf:me/again")
+    z = torch.full((1, first.length), first.vocab_size)
+    assert torch.equal(first.log_posterior(z, 1.0), second.log_posterior(z, 1.0))
+    with stage(Run("local", trained=False), "me/local") as publication:
+        recipe = json.loads((publication.folder / "recipe.json").read_bytes())
+    assert recipe["model"]["checkpoint"]["source"] == SECRET
+    assert str(workplace) not in json.dumps(recipe)
