@@ -1,6 +1,7 @@
 """Model: a process, and the denoiser that is trained to reverse it."""
 
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,19 @@ class Model(nn.Module):
         if self.tokenizer is not None:
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
         write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins())
+
+    def push_to_hub(
+        self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Publish the model as OWNER/NAME on the hub, from where ls.load("hf:OWNER/NAME") loads it.
+
+        Returns the files with their sizes, the card, the sha256 of the weights and the address of the commit; with
+        `dry_run` nothing is uploaded. A card with likelihoods needs a run: `logosphere publish RUN hf:OWNER/NAME`.
+        """
+        publish = import_module("logosphere.runs.publish")  # of a later layer
+        config = publish.CardConfig(licence)
+        content: dict[str, Any] = publish.push_model(self, name, config, private=private, dry_run=dry_run).summary()
+        return content
 
     def describe_plugins(self) -> dict[str, Any]:
         """The parts of this model from outside of the package, as recipe.json names them for errors."""

@@ -78,7 +78,7 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             hub.requests.append((self.command, path, self.headers.get("Range") or ""))
             if hub.failing:
-                return self.answer(500, {"error": "broken"})
+                return self.answer(501, {"error": "broken"})  # 500 would be asked again for half a minute
             parts = path.strip("/").split("/")
             api = parts[:2] == ["api", "models"]
             name = "/".join(parts[2:4] if api else parts[:2])
@@ -105,7 +105,7 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def send_file(self, repository: Repository, path: str) -> None:
             if path == hub.broken_file:
-                return self.answer(500, {"error": "broken"})
+                return self.answer(501, {"error": "broken"})  # 500 would be asked again for half a minute
             if path not in repository.files:
                 return self.answer(404, {"error": "no such file"}, X_Error_Code="EntryNotFound")
             data = repository.files[path]
@@ -133,23 +133,24 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if parts == ["api", "repos", "create"]:
                 asked = json.loads(body)
                 name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-                hub.repositories.setdefault(name, Repository(private=bool(asked.get("private"))))
+                hub.repositories.setdefault(
+                    name, Repository(private=bool(asked.get("private")) or asked.get("visibility") == "private")
+                )
                 return self.answer(200, {"url": f"{hub.address}/{name}", "name": name})
+            if parts == ["api", "validate-yaml"]:  # the metadata of a card
+                return self.answer(200, {"message": "", "errors": [], "warnings": []})
             name = "/".join(parts[2:4])
             if parts[4] == "preupload":
                 files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
                          for file in json.loads(body)["files"]]  # fmt: skip
                 return self.answer(200, {"files": files})
-            if parts[4] == "commit":
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "file":
-                        content = base64.b64decode(line["value"]["content"])
-                        hub.repositories[name].files[line["value"]["path"]] = content
-                commit = hub.repositories[name].commit
-                return self.answer(
-                    200, {"commitUrl": f"{hub.address}/{name}/commit/{commit}", "commitOid": commit, "success": True}
-                )
-            return self.answer(200, {"message": "", "errors": [], "warnings": []})  # the check of a card
+            assert parts[4] == "commit", self.path
+            repository = hub.repositories[name]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    repository.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            address = f"{hub.address}/{name}/commit/{repository.commit}"
+            return self.answer(200, {"commitUrl": address, "commitOid": repository.commit, "success": True})
 
     return Handler
 

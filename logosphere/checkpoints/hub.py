@@ -6,8 +6,10 @@ a network that cache is used; a broken connection is resumed within a file.
 """
 
 import re
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -29,6 +31,7 @@ PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 NAME = re.compile(rf"{PART}/{PART}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 LOG_IN = "log in with: hf auth login, or set HF_TOKEN"
+"""How a sentence continues for those who have no token."""
 
 Report = Callable[[str], None]
 """Takes remarks for the user."""
@@ -39,7 +42,12 @@ class Fetched(NamedTuple):
 
     path: Path
     commit: str
-    """The revision that it was resolved to."""
+    """The commit that the revision was resolved to."""
+
+
+def print_remark(remark: str) -> None:
+    """Print a remark beside the output."""
+    print(remark, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -84,24 +92,27 @@ def parse_source(source: str, revision: str | None = None) -> HubSource:
     return HubSource(repository, file or None, revision)
 
 
-def fetch(source: str, revision: str | None = None, report: Report = lambda remark: None) -> Fetched:
-    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named; and the commit."""
+def fetch(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
+    """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named; and its commit."""
     wanted = parse_source(source, revision)
-    if wanted.file is not None:
-        folder = _download(wanted, (escape(wanted.file),), (), lambda names: _check_file(wanted, names), report)
-        if not (folder / wanted.file).is_file():
-            raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
-        return Fetched(folder / wanted.file, folder.name)
-    folder = _download(wanted, CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names), report)
-    return Fetched(folder, folder.name)
+    if wanted.file is None:
+        patterns = _Patterns(CHECKPOINT_FILES, (FOLDERS,), lambda names: check_importable(str(wanted), names))
+        folder = _download(wanted, patterns, report)
+        return Fetched(folder, folder.name)
+    patterns = _Patterns((escape(wanted.file),), (), lambda names: _check_file(wanted, names))
+    folder = _download(wanted, patterns, report)
+    if not (folder / wanted.file).is_file():
+        raise UserError(f"The copy of {wanted} in the cache has no {wanted.file}; fetch it with a network.")
+    return Fetched(folder / wanted.file, folder.name)
 
 
-def fetch_run(source: str, revision: str | None = None, report: Report = lambda remark: None) -> Fetched:
+def fetch_run(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
     """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded."""
     wanted = parse_source(source, revision)
     if wanted.file is not None:
         raise UserError(f"{wanted} is a GGUF file, to be imported: logosphere import {wanted} --out RUN")
-    folder = _download(wanted, RUN_FILES, (FOLDERS,), lambda names: check_run(str(wanted), names), report)
+    patterns = _Patterns(RUN_FILES, (FOLDERS,), lambda names: check_run(str(wanted), names))
+    folder = _download(wanted, patterns, report)
     check_run(str(wanted), [path.name for path in folder.iterdir()])  # of a copy in the cache no names were known
     return Fetched(folder, folder.name)
 
@@ -141,23 +152,30 @@ def _check_file(wanted: HubSource, names: Collection[str]) -> None:
     raise UserError(f"{HUB_PREFIX}{wanted.repository} has no file {wanted.file}; {there}.")
 
 
-def _download(
-    wanted: HubSource,
-    allow: tuple[str, ...],
-    ignore: tuple[str, ...],
-    check: Callable[[Collection[str]], None],
-    report: Report,
-) -> Path:
-    """The folder with the files of a repository that match `allow`; `check` sees the names before they are fetched."""
+@dataclass(frozen=True)
+class _Patterns:
+    """Which files of a repository are wanted."""
+
+    allow: tuple[str, ...]
+    ignore: tuple[str, ...]
+    check: Callable[[Collection[str]], None]
+    """Raises for the names of the files of a repository that has not what is wanted, before anything is fetched."""
+
+
+def _download(wanted: HubSource, patterns: _Patterns, report: Report) -> Path:
+    """The folder with the wanted files of a repository."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    name, files = wanted.repository, {"allow_patterns": list(allow), "ignore_patterns": list(ignore)}
-    reason = ""
+    name = wanted.repository
+    download = partial(
+        snapshot_download, name, revision=wanted.revision, allow_patterns=list(patterns.allow),
+        ignore_patterns=list(patterns.ignore),
+    )  # fmt: skip
     try:
         information = HfApi().model_info(name, revision=wanted.revision)
-        check([file.rfilename for file in information.siblings or []])
-        return Path(snapshot_download(name, revision=wanted.revision, **files))
+        patterns.check([file.rfilename for file in information.siblings or []])
+        return Path(download())
     except UserError:
         raise
     except RevisionNotFoundError:
@@ -175,7 +193,7 @@ def _download(
     except Exception as problem:  # the library passes on errors of several network libraries
         reason = shorten_reason(problem)
     try:
-        folder = Path(snapshot_download(name, revision=wanted.revision, local_files_only=True, **files))
+        folder = Path(download(local_files_only=True))
     except Exception:
         raise UserError(
             f"{wanted} cannot be fetched ({reason}), and no complete copy of it is in the cache; try again with a "

@@ -47,6 +47,7 @@ COMMANDS = {
     "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare", "evaluate"),
     "bench": Command("measure the speed and memory of training and sampling", "Bench", "evaluate"),
     "export": Command("export a run as a small folder for a package", "Export", "evaluate"),
+    "publish": Command("publish a run on the hub, with a card of what was measured", "Publish", "publish"),
     "systems": Command("list the systems that can be trained, and their presets", "Systems", "systems"),
     "samplers": Command("list the samplers", "Samplers", "systems"),
     "data": Command("list or fetch corpora", "Data", "listings"),

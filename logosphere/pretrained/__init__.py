@@ -7,7 +7,6 @@ holds recipe.json and tokenizer.json as a run does, model.safetensors in half pr
 samples) and record.json: a text and the bound measured on it when the checkpoint was exported.
 """
 
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,16 +98,12 @@ def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: n
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
     read from the folder. Networks and systems that a module registers need that module to be imported before.
     """
-    folder = fetch_run(str(path), report=_log).path if is_hub(path) else resolve_folder(path)
+    folder = fetch_run(str(path)).path if is_hub(path) else resolve_folder(path)
     check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     ema = folder / EMA_WEIGHTS
     return load_weights(folder, ema if ema.exists() else folder / WEIGHTS, options, denoiser)
-
-
-def _log(remark: str) -> None:
-    print(remark, file=sys.stderr)
 
 
 def load_weights(
