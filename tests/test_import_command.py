@@ -13,6 +13,7 @@ import torch
 from cli_helpers import error_line, read_json
 from ddit_fixtures import Shape, write_checkpoint
 from ddit_fixtures import random_tensors as random_ddit
+from hub_server import serve
 from published_fixtures import llada_config, llada_shapes, random_tensors, write_llada, write_shards
 
 import logosphere as ls
@@ -386,3 +387,17 @@ def test_a_model_of_20_million_parameters(capsys: pytest.CaptureFixture[str]) ->
     model = ls.load("run")
     check_posterior(model, 16_384)
     assert ls.sample(model, n=2, steps=8, rng=0).shape == (2, 64)
+
+
+def test_a_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tmp_path, monkeypatch) as hub:
+        repository = hub.add("owner/llada", write_source(shards=2))
+        assert main(["import", "hf:owner/llada", "--json"]) == 0
+        summary = read_json(capsys)
+        assert (summary["run"], summary["revision"]) == ("runs/llada", repository.commit)
+        assert "no model" in (error := error_line(capsys, ["import", "hf:owner/none"])) or "owner/none" in error
+    checkpoint = json.loads(Path("runs/llada/recipe.json").read_text())["model"]["checkpoint"]
+    assert (checkpoint["source"], checkpoint["revision"]) == ("hf:owner/llada", repository.commit)
+    assert list(Path("runs").iterdir()) == [Path("runs/llada")]
