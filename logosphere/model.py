@@ -51,6 +51,11 @@ class Spec:
     checkpoint: dict[str, Any] | None = None
     """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
 
+    @property
+    def published_size(self) -> dict[str, Any]:
+        """Width, depth and heads of a published network, by the names of options; empty for others."""
+        return {name: self.published.get(name) for name in ("width", "depth", "heads")} if self.published else {}
+
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)

@@ -161,8 +161,7 @@ def _add(pieces: dict[str, Piece], ours: str, theirs: str) -> None:
 def rotary_tables(config: PublishedConfig, tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     """The rotary tables that a checkpoint may hold: frequencies, or cosines and sines for queries, keys and values, of
     which the last are not rotated."""
-    h, found = config.head_width, {}
-    frequencies = inverse_frequencies(h, config.rotary_base, torch.empty(0), torch.float32)
+    found, frequencies = {}, rotary_frequencies(config)
     if (name := f"{prefix}rotary_emb.inv_freq") in tensors:
         found[name] = frequencies
     for function, value in (("cos", 1.0), ("sin", 0.0)):
@@ -174,6 +173,11 @@ def rotary_tables(config: PublishedConfig, tensors: Tensors, prefix: str) -> dic
         table[:, :, 2] = value
         found[name] = table
     return found
+
+
+def rotary_frequencies(config: PublishedConfig) -> Tensor:
+    """The buffer rotary_emb.inv_freq."""
+    return inverse_frequencies(config.head_width, config.rotary_base, torch.empty(0), torch.float32)
 
 
 def count_parameters(tensors: Tensors, names: Mapping[str, object]) -> int:

@@ -212,6 +212,9 @@ class Export(Arguments):
     """Folder of the run."""
     out: Path = Path("exported")
     """Folder to write."""
+    layout: Literal["package", "ddit"] = "package"
+    """package: as above; ddit: config.json and float32 weights under the names of published masked models, for other
+    tools (models with body=ddit; nothing is measured)."""
     measure: Annotated[EvaluateConfig, Flat] = field(default_factory=lambda: EvaluateConfig(sequences=2000))
     with_samples: bool = False
     """Also write samples on the card and held-out text into the record; without it the folder holds no text."""

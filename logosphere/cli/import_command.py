@@ -67,7 +67,9 @@ def _texts(checked: Checked) -> str:
 
 
 def _shown(value: object) -> str:
-    return {None: "none", True: "yes", False: "no"}.get(value, str(value)) if type(value) is not int else str(value)
+    if value is None:
+        return "none"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _bytes(size: int) -> str:

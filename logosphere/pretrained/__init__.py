@@ -1,15 +1,19 @@
 """Trained models on disk: load a folder that Model.save or a training run has written, or a bundled checkpoint.
 
+A model that was published with `logosphere publish` or Model.push_to_hub is loaded by hf:OWNER/NAME.
+
 Bundled checkpoints are small models that come with the package, addressed as pretrained:NAME. The folder of one
 holds recipe.json and tokenizer.json as a run does, model.safetensors in half precision, card.md (data, cost, bound,
 samples) and record.json: a text and the bound measured on it when the checkpoint was exported.
 """
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from logosphere.checkpoints.hub import fetch_run, is_hub
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.errors import UserError, shorten, suggest
 from logosphere.io import (
@@ -89,16 +93,22 @@ def default_pretrained() -> Path | None:
 def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: nn.Module | None = None) -> Model:
     """The model in a folder or of pretrained:NAME, with EMA weights where there are any, and with its tokenizer.
 
+    hf:OWNER/NAME[@REVISION] is a model that was published on the hub by this package; checkpoints of other packages
+    are imported instead (`logosphere import`).
     `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
     read from the folder. Networks and systems that a module registers need that module to be imported before.
     """
-    folder = resolve_folder(path)
+    folder = fetch_run(str(path), report=_log).path if is_hub(path) else resolve_folder(path)
     check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
     ema = folder / EMA_WEIGHTS
     return load_weights(folder, ema if ema.exists() else folder / WEIGHTS, options, denoiser)
+
+
+def _log(remark: str) -> None:
+    print(remark, file=sys.stderr)
 
 
 def load_weights(

@@ -3,7 +3,6 @@
 No weight is read here, only configuration, names, shapes and types of tensors, and the tokenizer.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from logosphere.checkpoints.configuration import OVERRIDES
 from logosphere.checkpoints.families import Description, Family
 from logosphere.checkpoints.files import Weights, open_checkpoint
+from logosphere.checkpoints.hub import NAME, fetch, is_hub, parse_source
 from logosphere.checkpoints.load import Matched, find_dtype, match
 from logosphere.checkpoints.metadata import Metadata, read_metadata
 from logosphere.checkpoints.registry import find_family
@@ -26,9 +26,6 @@ from logosphere.networks.published.registry import build_network
 from logosphere.pretrained import PREFIXES
 from logosphere.runs.settings import SILENT, Display, ImportConfig
 from logosphere.systems import build
-
-HUB = "hf:"
-REPOSITORY = re.compile(r"([A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96})(?:@([A-Za-z0-9._/-]{1,200}))?")
 
 
 @dataclass(frozen=True)
@@ -141,25 +138,16 @@ def check_import(source: str | Path, config: ImportConfig | None = None, display
 def locate(source: str | Path, display: Display) -> tuple[Path, str, str | None]:
     """The folder or file of a checkpoint, the name that settles its conventions, and its revision."""
     text = str(source)
-    if text.startswith(HUB):
-        if (found := REPOSITORY.fullmatch(text.removeprefix(HUB))) is None:
-            raise UserError(f"A model of the hub is written hf:OWNER/NAME or hf:OWNER/NAME@REVISION, not {text}.")
-        from logosphere.checkpoints.hub import fetch
-
-        with display.bar(text) as bar:
-
-            def report(stage: str, done: int, total: int) -> None:
-                bar.update(done / total if total else 0.0, stage)
-
-            path: Path = fetch(found[1], found[2], report)
-        return path, found[1], path.name if path.parent.name == "snapshots" else found[2]
+    if is_hub(text):
+        path, commit = fetch(text, report=display.log)
+        return path, parse_source(text).repository, commit
     if text.startswith(PREFIXES):
         raise UserError(f"{text} is a model of this package already; use it as it is: logosphere sample {text}")
     path = Path(source).expanduser()
     check_link(path)
     if (path / RECIPE).exists():
         raise UserError(f"{path} is a run already; use it as it is: logosphere sample {quote_path(path)}")
-    if not path.exists() and REPOSITORY.fullmatch(text):
+    if not path.exists() and NAME.fullmatch(text):
         raise UserError(f"There is no folder {text}; a model of the hub is written hf:{text}.")
     return path, path.resolve().stem if path.suffix == ".gguf" else path.resolve().name, None
 

@@ -5,7 +5,6 @@ written one by one. The run appears complete or not at all: what an interrupted 
 the next import of the same run removes.
 """
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from logosphere.checkpoints.hub import is_hub, parse_source
 from logosphere.checkpoints.load import read_parameters
 from logosphere.data.tokenizer_registry import save_tokenizer
 from logosphere.errors import UserError
@@ -33,7 +33,7 @@ from logosphere.io import (
 )
 from logosphere.model import Model
 from logosphere.networks.published.registry import build_network
-from logosphere.runs.check_import import HUB, Import, check_import
+from logosphere.runs.check_import import Import, check_import
 from logosphere.runs.run import environment
 from logosphere.runs.settings import SILENT, Display, ImportConfig
 
@@ -98,8 +98,12 @@ def write_import(checked: Import, out: str | Path | None = None, display: Displa
 
 def default_folder(source: str) -> Path:
     """runs/NAME for a source."""
-    name = source.removeprefix(HUB).partition("@")[0] if source.startswith(HUB) else str(Path(source).resolve())
-    return Path("runs") / as_file_name(re.split(r"[/\\]", name)[-1].removesuffix(".gguf"))
+    if is_hub(source):
+        wanted = parse_source(source)
+        name = (wanted.file or wanted.repository).rpartition("/")[2]
+    else:
+        name = Path(source).resolve().name
+    return Path("runs") / as_file_name(name.removesuffix(".gguf"))
 
 
 def check_target(out: Path) -> None:

@@ -122,10 +122,7 @@ class Run:
     """The folder of a training run: its configuration, weights, metrics, samples and reports."""
 
     def __init__(self, path: str | Path, *, trained: bool = True):
-        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run.
-
-        A published model that was imported has been trained, elsewhere.
-        """
+        """Open a folder; unless `trained`, it may also be one that Model.save has written, without a training run."""
         self.path, self.name = resolve_folder(path), str(path)
         check_link(self.path)
         if not self.path.is_dir():
@@ -178,10 +175,8 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         if "recipe" not in self.content:
-            spec, options = self.spec, dict(self.spec.options)
-            if spec.published is not None:  # the size of its network, for descriptions
-                options |= {name: spec.published.get(name) for name in ("width", "depth", "heads")}
-            return config_of_model(spec.system, spec.preset, spec.length, options, str(self.path / RECIPE))
+            spec, place = self.spec, str(self.path / RECIPE)
+            return config_of_model(spec.system, spec.preset, spec.length, spec.options | spec.published_size, place)
         return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
 
     @property
@@ -190,9 +185,8 @@ class Run:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it holds a published model, without a training of this package."""
-        model = self.content.get("model")
-        return "recipe" not in self.content and isinstance(model, dict) and isinstance(model.get("published"), dict)
+        """Whether it holds a published model that was not trained by this package."""
+        return "recipe" not in self.content and self.spec.published is not None
 
     @property
     def trainings(self) -> tuple[TrainingRecord, ...]:

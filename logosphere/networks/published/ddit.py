@@ -143,7 +143,7 @@ class DDiT(PublishedNetwork):
 
     def __init__(self, config: PublishedConfig, dropout: float = 0.0):
         super().__init__()
-        self.config = config
+        self.config, self.dropout = config, dropout
         width, condition = config.width, config.condition_width
         self.embedding: nn.Embedding | nn.Linear
         self.embedding = nn.Linear(config.rows, width) if config.reads_states else nn.Embedding(config.rows, width)
