@@ -256,9 +256,9 @@ class _Header:
                     f"are {', '.join(BLOCKS)}."
                 )
             block = BLOCKS[known]
-            if shape[-1] % block.count:
-                raise _damaged(self.path, f"rows of {shape[-1]} in {shorten(name)} are no blocks of {block.count}")
-            size = math.prod(shape) // block.count * block.size
+            if shape[-1] % block.numbers:
+                raise _damaged(self.path, f"rows of {shape[-1]} in {shorten(name)} are no blocks of {block.numbers}")
+            size = math.prod(shape) // block.numbers * block.size
             if start % alignment or base + start + size > self.size:
                 raise _damaged(self.path, f"{shorten(name)} would end at byte {base + start + size:,} of {self.size:,}")
             if name in tensors:

@@ -24,7 +24,7 @@ CHUNK = 1 << 16
 class Block(NamedTuple):
     """How many numbers a block has, and how many bytes."""
 
-    count: int
+    numbers: int
     size: int
 
 
@@ -48,10 +48,10 @@ def dequantise(raw: Bytes, info: TensorInfo) -> Tensor:
     if info.dtype == "BF16":
         return torch.from_numpy(raw.copy()).view(torch.bfloat16).view(info.shape)
     block, values = BLOCKS[info.dtype], np.empty(math.prod(info.shape), np.float32)
-    rows, step = raw.reshape(-1, block.size), CHUNK * 32 // block.count
+    rows, step = raw.reshape(-1, block.size), CHUNK * 32 // block.numbers
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
-        values[start * block.count : (start + len(some)) * block.count] = READERS[info.dtype](some).reshape(-1)
+        values[start * block.numbers : (start + len(some)) * block.numbers] = READERS[info.dtype](some).reshape(-1)
     return torch.from_numpy(values).view(info.shape)
 
 
