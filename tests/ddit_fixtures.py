@@ -15,6 +15,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import logosphere as ls
+from logosphere.checkpoints.files import open_checkpoint
+from logosphere.checkpoints.load import match, read_parameters
+from logosphere.checkpoints.registry import find_family
+from logosphere.model import Model
+from logosphere.networks.published.registry import build_network
+
+HF = {"vocab_size": 11, "model_length": 8, "hidden_dim": 12, "n_blocks": 2, "n_heads": 2, "cond_dim": 6}
+"""Sizes in config.json of the network that `Shape()` describes."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -211,3 +221,16 @@ def write_checkpoint(
     named = {f"{prefix}{name}": tensor.contiguous() for name, tensor in tensors.items()} | extra
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def import_folder(folder: Path, tokens: int | None = None) -> Model:
+    """The model of a folder; with `tokens` as if its tokenizer had so many, by the same steps as an import."""
+    if tokens is None:
+        return ls.import_model(folder).eval()
+    weights = open_checkpoint(folder)
+    family = find_family(dict(weights.config), weights.tensors, str(folder))
+    found = family.describe(dict(weights.config), weights.tensors, tokenizer_size=tokens)
+    network = build_network(found.network)
+    network.load_state_dict(dict(read_parameters(weights, match(family, found, weights.tensors), torch.float32)))
+    made = ls.build(found.system, vocab_size=found.vocab_size, length=found.length, published=network, **found.options)
+    return made.eval()

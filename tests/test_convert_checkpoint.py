@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from convert_checkpoint import main
-from ddit_fixtures import Shape, inverse_frequencies, random_tensors
+from ddit_fixtures import HF, Shape, import_folder, inverse_frequencies, random_tensors
 from safetensors.torch import load_file
-from test_ddit_import import HF, import_folder
 from torch import Tensor
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from cli_helpers import error_line, train
-from ddit_fixtures import Reference, Shape
+from ddit_fixtures import Reference, Shape, import_folder
 from safetensors.torch import load_file
-from test_ddit_import import import_folder
 
 import logosphere as ls
 from logosphere.checkpoints.ddit_export import export_ddit

@@ -13,23 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ddit_fixtures import Reference, Shape, cached_angles, inverse_frequencies, random_tensors, write_checkpoint
+from ddit_fixtures import (
+    HF,
+    Reference,
+    Shape,
+    cached_angles,
+    import_folder,
+    inverse_frequencies,
+    random_tensors,
+    write_checkpoint,
+)
 from torch import Tensor
 
 import logosphere as ls
-from logosphere.checkpoints.files import open_checkpoint
-from logosphere.checkpoints.load import match, read_parameters
-from logosphere.checkpoints.registry import find_family
 from logosphere.errors import UserError
 from logosphere.model import Model
-from logosphere.networks.published.registry import build_network
 
 ROWS, LENGTH, MASK = 11, 8, 10
 TIME = 0.6
 FINAL = 1e-3
 """a_1 of the log-linear schedule."""
 P_U = 0.1
-HF = {"vocab_size": ROWS, "model_length": LENGTH, "hidden_dim": 12, "n_blocks": 2, "n_heads": 2, "cond_dim": 6}
 HYDRA = {"hidden_size": 12, "cond_dim": 6, "length": LENGTH, "n_blocks": 2, "n_heads": 2, "scale_by_sigma": True}
 GIDD = {"vocab_size": ROWS, "max_seq_len": LENGTH, "hidden_size": 12, "num_hidden_layers": 2,
         "num_attention_heads": 2, "timestep_cond_dim": 6, "p_uniform": P_U}  # fmt: skip
@@ -77,19 +81,6 @@ CASES = {
     "ar": Case({"model_type": "mdlm", **HF, "bos_token_id": 3}, "ar", None, "causal", Shape(modulated=False)),
     "rdlm": Case({"model": HYDRA}, "rdlm", lambda t: 1 - t, "states", Shape(27, states=True), "", tokens=27),
 }  # fmt: skip
-
-
-def import_folder(folder: Path, source: str = "", size: int | None = None) -> Model:
-    """As an import does: recognise, describe, compare, read."""
-    weights = open_checkpoint(folder)
-    family = find_family(dict(weights.config), weights.tensors, str(folder))
-    found = family.describe(dict(weights.config), weights.tensors, source=source, tokenizer_size=size)
-    network = build_network(found.network)
-    network.load_state_dict(dict(read_parameters(weights, match(family, found, weights.tensors), torch.float32)))
-    return ls.build(
-        found.system, vocab_size=found.vocab_size, length=found.length, published=network,
-        checkpoint={"special": found.special}, **found.options,
-    ).eval()  # fmt: skip
 
 
 def make(folder: Path, case: Case) -> tuple[Model, Reference]:
@@ -247,7 +238,7 @@ class TestRowsOfTheTable:
     def test_rows_beyond_the_tokens_get_no_probability(self, tmp_path: Path) -> None:
         config = {"model_type": "mdlm", **HF, "mask_token_id": MASK}
         tensors = random_tensors(Shape())
-        model = import_folder(write_checkpoint(tmp_path / "source", tensors, config, "backbone."), size=8)
+        model = import_folder(write_checkpoint(tmp_path / "source", tensors, config, "backbone."), tokens=8)
         z = torch.full((1, LENGTH), 8)
         found = model.log_posterior(z, TIME)[0].exp().numpy()
         out = Reference(tensors, Shape()).logits(np.full(LENGTH, MASK), np.zeros(LENGTH))

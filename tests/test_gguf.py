@@ -264,6 +264,7 @@ def test_tokenizers_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         ("tokenizer.ggml.model", "llama", "kind 'llama'"),
         ("tokenizer.ggml.pre", "deepseek-llm", "deepseek"),
         ("tokenizer.ggml.pre", ["x"], "with"),
+        ("tokenizer.ggml.pre", None, "with"),
         ("tokenizer.ggml.tokens", ["a", "a", "b", "ab"], "twice"),
         ("tokenizer.ggml.tokens", np.arange(3), "lacks its tokens"),
         ("tokenizer.ggml.merges", ["a c"], "no pair of tokens"),

@@ -39,13 +39,10 @@ def find_state(content: object) -> dict[str, Tensor]:
     """The tensors of the network in their order, by their names without the prefixes of wrappers."""
     if not isinstance(content, Mapping):
         raise ConversionError(f"the file holds a {type(content).__name__} and not a dictionary of tensors")
-    for name in ("state_dict", "model"):
-        if isinstance(content.get(name), Mapping):
-            content = content[name]
-            break
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    inner = next((content[name] for name in ("state_dict", "model") if isinstance(content.get(name), Mapping)), content)
+    tensors = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise ConversionError(f"no tensors were found; the file has the entries {', '.join(map(str, content))}")
+        raise ConversionError(f"no tensors were found; the file has the entries {', '.join(map(str, inner))}")
     return {clean_name(name): value for name, value in tensors.items()}
 
 

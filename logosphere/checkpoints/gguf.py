@@ -116,6 +116,7 @@ class GGUFFile:
         shift = self.metadata.get("diffusion.shift_logits")
         if isinstance(shift, bool):
             found["logosphere"] = {"shift": shift}
+        found["license"] = self.metadata.get("general.license")
         return {"model_type": kind} | {name: value for name, value in found.items() if value is not None}
 
     @property

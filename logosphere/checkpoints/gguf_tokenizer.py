@@ -18,12 +18,13 @@ PATTERNS = {
     "llama-bpe": rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}",
 }
 """How texts are split into words before the merges, by tokenizer.ggml.pre."""
-BYTE_LEVEL = ("default", "gpt-2", "gpt2", "smollm")
+BYTE_LEVEL = ("gpt-2", "smollm")
+"""Those that are split as by GPT-2; SmolLM splits digits first. A file without an entry leaves it open."""
 
 
 def make_tokenizer_json(metadata: Mapping[str, Any]) -> str:
     """The content of tokenizer.json; raises UserError for tokenizers of another kind or with damaged tables."""
-    kind, splitting = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    kind, splitting = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2" or splitting not in [*PATTERNS, *BYTE_LEVEL]:
         raise UserError(
             f"The tokenizer of this GGUF file is of the kind {shorten(kind)} with {shorten(splitting)}; byte-level BPE "

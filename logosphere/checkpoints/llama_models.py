@@ -43,10 +43,10 @@ CONVENTIONS = (
         ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"),
         ("llada", "lladamodellm"),
         mask_id=126336,
-        special={"bos": 126080, "eot": 126348},
+        special={"eot": 126348},
         rotary_base=500_000.0,
         eps=1e-5,
-        remarks=("Texts must begin with the start symbol, as in training.",),
+        remarks=("Texts must begin with the start symbol, as in training; its id is that of tokenizer_config.json.",),
     ),
     Conventions(
         "iLLaDA",

@@ -133,6 +133,8 @@ def open_again(run: Run, config: TrainConfig, display: Display = SILENT) -> Corp
 
 def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, column: str = "") -> Corpus:
     """The data of a run, or other data, in its tokens; its own column of text is read unless another is named."""
+    if not (data or run.config.data):
+        raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     if data not in (None, run.config.data):
         return open_with_display(data, run.tokenizer, display, column)
     try:
