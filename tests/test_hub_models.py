@@ -70,6 +70,8 @@ def test_without_a_network_the_cache_is_used(hub: Hub, llada: Path, monkeypatch:
     hub.requests.clear()
     assert fetch("hf:owner/llada", report=remarks.append) == fetched and not hub.requests
     assert len(remarks) == 1 and "cannot be reached" in remarks[0] and fetched.commit[:12] in remarks[0]
+    with pytest.warns(UserWarning, match="copy of hf:owner/llada in the cache is used"):
+        assert fetch("hf:owner/llada") == fetched
     with pytest.raises(UserError, match="no complete copy of it is in the cache"):
         fetch("hf:owner/other")
     with pytest.raises(UserError, match="no complete copy"):

@@ -6,7 +6,7 @@ a network that cache is used; a broken connection is resumed within a file.
 """
 
 import re
-import sys
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -45,9 +45,9 @@ class Fetched(NamedTuple):
     """The commit that the revision was resolved to."""
 
 
-def print_remark(remark: str) -> None:
-    """Print a remark beside the output."""
-    print(remark, file=sys.stderr)
+def warn(remark: str) -> None:
+    """Show a remark to a user of the library."""
+    warnings.warn(remark, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def parse_source(source: str, revision: str | None = None) -> HubSource:
     return HubSource(repository, file or None, revision)
 
 
-def fetch(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
+def fetch(source: str, revision: str | None = None, report: Report = warn) -> Fetched:
     """Fetch a published checkpoint: the folder with its files, or the GGUF file that was named; and its commit."""
     wanted = parse_source(source, revision)
     if wanted.file is None:
@@ -106,7 +106,7 @@ def fetch(source: str, revision: str | None = None, report: Report = print_remar
     return Fetched(folder / wanted.file, folder.name)
 
 
-def fetch_run(source: str, revision: str | None = None, report: Report = print_remark) -> Fetched:
+def fetch_run(source: str, revision: str | None = None, report: Report = warn) -> Fetched:
     """Fetch a model that `logosphere publish` or Model.push_to_hub has uploaded."""
     wanted = parse_source(source, revision)
     if wanted.file is not None:
