@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,13 @@ REMASKER = "remasker.safetensors"
 """The remasker is trained after the model and has a file of its own."""
 MAX_UNMAPPED = 2**28
 """Files of tensors up to this size in bytes are read into memory; larger ones are mapped."""
+FINITE_CHUNK = 1 << 24
+"""Numbers that are checked at a time."""
+TENSOR_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+"""Types of torch as safetensors files name them."""
 FORMAT = "logosphere-model"
 TOKENIZER, TOKENIZER_FORMAT, TOKENIZER_VERSION = "tokenizer.json", "logosphere-tokenizer", 1
 WINDOWS = os.name == "nt"
@@ -55,11 +62,17 @@ def write_atomic(path: Path, content: bytes) -> None:
 
     After this returns, a power cut leaves the new file: its folder, which records the renaming, is synced too.
     """
+    write_parts(path, [content])
+
+
+def write_parts(path: Path, parts: "Iterable[bytes | memoryview]") -> None:
+    """As `write_atomic`, for content that is made part by part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
-            file.write(content)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         replace_file(temporary, path)
@@ -180,10 +193,43 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> None:
-    """Write a safetensors file atomically."""
+    """Write a safetensors file atomically; large ones tensor by tensor, so that no second copy is in memory."""
     from safetensors.torch import save
 
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MAX_UNMAPPED:
+        stream_tensors(path, tensors, tensors.items())
+        return
     write_atomic(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+def stream_tensors(path: Path, like: "Mapping[str, Tensor]", tensors: "Iterable[tuple[str, Tensor]]") -> None:
+    """Write a safetensors file atomically, one tensor after another.
+
+    `like` has tensors of their names, shapes and types in their order; they may be on the device meta.
+    """
+    write_parts(path, _tensor_parts(like, tensors))
+
+
+def _tensor_parts(
+    like: "Mapping[str, Tensor]", tensors: "Iterable[tuple[str, Tensor]]"
+) -> "Iterator[bytes | memoryview]":
+    """The length of the header, the header padded to 8 bytes, and the bytes of each tensor (the safetensors format)."""
+    import torch
+
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in like.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        kind = TENSOR_TYPES[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for (expected, one), (name, tensor) in zip(like.items(), tensors, strict=True):
+        if (name, one.shape, one.dtype) != (expected, tensor.shape, tensor.dtype):
+            raise ValueError(f"{name} is not {expected} with the shape and the type that were announced")
+        whole = tensor.detach().cpu().contiguous().reshape(-1)
+        yield whole.view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
@@ -202,6 +248,11 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         raise UserError(f"{path} is damaged or not a safetensors file ({problem}); restore it from a copy.") from None
 
 
+def all_finite(tensor: "Tensor") -> bool:
+    """Whether all values are finite; read a part at a time, because large tensors may be mapped from a file."""
+    return all(bool(part.isfinite().all()) for part in tensor.detach().reshape(-1).split(FINITE_CHUNK))
+
+
 def current_name(name: str, expected: Collection[str]) -> str:
     """The name of this version for a tensor of a file, where `expected` are the names of the model."""
     if name not in expected:
@@ -211,8 +262,11 @@ def current_name(name: str, expected: Collection[str]) -> str:
     return name
 
 
-def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path) -> None:
-    """Load tensors into a module; their names and shapes must be those of the module, and all values finite."""
+def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path, *, assign: bool = False) -> None:
+    """Load tensors into a module; their names and shapes must be those of the module, and all values finite.
+
+    With `assign` they take the place of the module's tensors, with their own type, and are not copied.
+    """
     expected = module.state_dict()
     tensors = {current_name(name, expected.keys()): tensor for name, tensor in tensors.items()}
     if missing := sorted(expected.keys() - tensors.keys()):
@@ -223,9 +277,11 @@ def load_strict(module: "nn.Module", tensors: "dict[str, Tensor]", path: Path) -
         if tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(expected[name].shape)}"
             raise UserError(f"{path} does not belong to this model: {name} has the shape {shapes}.")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() != expected[name].is_floating_point():
+            raise UserError(f"{path} does not belong to this model: {name} holds {tensor.dtype}.")
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise UserError(f"{path} holds numbers that are not finite in {name}; use an earlier checkpoint.")
-    module.load_state_dict(tensors)
+    module.load_state_dict(tensors, assign=assign)
 
 
 def write_recipe(path: Path, content: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Model: a process, and the denoiser that is trained to reverse it."""
 
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,20 @@ class Spec:
     preset: str = "default"
     published: dict[str, Any] | None = None
     """The network of a published checkpoint (networks/published/config.py); None for networks of the package."""
+    checkpoint: dict[str, Any] | None = None
+    """Where a published checkpoint comes from: source, sha256 of its files, special tokens, chat template, licence."""
+
+    @property
+    def published_size(self) -> dict[str, Any]:
+        """Width, depth and heads of a published network, by the names of options; empty for others."""
+        return {name: self.published.get(name) for name in ("width", "depth", "heads")} if self.published else {}
 
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
         content = asdict(self)
-        if self.published is None:
-            del content["published"]
+        for part in ("published", "checkpoint"):
+            if content[part] is None:
+                del content[part]
         return content
 
 
@@ -124,6 +133,12 @@ class Model(nn.Module):
         """The sequences that this model takes, for what users pass as batches."""
         return SequenceFormat(self.length, self.vocab_size, self.tokenizer, self.process.codec.local)
 
+    def special_token(self, name: str) -> int | None:
+        """The id of bos, eos, … of a published checkpoint, where it has one that is a token of the model."""
+        special = ((self.spec and self.spec.checkpoint) or {}).get("special")
+        token = special.get(name) if isinstance(special, dict) else None
+        return token if type(token) is int and 0 <= token < self.vocab_size else None
+
     def check_savable(self) -> None:
         """Raise UserError for a model that could not be loaded again, so that nothing is trained in vain."""
         if self.spec is None:
@@ -152,6 +167,19 @@ class Model(nn.Module):
             write_tokenizer(folder / TOKENIZER, self.tokenizer.describe())
         write_recipe(folder / RECIPE, {"model": self.spec.content()} | self.describe_plugins())
 
+    def push_to_hub(
+        self, name: str, *, licence: str | None = None, private: bool = False, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Publish the model as OWNER/NAME on the hub, from where ls.load("hf:OWNER/NAME") loads it.
+
+        Returns the files with their sizes, the card, the sha256 of the weights and the address of the commit; with
+        `dry_run` nothing is uploaded. A card with likelihoods needs a run: `logosphere publish RUN hf:OWNER/NAME`.
+        """
+        publish = import_module("logosphere.runs.publish")  # of a later layer
+        config = publish.CardConfig(licence)
+        content: dict[str, Any] = publish.push_model(self, name, config, private=private, dry_run=dry_run).summary()
+        return content
+
     def describe_plugins(self) -> dict[str, Any]:
         """The parts of this model from outside of the package, as recipe.json names them for errors."""
         parts = dict(self.plugins)
@@ -168,6 +196,8 @@ class Model(nn.Module):
             raise UserError("A model that generates block by block is trained on whole sequences; use another task.")
         if batch.condition is not None:
             predict = bind_condition(predict, batch.condition)
+        if isinstance(predict, Denoiser) and not predict.answers_first:
+            batch = batch.hold_first()
         if self.process.kind == "exact":
             draws = 1  # nothing is drawn
         trains = self.training and torch.is_grad_enabled()

@@ -227,6 +227,13 @@ class Batch:
         """The number of tokens of each sequence that bits are divided by."""
         return self.free.sum(1) if self.token_count is None else self.token_count
 
+    def hold_first(self, token: int | None = None) -> "Batch":
+        """The batch with position 0 known, and not counted; with a `token`, it is that one where it was free."""
+        first = self.free & (torch.arange(self.tokens.shape[1], device=self.tokens.device) == 0)
+        count = None if self.token_count is None else (self.token_count - first.sum(1)).clamp_min(0)
+        tokens = self.tokens if token is None else torch.where(first, token, self.tokens)
+        return replace(self, tokens=tokens, known=self.known | first, token_count=count, all_free=False)
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -86,3 +86,14 @@ class Family(ABC):
         They are compared with the file and then left out; all others must be read by `pieces`.
         """
         return {}
+
+    def duplicates(self, config: PublishedConfig, tensors: Tensors) -> dict[str, str]:
+        """Tensors that the checkpoint holds twice, such as a tied head, and which other each must equal.
+
+        They are compared in the file and then left out.
+        """
+        return {}
+
+    def ignored(self, config: PublishedConfig, tensors: Tensors) -> frozenset[str]:
+        """Tensors of the checkpoint that are known and not needed, such as times at which it was trained."""
+        return frozenset()

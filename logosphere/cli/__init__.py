@@ -32,10 +32,13 @@ class Command:
     """Class in logosphere/cli/arguments.py."""
     module: str
     """Module in logosphere/cli/."""
+    function: str = ""
+    """The function, where it cannot have the name of the command."""
 
 
 COMMANDS = {
     "train": Command("train a model on your text", "Train", "train"),
+    "import": Command("import a published model as a run", "Import", "import_command", "import_run"),
     "evaluate": Command("measure the likelihood of a trained model, with its error", "Evaluate", "evaluate"),
     "sample": Command("generate text, continue a prompt, fill gaps", "Sample", "sample"),
     "studio": Command("watch, steer and compare models in the browser", "Studio", "studio"),
@@ -45,6 +48,7 @@ COMMANDS = {
     "compare": Command("train systems alike, rank them on the same sequences, write one report", "Compare", "evaluate"),
     "bench": Command("measure the speed and memory of training and sampling", "Bench", "evaluate"),
     "export": Command("export a run as a small folder for a package", "Export", "evaluate"),
+    "publish": Command("publish a run on the hub, with a card of what was measured", "Publish", "publish"),
     "systems": Command("list the systems that can be trained, and their presets", "Systems", "systems"),
     "samplers": Command("list the samplers", "Samplers", "systems"),
     "data": Command("list or fetch corpora", "Data", "listings"),
@@ -97,7 +101,8 @@ def main(argv: list[str] | None = None) -> int:
         if must_launch(arguments.processes):
             return launch([name, *argv], arguments.processes)
         module = import_module(f"logosphere.cli.{COMMANDS[name].module}")  # which may import torch
-        run: Callable[[Any, list[str]], int] = getattr(module, name.replace("-", "_"))
+        function = COMMANDS[name].function or name.replace("-", "_")
+        run: Callable[[Any, list[str]], int] = getattr(module, function)
         return run(arguments, argv)
     except BaseException as problem:
         if debug:

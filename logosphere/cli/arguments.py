@@ -13,6 +13,7 @@ import tyro
 
 from logosphere.cli.compare_options import Compare, parse_compare
 from logosphere.cli.console import Arguments, Flat, parse
+from logosphere.cli.import_options import Import as Import  # found here by name
 from logosphere.cli.train_options import Train, parse_train
 from logosphere.errors import UserError
 from logosphere.networks.config import NetworkConfig
@@ -22,6 +23,7 @@ from logosphere.runs.settings import (
     EvaluateConfig,
     OrderConfig,
     SampleConfig,
+    Weights,
 )
 from logosphere.systems import system, systems
 
@@ -211,6 +213,9 @@ class Export(Arguments):
     """Folder of the run."""
     out: Path = Path("exported")
     """Folder to write."""
+    layout: Literal["package", "ddit"] = "package"
+    """package: as above; ddit: config.json and float32 weights under the names of published masked models, for other
+    tools (models with body=ddit; nothing is measured)."""
     measure: Annotated[EvaluateConfig, Flat] = field(default_factory=lambda: EvaluateConfig(sequences=2000))
     with_samples: bool = False
     """Also write samples on the card and held-out text into the record; without it the folder holds no text."""
@@ -220,6 +225,32 @@ class Export(Arguments):
     """Steps to sample them with."""
     json: bool = False
     """Print the record as JSON."""
+
+
+@dataclass(frozen=True)
+class Publish(Arguments):
+    """Publish a run on the hub: weights, recipe, tokenizer and a card, without text of yours."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    target: Annotated[str, tyro.conf.Positional]
+    """hf:OWNER/NAME"""
+    license: str = ""
+    """Short name of the licence, such as mit or apache-2.0; the card states none unless it is given."""
+    weights: Weights = "ema"
+    """Averaged weights, the best of them, or the live ones."""
+    with_samples: bool = False
+    """Show samples on the card, which may repeat passages of the training text."""
+    samples: int = 3
+    """Texts on the card, with --with-samples."""
+    steps: int = 128
+    """Steps to sample them with."""
+    private: bool = False
+    """Make the repository private, where it does not exist yet."""
+    dry_run: bool = False
+    """Show what would be uploaded, and upload nothing; this needs neither a token nor a network."""
+    json: bool = False
+    """Print as JSON."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from rich.markup import escape
 
+from logosphere.checkpoints.ddit_export import export_ddit
 from logosphere.cli import arguments as cli
 from logosphere.cli.arguments import Evaluate, Export, Plot
 from logosphere.cli.compare_options import Compare
@@ -20,7 +21,7 @@ from logosphere.runs.compare import CompareConfig, compare_runs
 from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
-from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
+from logosphere.runs.evaluate import RECORD_SEQUENCES, check_free, evaluate_run, export_run, save_report
 from logosphere.runs.run import SHORT, Run, latest_run
 from logosphere.systems import build
 
@@ -120,6 +121,14 @@ def plot(arguments: Plot, argv: list[str]) -> int:
 
 def export(arguments: Export, argv: list[str]) -> int:
     """logosphere export"""
+    if arguments.layout == "ddit":
+        check_free(arguments.out)
+        config = export_ddit(Run(arguments.run).model(arguments.measure.weights), arguments.out)
+        if arguments.json:
+            print_json({"folder": str(arguments.out), "config": config})
+        else:
+            print(f"{arguments.out}: config.json and model.safetensors in the DDiT layout, without a tokenizer")
+        return 0
     report, record = export_run(
         Run(arguments.run), arguments.out, arguments.measure, with_samples=arguments.with_samples,
         samples=arguments.samples, steps=arguments.steps, display=DISPLAY,

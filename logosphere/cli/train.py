@@ -132,6 +132,9 @@ def find_resumed(arguments: Train, argv: list[str]) -> Run:
     other, extended = "", None
     for place in places:
         found = Run(place)
+        if found.is_imported:
+            other = other or f"The model in {place} was imported, not begun here"
+            continue
         differences = _differences(argv, found.config)
         if not differences and found.config == _with_budget(found.config, arguments, argv):
             return found

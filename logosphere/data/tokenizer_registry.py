@@ -17,6 +17,7 @@ from logosphere.data.tokenizers import (
     IntegerTokenizer,
     TokenIds,
     Tokenizer,
+    Unit,
     WithEOS,
     encode_utf8,
     merge_alphabet,
@@ -38,7 +39,11 @@ class SubwordTokenizer(Tokenizer):
 
     unit = "token"
 
-    def __init__(self, model: "SubwordModel", name: str):
+    def __init__(self, model: "SubwordModel", name: str, size: int | None = None):
+        """`size` is the number of tokens of a model whose table is larger or smaller than the vocabulary.
+
+        Tokens beyond the vocabulary have no text; those from `size` on, such as a mask, are refused in texts.
+        """
         # A file may set both; a corpus needs every token and no padding.
         model.no_truncation()
         model.no_padding()
@@ -47,7 +52,8 @@ class SubwordTokenizer(Tokenizer):
             raise ValueError("a vocabulary needs at least one token")
         self.name = name
         # Some published vocabularies have gaps, so the number of tokens is not the size.
-        self.size = max(numbers) + 1
+        self.own_size = max(numbers) + 1
+        self.size = self.own_size if size is None else size
         self._model = model
 
     @staticmethod
@@ -91,14 +97,23 @@ class SubwordTokenizer(Tokenizer):
             raise UserError(f"{path} is not a readable tokenizer.json ({error}); give another file.") from error
 
     @staticmethod
-    def from_json(text: str, name: str) -> "SubwordTokenizer":
+    def from_json(text: str, name: str, size: int | None = None) -> "SubwordTokenizer":
         from tokenizers import Tokenizer as Model
 
         try:
             model = Model.from_str(text)
         except Exception as error:  # the library raises no more specific class
             raise ValueError(str(error)) from error
-        return SubwordTokenizer(model, name)
+        return SubwordTokenizer(model, name, size)
+
+    def resized(self, size: int) -> "SubwordTokenizer":
+        """The same vocabulary for a model of this number of tokens."""
+        return SubwordTokenizer.from_json(self._model.to_str(), self.name, size)
+
+    def find_id(self, token: str) -> int | None:
+        """The id of a token by its text, where there is one."""
+        found: int | None = self._model.token_to_id(token)
+        return found
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         encode_utf8(text)  # raises where the library would fail less clearly
@@ -106,7 +121,7 @@ class SubwordTokenizer(Tokenizer):
             ids = self._model.encode(text, add_special_tokens=False).ids
         except Exception as error:  # some vocabularies have no unknown token
             raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
-        return np.array(ids, dtype=np.int64)
+        return np.array(self._refuse_unused(ids), dtype=np.int64)
 
     def encode_chunk(self, text: str) -> TokenIds:
         encode_utf8(text)
@@ -115,13 +130,20 @@ class SubwordTokenizer(Tokenizer):
             ids = self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except Exception as error:
             raise UserError(f"The tokenizer '{self.name}' cannot encode this text ({error}); use another.") from error
-        return np.array(ids, dtype=np.uint32)
+        return np.array(self._refuse_unused(ids), dtype=np.uint32)
+
+    def _refuse_unused(self, ids: list[int]) -> list[int]:
+        if self.size < self.own_size and ids and max(ids) >= self.size:
+            token = self._model.id_to_token(max(ids))
+            raise UserError(f"The text holds {token!r}, which is no token of this model; remove it from the text.")
+        return ids
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         return self._model.decode(self._check_ids(ids).tolist(), skip_special_tokens=False)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "subwords", "name": self.name, "json": self._model.to_str()}
+        described = {"kind": "subwords", "name": self.name, "json": self._model.to_str()}
+        return described if self.size == self.own_size else described | {"size": self.size}
 
 
 def _check_size(kind: str, size: int, least: int) -> None:
@@ -233,13 +255,21 @@ def _integers(description: Mapping[str, Any]) -> IntegerTokenizer:
     size = description["size"]
     if type(size) is not int or not 1 <= size <= 1 << 24:
         raise ValueError("the number of levels must be a positive whole number")
-    return IntegerTokenizer(size)
+    unit: Unit = "token" if description.get("unit") == "token" else "dimension"
+    return IntegerTokenizer(size, unit)
+
+
+def _subwords(description: Mapping[str, Any]) -> SubwordTokenizer:
+    size = description.get("size")
+    if size is not None and (type(size) is not int or not 1 <= size <= 1 << 24):
+        raise ValueError("the number of tokens must be a positive whole number")
+    return SubwordTokenizer.from_json(description["json"], description["name"], size)
 
 
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "characters": lambda description: CharacterTokenizer(description["alphabet"], description["name"]),
     "bytes": lambda description: ByteTokenizer(),
-    "subwords": lambda description: SubwordTokenizer.from_json(description["json"], description["name"]),
+    "subwords": _subwords,
     "ended": lambda description: WithEOS(tokenizer_from_description(description["inner"])),
     "levels": _integers,
 }

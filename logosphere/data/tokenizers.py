@@ -139,10 +139,10 @@ class IntegerTokenizer(Tokenizer):
     """
 
     name = "levels"
-    unit = "dimension"
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, unit: Unit = "dimension"):
+        """The unit is "token" where the numbers stand for tokens whose texts are not known."""
+        self.size, self.unit = size, unit
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         words = text.split() if self.size > 10 else list("".join(text.split()))
@@ -154,7 +154,8 @@ class IntegerTokenizer(Tokenizer):
         return " ".join(map(str, self._check_ids(ids)))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "levels", "name": self.name, "size": self.size}
+        described = {"kind": "levels", "name": self.name, "size": self.size}
+        return described if self.unit == "dimension" else described | {"unit": self.unit}
 
 
 @final

@@ -52,6 +52,11 @@ class Denoiser(nn.Module, ABC):
     reads_time: bool
     """Whether the prediction depends on t. If not, it can be cached while z does not change."""
 
+    @property
+    def answers_first(self) -> bool:
+        """Whether position 0 is predicted; otherwise its token must be given and is not counted."""
+        return True
+
     @abstractmethod
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         """Return logits [B, M, V]; with `where`, only those of the selected positions, packed as [N, V].
@@ -111,6 +116,10 @@ class Wrapper(Denoiser, ABC):
     def __init__(self, inner: Denoiser):
         super().__init__()
         self.inner, self.block, self.reads_time = inner, inner.block, inner.reads_time
+
+    @property
+    def answers_first(self) -> bool:
+        return self.inner.answers_first
 
     @abstractmethod
     def rewrap(self, inner: Denoiser) -> Denoiser:

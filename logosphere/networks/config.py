@@ -41,7 +41,8 @@ class NetworkConfig:
     tied: bool | None = None
     """Output head with the input vectors of the tokens as weights; None: where a system's default preset has it."""
     body: str = "transformer"
-    """Backbone: transformer, convolution (dilated, for DNA), unet (for images), or the name of a registered network."""
+    """Backbone: transformer, convolution (dilated, for DNA), unet (for images), ddit (that of published discrete
+    diffusion models), or the name of a registered network."""
     shape: str = ""
     """Extents of images, such as 32x32x3: positions then have a row, a column and a channel."""
     labels: int = 0

@@ -1,4 +1,4 @@
-"""The registry of networks from outside of the package, which does not import torch.
+"""The registry of networks, most of them from outside of the package; it does not import torch.
 
 A registered network is chosen by its name as the option `body` of any system (`--network.body NAME`), so that recipes
 name it and saved models are loaded again.
@@ -47,7 +47,14 @@ class NetworkEntry:
     build: BuildNetwork
 
 
-NETWORKS: dict[str, NetworkEntry] = {}
+def _build_ddit(shape: NetworkShape, network: "NetworkConfig") -> "nn.Module":
+    from logosphere.networks.published.own import build_ddit  # imports torch
+
+    return build_ddit(shape, network)
+
+
+NETWORKS = {"ddit": NetworkEntry("logosphere.networks.published.own.build_ddit", _build_ddit)}
+"""Registered networks by name; that of the package is the transformer of published models."""
 BUILT_IN = ("transformer", "convolution", "unet")
 
 
@@ -70,7 +77,7 @@ def register_network(name: str) -> Callable[[Built], Built]:
 
 
 def is_registered(body: str) -> bool:
-    """Whether this body is a registered network; those of the package are not."""
+    """Whether this body is a registered network; transformer, convolution and unet are not."""
     if body not in BUILT_IN and body not in NETWORKS:
         load_plugins()
     return body in NETWORKS

@@ -1,5 +1,7 @@
 """Trained models on disk: load a folder that Model.save or a training run has written, or a bundled checkpoint.
 
+A model that was published with `logosphere publish` or Model.push_to_hub is loaded by hf:OWNER/NAME.
+
 Bundled checkpoints are small models that come with the package, addressed as pretrained:NAME. The folder of one
 holds recipe.json and tokenizer.json as a run does, model.safetensors in half precision, card.md (data, cost, bound,
 samples) and record.json: a text and the bound measured on it when the checkpoint was exported.
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from logosphere.checkpoints.hub import fetch_run, is_hub
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.errors import UserError, shorten, suggest
 from logosphere.io import (
@@ -24,6 +27,8 @@ from logosphere.io import (
     read_tensors,
 )
 from logosphere.model import Model, Spec
+from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.registry import build_network
 from logosphere.networks.registry import is_registered
 from logosphere.systems import build, systems
 
@@ -87,11 +92,13 @@ def default_pretrained() -> Path | None:
 def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: nn.Module | None = None) -> Model:
     """The model in a folder or of pretrained:NAME, with EMA weights where there are any, and with its tokenizer.
 
+    hf:OWNER/NAME[@REVISION] is a model that was published on the hub by this package; checkpoints of other packages
+    are imported instead (`logosphere import`).
     `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are
     read from the folder. Networks and systems that a module registers need that module to be imported before.
     """
-    folder = resolve_folder(path)
+    folder = fetch_run(str(path)).path if is_hub(path) else resolve_folder(path)
     check_link(folder)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}.")
@@ -106,7 +113,8 @@ def load_weights(
     model = build_from_recipe(folder, options, denoiser)
     if (folder / TOKENIZER).exists():
         model.tokenizer = load_tokenizer(folder / TOKENIZER)
-    load_strict(model, read_tensors(weights), weights)
+    published = model.spec is not None and model.spec.published is not None
+    load_strict(model, read_tensors(weights), weights, assign=published)
     if model.remasker is not None and (folder / REMASKER).exists():
         load_strict(model.remasker, read_tensors(folder / REMASKER), folder / REMASKER)
     return model.eval()
@@ -122,6 +130,9 @@ def build_from_recipe(folder: Path, options: dict[str, Any] | None = None, denoi
     given: dict[str, Any] = {} if denoiser is None else {"denoiser": denoiser}
     try:
         path = changed.pop("path", None)
+        if spec.published is not None:  # without memory: its weights are mapped from the file
+            given = {"published": build_network(PublishedConfig.from_dict(spec.published), "meta")}
+            given["checkpoint"] = spec.checkpoint
         model = build(
             spec.system, vocab_size=spec.vocab_size, length=spec.length, preset=spec.preset,
             **(spec.options | changed), **given,
@@ -176,4 +187,5 @@ def _is_valid(spec: Spec) -> bool:
         all(isinstance(name, str) for name in names)
         and isinstance(spec.options, dict)
         and all(type(size) is int for size in sizes)
+        and all(isinstance(part, dict | None) for part in (spec.published, spec.checkpoint))
     )

@@ -257,7 +257,8 @@ def compare_runs(config: CompareConfig, display: Display = SILENT) -> Comparison
     if have_different_tokenizers(runs):
         rows = _rank_by_bytes(groups, config, display)
         return Comparison(rows, [], remarks=_explain_rows(rows, groups))
-    corpus = open_run_data(runs[0], display, config.measure.data, config.measure.column)
+    reader = next((run for run in runs if not run.is_imported), runs[0])
+    corpus = open_run_data(reader, display, config.measure.data, config.measure.column)
     reports = {
         name: [_measure(run, config.measure, corpus, display) for run in group] for name, group in groups.items()
     }

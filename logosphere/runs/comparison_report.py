@@ -167,7 +167,8 @@ def _curve(run: Run) -> list[CurvePoint]:
 
 def _costs(run: Run, evaluation: float) -> Costs:
     recipe, last, seen = run.config, _last(run), sum_records(run.trainings)
-    model = build_from_recipe(run.path)
+    # Published networks are built without memory, which counting needs.
+    model = build_from_recipe(run.path) if run.spec.published is None else run.model()
     noted = run.path / COSTS
     return Costs(
         parameters=sum(weight.numel() for weight in model.parameters()),

@@ -1,6 +1,7 @@
 """TrainConfig: everything that determines a training run, typed, complete and without torch."""
 
 import dataclasses
+import json
 import math
 import re
 import reprlib
@@ -171,7 +172,8 @@ def config_of_model(system: str, preset: str, length: int, options: dict[str, An
     """The configuration of a model that was saved without a training run: what sampling needs, and no data."""
     known = {f.name for f in dataclasses.fields(NetworkConfig)}
     network = {name: value for name, value in options.items() if name in known}
-    content = {"system": system, "length": length, "data": "", "network": network}
+    own = [f"{name}={json.dumps(value)}" for name, value in options.items() if name not in known]
+    content = {"system": system, "length": length, "data": "", "network": network, "options": own}
     return dataclasses.replace(config_from_dict(content, place), preset=preset)
 
 

@@ -1,6 +1,5 @@
 """New runs: the initial model of a configuration, warm starts from another run, and the run folder."""
 
-import hashlib
 import math
 from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
@@ -14,12 +13,14 @@ from logosphere.data.columns import TEXT_COLUMN
 from logosphere.data.corpus import Corpus, Examples, check_length
 from logosphere.data.tokenizers import Tokenizer
 from logosphere.errors import UserError
-from logosphere.io import load_strict, read_tensors
+from logosphere.io import file_sha256, load_strict, read_tensors
 from logosphere.model import Model, Spec
 from logosphere.networks.backbone import Backbone
 from logosphere.networks.convolution import ConvolutionBackbone, UNetStage
 from logosphere.networks.heads import LinearHead, TiedHead
 from logosphere.networks.precision import find_precision, precision_name
+from logosphere.networks.published.config import PublishedConfig
+from logosphere.networks.published.registry import build_network
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
@@ -41,7 +42,7 @@ def create_run_and_model(config: TrainConfig, corpus: Corpus, path: str | Path) 
     """A new run and its initial model, which need not be built again to train it."""
     for split in (corpus.train, corpus.valid):
         check_length(split, config.length)
-    model = build_model(config, corpus)
+    model = build_model(config, corpus, None if config.begin is None else Run(config.begin).spec)
     batches = train_batches(corpus.train, config.length, config.batch, config.seed, config.order)
     task = find_task(config.task)
     if task.shortens and (model.block < model.length or not model.process.codec.local or config.network.axes):
@@ -65,10 +66,15 @@ def resolve_precision(config: TrainConfig) -> TrainConfig:
     return replace(config, precision=precision_name(find_precision(config.precision, find_device(config.device))))
 
 
-def build_model(config: TrainConfig, corpus: Corpus) -> Model:
-    """A fresh model for the texts and conditions of a corpus, its weights determined by the seed."""
+def build_model(config: TrainConfig, corpus: Corpus, parent: Spec | None = None) -> Model:
+    """A fresh model for the texts and conditions of a corpus, its weights determined by the seed.
+
+    The network of a `parent` that is a published one is that of the model, too.
+    """
     size = vars(config.network) | corpus.conditions
     options = config.system_options()
+    if parent is not None and parent.published is not None:
+        return build_published(config, corpus, options, parent)
     check_own_options(config.system, options.keys())
     if clash := sorted(options.keys() & size.keys()):
         raise UserError(f"Set the size of the network with --network.{clash[0]}, not as an option of the system.")
@@ -83,6 +89,19 @@ def build_model(config: TrainConfig, corpus: Corpus) -> Model:
     if config.recompute:
         for blocks in stacks_of_blocks(model):
             blocks.recompute = True
+    return model.place(find_device(config.device))
+
+
+def build_published(config: TrainConfig, corpus: Corpus, options: dict[str, Any], parent: Spec) -> Model:
+    """A model with a published network, whose weights the caller reads; it takes no conditions."""
+    check_own_options(config.system, options.keys())
+    if given := sorted(name for name, count in corpus.conditions.items() if count):
+        raise UserError(f"A published network takes no conditions, and this data has {given[0]}; use other data.")
+    network = build_network(PublishedConfig.from_dict(parent.published))
+    model = build(
+        config.system, vocab_size=corpus.tokenizer.size, length=config.length, preset=config.preset,
+        published=network, checkpoint=parent.checkpoint, **options,
+    )  # fmt: skip
     return model.place(find_device(config.device))
 
 
@@ -124,7 +143,7 @@ def stacks_of_blocks(model: Model) -> list[Backbone | ConvolutionBackbone | UNet
 
 def initial_model(run: Run, corpus: Corpus) -> Model:
     """The model of a run before its first step; where a checkpoint will replace its weights, they are arbitrary."""
-    model = build_model(run.config, corpus)
+    model = build_model(run.config, corpus, run.spec)
     if run.config.begin is not None and latest(run.state) is None:
         load_strict(model, read_tensors(run.path / BEGIN), run.path / BEGIN)
     return model
@@ -141,8 +160,7 @@ def load_parent(name: str, model: Model, tokenizer: Tokenizer, labels: Sequence[
     if differences := _differences(parent, model.spec, tokenizer, labels):
         raise UserError(f"A training cannot begin with {name}, which differs from it in {'; '.join(differences)}.")
     load_strict(model, read_tensors(weights), weights)
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    return ParentCheckpoint(name, weights, digest, parent.trainings)
+    return ParentCheckpoint(name, weights, file_sha256(weights), parent.trainings)
 
 
 def config_from_parent(name: str) -> TrainConfig:
@@ -173,6 +191,7 @@ def _differences(parent: Run, spec: Spec, tokenizer: Tokenizer, labels: Sequence
     rows = [(what, theirs[key], ours[key]) for what, key in names.items()]
     one, two = theirs["options"], ours["options"]
     rows += [(name, one.get(name), two.get(name)) for name in sorted((one.keys() | two.keys()) - FREE)]
+    rows += [("published network", theirs["published"], ours["published"])]
     rows += [("labels", ", ".join(parent.labels), ", ".join(labels))]
     found = [f"{what} ({_format(a)} there, {_format(b)} here)" for what, a, b in rows if a != b]
     if not found and parent.tokenizer.fingerprint != tokenizer.fingerprint:

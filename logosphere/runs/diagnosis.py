@@ -23,6 +23,11 @@ def explain_poor_bound(report: Report, run: Run, options: tuple[str, ...] = ()) 
 def _likely_reason(report: Report, run: Run, options: tuple[str, ...]) -> str:
     if options:
         return f"it was not trained with {', '.join(options)}; leave --options out."
+    if run.is_imported:
+        return (
+            "the text is far from what it was trained on, or the tokenizer, the mask or the shift of the import is not "
+            "that of the checkpoint; logosphere import --dry-run shows them."
+        )
     if "corpus" not in run.content:
         return "it was saved without a training run, so nothing is known of its training; it may not have been trained."
     config, spec, trained = run.config, run.spec, sum_records(run.trainings)

@@ -195,6 +195,8 @@ def export_run(
     rather than on random tokens, and the card shows samples, which may repeat passages of the training text.
     """
     check_free(folder)
+    if run.is_imported:
+        raise UserError(f"The model in {run.path} was imported, and only models that were trained here are exported.")
     report = evaluate_run(run, measure, display=display)
     texts: list[str] = []
     if with_samples:

@@ -132,7 +132,7 @@ class Run:
                 f"There is no run in {self.path}; train one with: logosphere train --out {quote_path(self.path)}"
             )
         self.content = read_recipe(self.path / RECIPE)
-        if trained and "recipe" not in self.content:
+        if trained and "recipe" not in self.content and not self.is_imported:
             place = quote_path(self.path)
             raise UserError(
                 f"{self.path} holds a model but no training run, so this cannot be done with it; what can be: "
@@ -182,13 +182,18 @@ class Run:
     @property
     def config(self) -> TrainConfig:
         if "recipe" not in self.content:
-            spec = self.spec
-            return config_of_model(spec.system, spec.preset, spec.length, spec.options, str(self.path / RECIPE))
+            spec, place = self.spec, str(self.path / RECIPE)
+            return config_of_model(spec.system, spec.preset, spec.length, spec.options | spec.published_size, place)
         return config_from_dict(self.content["recipe"], str(self.path / RECIPE))
 
     @property
     def spec(self) -> Spec:
         return read_spec(self.path)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it holds a published model that was not trained by this package."""
+        return "recipe" not in self.content and self.spec.published is not None
 
     @property
     def trainings(self) -> tuple[TrainingRecord, ...]:

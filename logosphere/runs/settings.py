@@ -51,6 +51,26 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class ImportConfig:
+    """How a published checkpoint is imported; what is None is that of the checkpoint."""
+
+    dtype: str = "auto"
+    """Type of the weights: float32, bfloat16, or auto: that of the files, of others float32."""
+    tokenizer: str | None = None
+    """A tokenizer.json, its folder, text8 or byte."""
+    mask_id: int | None = None
+    shift: bool | None = None
+    length: int | None = None
+    block: int | None = None
+    system: str | None = None
+
+    def overrides(self) -> dict[str, str | int | bool]:
+        """The conventions that are given."""
+        given = {name: getattr(self, name) for name in ("system", "mask_id", "shift", "block", "length")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class OrderConfig:
     """An order of positions to measure instead of the bound."""
 

@@ -119,6 +119,8 @@ def create(config: TrainConfig, out: str | Path | None, display: Display = SILEN
         check_folder(Path(out))
     if out is not None and Path(out).exists() and any(Path(out).iterdir()):
         raise UserError(f"{out} exists already; choose another --out, or continue the run in it with --resume.")
+    if not config.data:
+        raise UserError(f"The model in {config.begin} was imported or saved without a training; name a text by --data.")
     corpus = open_with_display(config.data, tokenizer_for(config), display, config.column)
     run, model = create_run_and_model(config, corpus, out or unused_path(config.system, config.data))
     return run, corpus, model
@@ -133,6 +135,8 @@ def open_again(run: Run, config: TrainConfig, display: Display = SILENT) -> Corp
 
 def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, column: str = "") -> Corpus:
     """The data of a run, or other data, in its tokens; its own column of text is read unless another is named."""
+    if not (data or run.config.data):
+        raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     if data not in (None, run.config.data):
         return open_with_display(data, run.tokenizer, display, column)
     try:

@@ -99,7 +99,10 @@ def generate(
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     rows, counter = group.local_slice(n), NFECounter()
-    batch = _known_batch(model, n, known, tokens).select(rows)
+    batch = _known_batch(model, n, known, tokens)
+    if not network.answers_first:
+        batch = _give_first(model, batch)
+    batch = batch.select(rows)
     condition = None if condition is None else condition.map(lambda field: field[rows].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(rows).with_counter(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
@@ -242,6 +245,17 @@ def model_time_grid(model: Model, steps: int, grid: Grid | None = None, blocks: 
             f"times alone would take {size:,.1f} GB; 64 to 1,024 steps are usual."
         )
     return TimeGrid.blocks(model.length, block, per_block, grid or model.process.grid)
+
+
+def _give_first(model: Model, batch: Batch) -> Batch:
+    """The batch with the token that begins a text at position 0, where it is not known."""
+    first = model.special_token("bos")
+    if first is None and not bool(batch.known[:, 0].all()):
+        raise UserError(
+            "This model does not predict the first position, and its checkpoint names no token that begins a text: "
+            "give a prompt, or known=… and tokens=… that hold position 0."
+        )
+    return batch.hold_first(first)
 
 
 def _known_batch(model: Model, n: int, known: object, tokens: object) -> Batch:

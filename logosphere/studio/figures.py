@@ -37,7 +37,7 @@ def find_figure(run: Run) -> Figure | None:
     """
     if (run.path / RECORD).exists():
         return read_card(run.path)
-    if "corpus" not in run.content:  # saved without a training run
+    if "corpus" not in run.content:  # saved or imported without a training, on no text of its own
         return None
     evaluated = report_path(run, f"{run.content['corpus']['name']} {SPLIT}")
     weights = run.path / WEIGHTS

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from logosphere.model import Model, Spec
+    from logosphere.networks.published.base import PublishedNetwork
     from logosphere.types import Kind, TextTokenizer
 
 DEFAULT = "default"
@@ -253,13 +254,16 @@ def build(
     tokenizer: "TextTokenizer | None" = None,
     denoiser: "nn.Module | None" = FRESH,
     preset: str = DEFAULT,
+    published: "PublishedNetwork | None" = None,
+    checkpoint: "Mapping[str, Any] | None" = None,
     **options: Any,
 ) -> "Model":
     """A model of a system with a fresh network, with a denoiser of your own, or (None) without any.
 
     Options are those of the network (width, depth, heads, dropout) and those of the system; see `options(name)`.
     preset="paper" is the published system (see `presets(name)`); options given with a preset override the preset's.
-    With a `tokenizer` the model reads and writes texts, and its vocabulary is that of the tokenizer.
+    With a `tokenizer` the model reads and writes texts, and its vocabulary is that of the tokenizer. A `published`
+    network comes from a `checkpoint`, which recipe.json describes (ls.import_model makes both).
     """
     from logosphere.model import Spec
     from logosphere.networks.base import check_tied
@@ -294,17 +298,34 @@ def build(
         tied = entry.info.tied and preset == DEFAULT and not is_registered(network.body)
         network = replace(network, tied=tied)
     settings = entry.settings(**{key: value for key, value in options.items() if key not in network_fields})
-    model = entry.build(vocab_size, length, None if denoiser is None else network, settings)
-    if network.tied and denoiser is not None and model.denoiser is not None:
+    without = denoiser is None or published is not None
+    model = entry.build(vocab_size, length, None if without else network, settings)
+    if published is not None:
+        _attach(name, model, published, checkpoint)
+    elif network.tied and denoiser is not None and model.denoiser is not None:
         check_tied(model.denoiser)
     if denoiser is not FRESH:
         given = None if denoiser is None else as_denoiser(denoiser, model.process, length, model.block)
         model.denoiser, model.own_denoiser = given, True
-    model.spec, model.tokenizer = Spec(name, vocab_size, length, options, preset), tokenizer
+    described = None if published is None else published.config.to_dict()
+    origin = None if checkpoint is None else dict(checkpoint)
+    model.spec = Spec(name, vocab_size, length, options, preset, described, origin)
+    model.tokenizer = tokenizer
     model.plugins = outside_parts(model.spec)
     if denoiser is FRESH:  # samples of an oracle are draws from the model, so it keeps the ancestral sampler
         model.sampler = chosen.sampler or entry.info.sampler
     return model
+
+
+def _attach(name: str, model: "Model", network: "PublishedNetwork", checkpoint: "Mapping[str, Any] | None") -> None:
+    """Make a published network the denoiser of a model that was built without one."""
+    from logosphere.systems.published import published_denoiser
+
+    special = (checkpoint or {}).get("special", {})
+    bos = special.get("bos") if isinstance(special, dict) else None
+    if type(bos) is not int or not 0 <= bos < network.config.rows:
+        bos = None
+    model.denoiser = published_denoiser(name, model.process, network, model.length, model.block, bos)
 
 
 def options(name: str) -> dict[str, Any]:

@@ -11,7 +11,11 @@ from logosphere.types import Bool, Float, Int64
 
 
 class PublishedNetwork(nn.Module, ABC):
-    """A transformer over the ids of a checkpoint. Parameters have names of their own; families map published ones."""
+    """A transformer over the ids of a checkpoint. Parameters have names of their own; families map published ones.
+
+    It has no buffers: tables such as rotary angles are computed when they are used, in float32, so that a network that
+    was built on the device `meta` is complete when its parameters are.
+    """
 
     config: PublishedConfig
 
@@ -40,3 +44,7 @@ class PublishedNetwork(nn.Module, ABC):
     @abstractmethod
     def new_caches(self, batch: int, length: int) -> list[KVCache]:
         """Empty caches for this many sequences and positions, one for each block of the network."""
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        """The parameters that `head` reads. Empty: not known, so that gradients need all logits at once."""
+        return ()

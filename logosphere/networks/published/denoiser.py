@@ -9,7 +9,7 @@ from torch import Tensor
 from logosphere.networks.attention import block_causal_mask
 from logosphere.networks.base import Denoiser, Evaluations
 from logosphere.networks.published.base import PublishedNetwork
-from logosphere.types import Float, Logits, State, Times, Where
+from logosphere.types import Float, LogitChunks, Logits, State, Times, Where, pack
 
 
 class PublishedDenoiser(Denoiser):
@@ -32,7 +32,8 @@ class PublishedDenoiser(Denoiser):
         sigma: Callable[[Times], Float[Tensor, "B M"]] | None = None,
         start: int | None = None,
     ):
-        """`sigma` maps times to σ for networks that read it; `start` is the id before the first token (causal ones)."""
+        """`sigma` maps times to what the network reads, by default the time itself (σ, or a time that runs backwards);
+        `start` is the id before the first token (causal networks)."""
         super().__init__()
         self.network, self.config = network, network.config
         self.vocab_size, self.length, self.block = vocab_size, length, block
@@ -52,6 +53,12 @@ class PublishedDenoiser(Denoiser):
         h = self.features(z, t, context)
         return self.logits(h if where is None else h[where])
 
+    def logit_chunks(self, z: State, t: Times, context: State, where: Where) -> LogitChunks:
+        h, head = pack(self.features(z, t, context), where), self.network.head_parameters()
+        if torch.is_grad_enabled() and not head and h.requires_grad:
+            return LogitChunks(self.logits(h), lambda out, rows: out)
+        return LogitChunks(h, lambda h, rows: self.logits(h), head)
+
     def features(self, z: State, t: Times, context: State) -> Float[Tensor, "B M D"]:
         """The input of the head at the position that each position is answered by."""
         if self.config.attention == "causal":
@@ -60,10 +67,14 @@ class PublishedDenoiser(Denoiser):
         if len(self.mask):
             both = torch.cat([self.ids(z), self.ids(context)], 1)
             condition = self.condition(torch.cat([t, torch.zeros_like(t)], 1))
-            h = self.network.features(both, condition, positions=self.positions, mask=self.mask)[:, : z.shape[1]]
-        else:
-            h = self.network.features(self.ids(z), self.condition(t))
-        return torch.cat([h[:, :1], h[:, :-1]], 1) if self.config.shift else h
+            h, clean = self.network.features(both, condition, positions=self.positions, mask=self.mask).chunk(2, 1)
+            if not self.config.shift:
+                return h
+            # The position before a block belongs to an earlier one, which is answered by its clean states.
+            first = (torch.arange(z.shape[1], device=h.device) % self.block == 0)[:, None]
+            return torch.where(first, _shift(clean), _shift(h))
+        h = self.network.features(self.ids(z), self.condition(t))
+        return _shift(h) if self.config.shift else h
 
     def logits(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of the tokens; the id of a mask that lies between them has none."""
@@ -78,8 +89,10 @@ class PublishedDenoiser(Denoiser):
 
     def ids(self, z: State) -> Tensor:
         """Rows of the table for token ids and masks; states of the sphere stay as they are."""
-        if z.is_floating_point() or self.config.mask_id is None:
+        if z.is_floating_point():
             return z
+        if self.config.mask_id is None:  # causal networks meet masks where nothing attends to them
+            return z.clamp_max(self.vocab_size - 1)
         return torch.where(z == self.vocab_size, self.config.mask_id, z)
 
     def condition(self, t: Times) -> Float[Tensor, "B M"] | None:
@@ -89,11 +102,14 @@ class PublishedDenoiser(Denoiser):
                 return None
             case "zero":
                 return torch.zeros_like(t)
-            case "sigma" if self.sigma is not None:
-                return self.sigma(t)
             case _:
-                return t
+                return t if self.sigma is None else self.sigma(t)
 
     def evaluations(self, draws: int = 1) -> Evaluations:
         doubled = 2.0 if len(self.mask) else 1.0
         return Evaluations(positions=doubled * draws, pairs=doubled**2 * draws)
+
+
+def _shift(h: Float[Tensor, "B M D"]) -> Float[Tensor, "B M D"]:
+    """The features before each position; the first has none, and keeps its own."""
+    return torch.cat([h[:, :1], h[:, :-1]], 1)
