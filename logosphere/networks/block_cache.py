@@ -6,7 +6,7 @@ following ones compute the block and what comes after it (prefix cache), or the 
 is kept of the others.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from logosphere.networks.base import CachePlan, Denoiser
 from logosphere.types import Float, Int64, Logits, Rows, State, Times, Where
 
 
+@runtime_checkable
 class WindowedNetwork(Protocol):
     """A network that can be evaluated at some positions, given keys and values of the others."""
 

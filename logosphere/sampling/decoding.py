@@ -1,4 +1,4 @@
-"""Settings of the decoding loops of published models, by the names that their users know; without torch.
+"""Settings of the decoding loops of published models, by the names that their users know.
 
 Each option belongs to some samplers, but for the length, the blocks, guidance without the prompt and caches, which
 serve every sampler of masked diffusion.
@@ -18,13 +18,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "remasking": ("low_confidence", "random", "low_confidence_dynamic", "low_confidence_static", "sequential"),
     "alg": ("origin", "maskgit_plus", "topk_margin", "entropy"),
 }
-OF_LLADA = ("low_confidence", "random")
 OF_SDAR = ("low_confidence_dynamic", "low_confidence_static", "sequential")
 
+OWNERS_OF_LLADA = ("llada", "llada-greedy", "fast-dllm")
+OWNERS_OF_SDAR = ("sdar",)
 SPECIFIC: dict[str, tuple[str, ...]] = {
-    "remasking": ("llada", "llada-greedy", "fast-dllm", "sdar"),
-    "logits_eos_inf": ("llada", "llada-greedy", "fast-dllm"),
-    "confidence_eos_eot_inf": ("llada", "llada-greedy", "fast-dllm"),
+    "remasking": (*OWNERS_OF_LLADA, *OWNERS_OF_SDAR),
+    "logits_eos_inf": OWNERS_OF_LLADA,
+    "confidence_eos_eot_inf": OWNERS_OF_LLADA,
     "alg": ("dream",),
     "alg_temp": ("dream",),
     "eps": ("dream",),
@@ -54,7 +55,7 @@ class DecodingConfig:
     confidence_eos_eot_inf: bool = False
     """Commit tokens that end a text or a turn last (llada)."""
     alg: Algorithm | None = None
-    """Algorithm of dream: origin, maskgit_plus, topk_margin or entropy."""
+    """Algorithm of dream: origin, maskgit_plus, topk_margin or entropy; entropy unless set."""
     alg_temp: float | None = None
     """Temperature of the order of positions (dream)."""
     eps: float | None = None
@@ -88,7 +89,9 @@ class DecodingConfig:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name))
         if type(self.cache_refresh) is not int or self.cache_refresh < 0:
-            raise UserError(f"cache_refresh must be a number of steps of at least 0, not {shorten(self.cache_refresh)}.")
+            raise UserError(
+                f"cache_refresh must be a number of steps of at least 0, not {shorten(self.cache_refresh)}."
+            )
         if self.cache_refresh and self.cache == "none":
             raise UserError("cache_refresh needs a cache: add cache=prefix or cache=dual.")
         if not 0 <= self.cfg_scale < float("inf"):
@@ -104,20 +107,12 @@ class DecodingConfig:
                 f"block_length={self.block_length} does not divide gen_length={self.gen_length}; choose one that does."
             )
 
-    def choose_sampler(self, name: str) -> str:
-        """The sampler that the options belong to, for 'auto'; an error if they do not belong to the one named."""
-        named = SYNONYMS.get(name.replace("_", "-"), name.replace("_", "-"))
-        for option in self.given():
-            if option not in SPECIFIC:
-                continue
-            owners = owners_of(option, self)
-            if named == "auto":
-                named = owners[0]
-            elif named not in owners:
-                raise UserError(
-                    f"{option} belongs to the sampler {' and '.join(owners)}, not to {name}; leave out one of the two."
-                )
-        return named
+    def check_general(self) -> None:
+        """Raise UserError for options of certain samplers, where the sampler is an object."""
+        if specific := [name for name in self.given() if name in SPECIFIC]:
+            raise UserError(
+                f"{specific[0]} belongs to the sampler {' and '.join(owners_of(specific[0], self))}; choose it by name."
+            )
 
 
 SYNONYMS = {
@@ -127,22 +122,43 @@ SYNONYMS = {
     "block-diffusion": "sdar",
 }
 """Other names of samplers; - and _ are the same."""
-ALGORITHMS = {"maskgit-plus": "maskgit_plus", "topk-margin": "topk_margin", "origin": "origin"}
+ALGORITHMS: dict[str, Algorithm] = {
+    "maskgit-plus": "maskgit_plus",
+    "topk-margin": "topk_margin",
+    "origin": "origin",
+}
 """Samplers that are algorithms of dream."""
 
 
 def owners_of(option: str, config: DecodingConfig) -> tuple[str, ...]:
     """The samplers that an option with its value belongs to."""
     if option == "remasking":
-        return ("sdar",) if config.remasking in OF_SDAR else ("llada", "llada-greedy", "fast-dllm")
+        return OWNERS_OF_SDAR if config.remasking in OF_SDAR else OWNERS_OF_LLADA
     return SPECIFIC[option]
 
 
-def resolve(name: str, config: DecodingConfig) -> tuple[str, DecodingConfig]:
+def resolve_name(name: str, config: DecodingConfig) -> tuple[str, DecodingConfig]:
     """The registered sampler and its options, for a name that users of other packages know."""
     plain = name.replace("_", "-")
-    if plain in ALGORITHMS:
-        if config.alg not in (None, ALGORITHMS[plain]):
-            raise UserError(f"The sampler {name} is alg={ALGORITHMS[plain]}, not {config.alg}; leave out one of the two.")
-        return "dream", replace(config, alg=ALGORITHMS[plain])  # type: ignore[arg-type]
-    return config.choose_sampler(name), config
+    if plain not in ALGORITHMS:
+        return SYNONYMS.get(plain, plain), config
+    alg = ALGORITHMS[plain]
+    if config.alg not in (None, alg):
+        raise UserError(f"The sampler {name} is alg={alg}, not alg={config.alg}; leave out one of the two.")
+    return "dream", replace(config, alg=alg)
+
+
+def find_owner(name: str, config: DecodingConfig) -> str:
+    """The sampler that the options belong to, for 'auto'; an error if they do not belong to the one named."""
+    found = name
+    for option in config.given():
+        if option not in SPECIFIC:
+            continue
+        owners = owners_of(option, config)
+        if found == "auto":
+            found = owners[0]
+        elif found not in owners:
+            raise UserError(
+                f"{option} belongs to the sampler {' and '.join(owners)}, not to {found}; leave out one of the two."
+            )
+    return found

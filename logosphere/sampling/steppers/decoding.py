@@ -178,7 +178,7 @@ class ConfidenceDecoding(Stepper):
     block: int = 0
     """Positions of a block, where the loop depends on it."""
     part: int = 0
-    """Positions of a part of the block; parts are decoded from left to right. 0 for none."""
+    """Positions of a part of a block; parts are decoded from left to right. 0 for none."""
     first_alone: bool = False
     """Commit the likeliest first token of a block before the others are drawn: it is the answer of the block before."""
     block_steps: int = 0
@@ -230,7 +230,7 @@ class ConfidenceDecoding(Stepper):
         drawn, confidence = self._draw(out, where, noise)
         scores = unpack(where, confidence, -torch.inf)
         if self.confidence == "random":
-            scores = torch.where(where, noise.uniform(*where.shape).to(scores), scores)
+            scores = torch.where(scores > MINIMUM, noise.uniform(*where.shape).to(scores), scores)
         now = self._candidates(where)
         scores = gumbel_scores(scores.masked_fill(~now, -torch.inf), self.order_temperature, noise)
         size = moving.sum(1, keepdim=True)
@@ -248,9 +248,7 @@ class ConfidenceDecoding(Stepper):
         clean = process.codec.encode(torch.zeros_like(where, dtype=torch.long).masked_scatter(where, drawn))
         return torch.where(chosen.view(*chosen.shape, *[1] * (z.dim() - 2)), clean, z)
 
-    def _draw(
-        self, out: Logits, where: Positions, noise: Noise
-    ) -> tuple[Int64[Tensor, " N"], Float[Tensor, " N"]]:
+    def _draw(self, out: Logits, where: Positions, noise: Noise) -> tuple[Int64[Tensor, " N"], Float[Tensor, " N"]]:
         """A token for each position, and its confidence."""
         if self.excluded:
             out = out.index_fill(-1, torch.tensor(self.excluded, device=out.device), -torch.inf)
@@ -279,9 +277,8 @@ class ConfidenceDecoding(Stepper):
         """Masked positions of the first part of the block that has any."""
         if not self.part:
             return where
-        index = (self._offsets(where) // self.part).expand_as(where)
+        index = (self._offsets(where) % self.block // self.part).expand_as(where)
         return where & (index == torch.where(where, index, where.shape[1]).amin(1, keepdim=True))
 
     def _offsets(self, where: Positions) -> Int64[Tensor, " L"]:
         return torch.arange(where.shape[1], device=where.device) - self.origin
-
