@@ -32,7 +32,8 @@ class ConditionTokens(NamedTuple):
 
     def select_rows(self, rows: Int64[Tensor, " n"]) -> "ConditionTokens":
         """Return the condition of some sequences."""
-        return ConditionTokens(*(None if field is None else field[rows] for field in self))
+        signal = None if self.signal is None else self.signal[rows]
+        return ConditionTokens(self.features[rows], self.valid[rows], signal)
 
 
 def cross_attention_layers(network: NetworkConfig) -> tuple[nn.LayerNorm | None, CrossAttention | None]:

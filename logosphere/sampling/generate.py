@@ -24,7 +24,8 @@ from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.guidance import GuidanceConfig, Guide
 from logosphere.sampling.layout import arrange, check_steps, count_prefix
 from logosphere.sampling.loop import Frame, Grid, TimeGrid, find_grid, sample_loop
-from logosphere.sampling.registry import Sampler, choose_sampler
+from logosphere.sampling.registry import choose_sampler
+from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.steppers import GreedyLastStep, Rule, Stepper, ancestral, as_stepper
 from logosphere.sampling.steppers.unmasking import MASKED
 from logosphere.types import Batch, Condition, Tokens, check_condition
@@ -117,7 +118,7 @@ def generate(
     if layout is None:
         time_grid = model_time_grid(model, stepper.steps(model.length, steps), grid, sampler.blocks)
     else:
-        wanted = stepper.steps(layout.length - layout.first, steps)
+        wanted = stepper.steps(layout.stop - layout.first, steps)
         time_grid = layout.time_grid(wanted, grid, model.process.max_steps)
     started = time.perf_counter()
     with _evaluation_mode(model, network), casts_kept(dtype, model.device):

@@ -11,7 +11,7 @@ from logosphere.networks.base import CachePlan
 from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.loop import Grid, TimeGrid
-from logosphere.sampling.registry import Sampler
+from logosphere.sampling.sampler import Sampler
 from logosphere.types import Batch, Bool
 
 MAX_STEPS = 100_000
@@ -23,9 +23,11 @@ class Layout:
     """The positions of a sampling run."""
 
     length: int
-    """Positions that are sampled."""
+    """Positions that the network sees."""
+    stop: int
+    """Where the last block that is decoded ends; models with blocks decode whole blocks."""
     end: int
-    """Positions that are returned; models with blocks sample whole blocks."""
+    """Positions that are returned."""
     first: int
     """The position at which the first block begins."""
     block: int
@@ -34,7 +36,7 @@ class Layout:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first position of each block."""
-        return tuple(range(self.first, self.length, self.block))
+        return tuple(range(self.first, self.stop, self.block))
 
     def time_grid(self, steps: int, grid: Grid, most: int | None = None) -> TimeGrid:
         """`steps` divided among the blocks, one after another; positions before the first block are known.
@@ -109,11 +111,12 @@ def arrange(model: Model, prefix: int, config: DecodingConfig, sampler: Sampler)
             raise UserError(
                 f"block_length={block} does not divide the blocks of this model, which have {model.block} positions."
             )
-        return Layout(-(-end // model.block) * model.block, end, prefix // block * block, block)
+        stop = -(-end // model.block) * model.block
+        return Layout(model.length, stop, end, prefix // block * block, block)
     block = block or max(1, end - prefix)
     if (end - prefix) % block:
         raise UserError(
             f"block_length={block} does not divide the {end - prefix} positions after the prompt; choose another, or "
             "set gen_length to a multiple of it."
         )
-    return Layout(end, end, prefix, block)
+    return Layout(end, end, end, prefix, block)

@@ -1,7 +1,11 @@
 """The decoding loops of published models as steppers, from the options that their users know (docs/samplers.md)."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from logosphere.model import Model
 from logosphere.sampling.decoding import DecodingConfig
+from logosphere.sampling.sampler import Configure, Sampler
 from logosphere.sampling.steppers.decoding import (
     CommitAbove,
     ConfidenceDecoding,
@@ -74,7 +78,7 @@ def decode_fast_dllm_v2(model: Model, config: DecodingConfig, prefix: int) -> Co
         origin=prefix if model.block == model.length else 0,
         block=block,
         part=config.small_block_size or SMALL_BLOCK,
-        first_alone=published is not None and published.shift,
+        first_alone=published is not None and bool(published.get("shift")),
     )
 
 
@@ -101,3 +105,15 @@ def turn_end_tokens(model: Model) -> tuple[int, ...]:
 
 def _threshold(config: DecodingConfig) -> float:
     return THRESHOLD if config.threshold is None else config.threshold
+
+
+def as_configure(
+    decode: Callable[[Model, DecodingConfig, int], ConfidenceDecoding], *, greedy: bool = False
+) -> Configure:
+    """A published decoding loop as a sampler."""
+
+    def configure(model: Model, config: DecodingConfig, prefix: int) -> Sampler:
+        stepper = decode(model, config, prefix)
+        return Sampler(replace(stepper, greedy=greedy), block_length=stepper.block or None)
+
+    return configure

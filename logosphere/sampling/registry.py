@@ -3,7 +3,6 @@ loop is the same for all.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,19 +16,20 @@ from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
 from logosphere.sampling.decoding import DecodingConfig, find_owner, resolve_name
-from logosphere.sampling.loop import FinalStep, Grid, HoldAtEnd, HoldInMiddle
+from logosphere.sampling.loop import FinalStep, HoldAtEnd, HoldInMiddle
 from logosphere.sampling.published import (
+    as_configure,
     decode_dream,
     decode_fast_dllm,
     decode_fast_dllm_v2,
     decode_llada,
     decode_sdar,
 )
+from logosphere.sampling.sampler import Configure, Sampler, SamplerInfo
 from logosphere.sampling.steppers.base import (
     ANY,
     GreedyLastStep,
     Requirement,
-    Rule,
     Stepper,
     Windowed,
     ancestral,
@@ -104,50 +104,6 @@ LAST_TIME = 1e-5
 """The time at which MDLM and SEDD end their steps and remove the remaining noise."""
 CORRECTION_NOISE = 0.01
 """The noise level at which GIDD corrects tokens."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """The settings of the sampling loop that do not belong to the model."""
-
-    stepper: Stepper | Rule = ancestral
-    grid: Grid | str | None = None
-    """Times of the steps, or the name of a grid; by default those of the process."""
-    blocks: int = 1
-    """Parts sampled one after another, from left to right; blocks of the model itself count as well."""
-    cached: bool = False
-    """Keep predictions while a sequence does not change."""
-    block_length: int | None = None
-    """Positions of a block after the prompt, in place of a number of blocks."""
-
-
-Configure = Callable[[Model, DecodingConfig, int], Sampler]
-"""(model, options of decoding, tokens of the prompt) -> sampler."""
-
-
-@dataclass(frozen=True)
-class SamplerInfo:
-    """An entry of the registry."""
-
-    name: str
-    description: str
-    supports: Requirement
-    samples_model: bool
-    """Whether it samples from the model distribution, at least with many steps."""
-    build: Callable[[Model], Sampler]
-    place: str = "logosphere"
-    """The module and name of what builds it."""
-    configure: Configure | None = None
-    """Builds it with options of decoding, where it has any of its own."""
-
-    def as_dict(self) -> dict[str, str | bool]:
-        """For JSON."""
-        return {
-            "name": self.name,
-            "description": self.description,
-            "supports": self.supports.description,
-            "samples_model": self.samples_model,
-        }
 
 
 SAMPLERS: dict[str, SamplerInfo] = {}
@@ -311,19 +267,9 @@ def _euler_flow(model: Model) -> Sampler:
     return Sampler(euler) if euler.supports(model.process) else Sampler(ancestral, grid=uniform_grid)
 
 
-def _decoding(decode: Callable[[Model, DecodingConfig, int], ConfidenceDecoding], *, greedy: bool = False) -> Configure:
-    """A published decoding loop."""
-
-    def configure(model: Model, config: DecodingConfig, prefix: int) -> Sampler:
-        stepper = decode(model, config, prefix)
-        return Sampler(replace(stepper, greedy=greedy), block_length=stepper.block or None)
-
-    return configure
-
-
 def _published(name: str, decode: Callable[[Model, DecodingConfig, int], ConfidenceDecoding], description: str) -> None:
     """Register a published decoding loop."""
-    configure = _decoding(decode)
+    configure = as_configure(decode)
     register(name, lambda model: configure(model, DecodingConfig(), 0), UNMASKING, description, configure=configure)
 
 
@@ -372,13 +318,13 @@ register("left-to-right", _left_to_right, UNMASKING, "one position after another
 register("random", OrderedUnmasking(random_order, temperature=1.0), UNMASKING,
          "the number of positions of the schedule, at random", samples_model=True)
 register("llada", _in_blocks(OrderedUnmasking(likelihood_order)), UNMASKING,
-         "the likeliest tokens first, in four blocks from left to right", configure=_decoding(decode_llada))
+         "the likeliest tokens first, in four blocks from left to right", configure=as_configure(decode_llada))
 register("llada-greedy", _in_blocks(OrderedUnmasking(likelihood_order, greedy=True)), UNMASKING,
          "llada with the likeliest token at each position instead of a draw",
-         configure=_decoding(decode_llada, greedy=True))
+         configure=as_configure(decode_llada, greedy=True))
 _published("dream", decode_dream, "the positions of the lowest entropy first, by the equal steps of Dream")
 _published("sdar", decode_sdar, "all tokens above 0.9 probability in blocks of 4, at least one (SDAR)")
-_published("fast-dllm", decode_fast_dllm, "all tokens from 0.9 probability on in blocks of 32, at least one (Fast-dLLM)")
+_published("fast-dllm", decode_fast_dllm, "all tokens from 0.9 probability on in blocks of 32 (Fast-dLLM)")
 _published("fast-dllm-v2", decode_fast_dllm_v2, "fast-dllm, and parts of 8 tokens inside a block (Fast-dLLM v2)")
 register("threshold", OrderedUnmasking(likelihood_order, ThresholdCommit()), UNMASKING,
          "all tokens of more than 0.9 probability at once")
