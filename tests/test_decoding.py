@@ -1,5 +1,7 @@
 """The decoding loops of published models, against direct implementations of their published rules."""
 
+import json
+
 import pytest
 import torch
 from statistical_checks import MIN_P_VALUE, sequence_p_value
@@ -7,6 +9,7 @@ from toy_languages import generator, skewed_chain
 from toy_models import random_network
 
 import logosphere as ls
+from logosphere.cli import main
 from logosphere.data.languages import Oracle
 from logosphere.errors import UserError
 from logosphere.networks.base import CachePlan
@@ -174,6 +177,7 @@ def compare(model, prompts, drawn, block_length: int, rule) -> None:
     assert drawn.nfe == pytest.approx(sum(calls for _, calls in expected) / len(prompts))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("steps, size", [(4, 4), (2, 4), (4, 6), (3, 12)])
 def test_sdar_commits_by_a_threshold(model, prompts, threshold: float, steps: int, size: int) -> None:
@@ -190,6 +194,7 @@ def test_sdar_without_a_threshold(model, prompts, steps: int, size: int) -> None
     compare(model, prompts, drawn, size, sequential_rule(steps, size))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_fast_dllm(model, prompts, threshold: float) -> None:
     drawn = decode(model, prompts, "fast-dllm", block_length=6, threshold=threshold)
@@ -396,3 +401,22 @@ def test_caches_of_models_with_blocks_are_exact(prompts) -> None:
     model = random_network("bd3lm", skewed_chain(V, L), block=4)
     exact = decode(model, prompts, "sdar", temperature=0.8)
     assert torch.equal(decode(model, prompts, "sdar", temperature=0.8, cache="prefix").tokens, exact.tokens)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_decoding_options_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["sample", "pretrained:mdlm", "-n", "2", "--prompt", "the ", "--temperature", "0", "--json"]
+    options = ["--gen-length", "16", "--block-length", "8", "--steps", "16"]
+    found = []
+    for more in ([], ["--cache", "dual"]):
+        assert main([*argv, "--sampler", "llada", *options, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    exact, cached = found
+    assert exact["nfe"] == cached["nfe"] == 16 and "approximation" not in exact
+    assert cached["cache"] == "dual" and "approximate" in cached["approximation"]
+    assert all(len(sample["tokens"]) == 20 and sample["text"][:4] == "the " for sample in exact["samples"])
+    assert main([*argv, "--length", "30", "--gen-length", "8"]) != 0 and "Give either" in capsys.readouterr().err
+    assert main([*argv, "--alg", "entropy", "--sampler", "sdar"]) != 0 and "dream" in capsys.readouterr().err
