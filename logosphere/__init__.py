@@ -28,7 +28,7 @@ _LAZY = {
     "sample_loop": "logosphere.sampling.loop:sample_loop",
     "walk": "logosphere.sampling.loop:sample_loop",  # its former name
     "Frame": "logosphere.sampling.loop:Frame",
-    "Sampler": "logosphere.sampling.registry:Sampler",
+    "Sampler": "logosphere.sampling.sampler:Sampler",
     "sampler": "logosphere.sampling.registry:sampler",
     "samplers": "logosphere.sampling.registry:samplers",
     "register_sampler": "logosphere.sampling.registry:register_sampler",

@@ -143,7 +143,7 @@ COSTS = {
     "md4": lambda steps: max(1, steps - 1),
 }
 """Evaluations for one sequence of 6 tokens where they are not the number of steps."""
-VARYING = {"cached", "mdlm", "threshold", "entropy-bounded"}
+VARYING = {"cached", "mdlm", "threshold", "entropy-bounded", "sdar", "fast-dllm", "fast-dllm-v2"}
 
 
 @pytest.mark.thorough

@@ -13,6 +13,8 @@ from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
 from logosphere.sampling.trajectory import TrajectoryFrame
 
+APPROXIMATE = "keys and values outside of a block are kept while it is decoded, so predictions are approximate"
+
 
 def sample(arguments: Sample, argv: list[str]) -> int:
     """logosphere sample"""
@@ -53,13 +55,18 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
         log(f"Saved as {arguments.save}")
     if arguments.image is not None:
         _save_image(arguments.image, samples)
+    cache = config.decoding.cache
+    approximate = samples.approximate
     nfe = int(samples.nfe) if samples.nfe == int(samples.nfe) else round(samples.nfe, 2)
     if arguments.json:
         rows = [{"text": text, "tokens": row} for text, row in zip(samples.texts, samples.tokens.tolist(), strict=True)]
-        print_json({"samples": rows, "nfe": nfe, "seconds": round(samples.seconds, 4)})
+        content = {"samples": rows, "nfe": nfe, "seconds": round(samples.seconds, 4)}
+        print_json(content | ({"cache": cache, "approximation": APPROXIMATE} if approximate else {}))
         return
     if not printed:
         print("\n\n".join(samples.texts))
+    if approximate:
+        log(f"--cache {cache}: {APPROXIMATE}.")
     log(f"[dim]{plural(nfe, 'network evaluation')} each, {samples.seconds:.2f} s[/]")
 
 

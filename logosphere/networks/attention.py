@@ -12,6 +12,7 @@ softmax and product, since torch's own kernel for CPUs takes two to four times a
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -91,13 +92,22 @@ class KVCache:
         self.keys = like.new_empty(batch, heads, length, head_width)
         self.values = like.new_empty(batch, heads, length, head_width)
         self.filled = 0
+        self.kept = 0
+        """Positions that are seen in any case: those after the new ones are kept from an earlier evaluation."""
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of further positions, and return those of all positions so far."""
+        """Write keys and values of further positions, and return those of all positions so far, and of those kept."""
         end = self.filled + keys.shape[2]
         self.keys[:, :, self.filled : end], self.values[:, :, self.filled : end] = keys, values
         self.filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        seen = max(end, self.kept)
+        return self.keys[:, :, :seen], self.values[:, :, :seen]
+
+    def select_rows(self, rows: Int64[Tensor, " n"]) -> "KVCache":
+        """Return a copy for some of the sequences."""
+        part = copy(self)
+        part.keys, part.values = self.keys[rows], self.values[rows]
+        return part
 
 
 def attend(

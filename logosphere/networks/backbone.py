@@ -30,6 +30,11 @@ class ConditionTokens(NamedTuple):
     signal: Float[Tensor, "B L D"] | None
     """Added to the input embeddings at every position."""
 
+    def select_rows(self, rows: Int64[Tensor, " n"]) -> "ConditionTokens":
+        """Return the condition of some sequences."""
+        signal = None if self.signal is None else self.signal[rows]
+        return ConditionTokens(self.features[rows], self.valid[rows], signal)
+
 
 def cross_attention_layers(network: NetworkConfig) -> tuple[nn.LayerNorm | None, CrossAttention | None]:
     """Return the layers by which a block attends to a condition; None if the network accepts no condition."""
@@ -295,14 +300,15 @@ class Backbone(nn.Module):
         clean: CleanContext | None = None,
         mixed: Float[Tensor, "B M D"] | None = None,
     ) -> Float[Tensor, "B M D"]:
-        """`clean` are positions that all blocks attend to; `mixed` is local mixing that was computed elsewhere."""
+        """`clean` are positions that all blocks attend to; `mixed` is local mixing that was computed elsewhere, in
+        place of the backbone's own."""
         table = self.table[:, : h.shape[1]] if positions is None else self.table[:, positions]
         c = None if self.time is None or t is None else self.time(t)
         embedded = h
-        if self.neighbours is not None:
-            h = h + self.neighbours(h)
         if mixed is not None:
             h = h + mixed
+        elif self.neighbours is not None:
+            h = h + self.neighbours(h)
         for i, block in enumerate(self.blocks):
             inputs = (h, c, table, mask, causal, None if caches is None else caches[i], memory, clean)
             h = run_checkpointed(block, *inputs) if self.recompute else block(*inputs)

@@ -34,6 +34,18 @@ def pack_output(out: Logits, where: Where) -> Logits:
 
 
 @dataclass(frozen=True)
+class CachePlan:
+    """Which keys and values a bidirectional network keeps while a block is decoded (networks/block_cache.py)."""
+
+    starts: tuple[int, ...]
+    """First positions of the blocks; the last block ends with the sequence."""
+    dual: bool = False
+    """Keep those of the positions after the block as well as before it (Wu et al. 2025, Fast-dLLM)."""
+    refresh: int = 0
+    """Compute all of them again every so many evaluations; 0 for once in each block."""
+
+
+@dataclass(frozen=True)
 class Evaluations:
     """What a training step evaluates for each token, from which costs are estimated (runs/cost_model.py)."""
 
@@ -74,6 +86,13 @@ class Denoiser(nn.Module, ABC):
     def begin_sampling(self) -> "Denoiser":
         """Return a denoiser for one run of a sampler, which may keep a cache; by default the denoiser itself."""
         return self
+
+    def with_cache(self, plan: CachePlan) -> "Denoiser":
+        """Return a denoiser for one run of a sampler, which keeps keys and values while a block is decoded."""
+        raise UserError(
+            "This network has no cache of keys and values; cache=prefix and cache=dual need a transformer that reads "
+            "tokens, so leave out cache."
+        )
 
     def with_condition(self, condition: Condition) -> "Denoiser":
         """Return this denoiser with a condition bound to it; it then accepts only the sequences of the condition."""
@@ -127,6 +146,9 @@ class Wrapper(Denoiser, ABC):
 
     def begin_sampling(self) -> Denoiser:
         return self._rewrap_in_mode(self.inner.begin_sampling())
+
+    def with_cache(self, plan: CachePlan) -> Denoiser:
+        return self._rewrap_in_mode(self.inner.with_cache(plan))
 
     def with_condition(self, condition: Condition) -> Denoiser:
         return self._rewrap_in_mode(self.inner.with_condition(condition))
@@ -213,8 +235,15 @@ class ConditionalNetwork(Denoiser, ABC):
         """Return a denoiser for one run of a sampler, given the condition tokens."""
         return self if memory is None else WithConditionTokens(self, memory)
 
+    def open_cached_session(self, memory: ConditionTokens | None, plan: CachePlan) -> Denoiser:
+        """Return a denoiser that keeps keys and values while a block is decoded, given the condition tokens."""
+        return super().with_cache(plan)
+
     def begin_sampling(self) -> Denoiser:
         return self.open_session(None)
+
+    def with_cache(self, plan: CachePlan) -> Denoiser:
+        return self.open_cached_session(None, plan)
 
     def with_condition(self, condition: Condition) -> Denoiser:
         return super().with_condition(condition) if self.conditioner is None else WithCondition(self, condition)
@@ -249,6 +278,10 @@ class WithCondition(Denoiser):
     def begin_sampling(self) -> Denoiser:
         with torch.no_grad():  # the condition is encoded once for a whole run
             return self.network.open_session(self._encode())
+
+    def with_cache(self, plan: CachePlan) -> Denoiser:
+        with torch.no_grad():
+            return self.network.open_cached_session(self._encode(), plan)
 
     def select_rows(self, kept: Rows) -> Denoiser:
         return WithCondition(self.network, self.condition.map(lambda field: field[kept]))

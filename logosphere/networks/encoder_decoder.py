@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from logosphere.codecs.base import Codec
 from logosphere.networks.attention import CleanContext, KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, Block, ConditionTokens
-from logosphere.networks.base import ConditionalNetwork, Denoiser, Evaluations, add_signal, check_block
+from logosphere.networks.base import CachePlan, ConditionalNetwork, Denoiser, Evaluations, add_signal, check_block
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.heads import build_head
@@ -153,6 +153,9 @@ class BlockEncoderDecoder(ConditionalNetwork):
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return EncoderDecoderSession(self, memory)
+
+    def open_cached_session(self, memory: ConditionTokens | None, plan: CachePlan) -> Denoiser:
+        return EncoderDecoderSession(self, memory)  # which is exact
 
 
 class WithCleanText(Denoiser):

@@ -48,6 +48,36 @@ class ClassifierFreeGuidance(Denoiser):
         )
 
 
+class PromptGuidance(Denoiser):
+    """Guidance by the known positions: out = u + (s + 1)(c - u), where u does not see them (Nie et al. 2025, LLaDA).
+
+    s = 0 is the prediction itself. Tokens of probability 0 keep it.
+    """
+
+    def __init__(
+        self, conditional: Denoiser, unconditional: Denoiser, known: Bool[Tensor, "B L"], mask: int, scale: float
+    ):
+        super().__init__()
+        self.conditional, self.unconditional, self.known = conditional, unconditional, known
+        self.mask, self.scale = mask, scale
+        self.block, self.reads_time = conditional.block, conditional.reads_time
+
+    def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
+        latest = torch.where(self.known, t.amax(1, keepdim=True), t)
+        hidden, unseen = (z.masked_fill(self.known, self.mask) for z in (z, context))
+        c, u = self.conditional(z, t, context, where), self.unconditional(hidden, latest, unseen, where)
+        return torch.where(c.isneginf() | u.isneginf(), c, u + (self.scale + 1) * (c - u))
+
+    def select_rows(self, kept: Rows) -> Denoiser:
+        return PromptGuidance(
+            self.conditional.select_rows(kept),
+            self.unconditional.select_rows(kept),
+            self.known[kept],
+            self.mask,
+            self.scale,
+        )
+
+
 class GradientGuided(Wrapper):
     """p'(x) ∝ p(x) exp(strength · ∂ log c / ∂p): Bayes' rule with log c linearised around p (Vignac et al. 2022).
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from logosphere.errors import UserError
-from logosphere.networks.base import Denoiser, Wrapper
+from logosphere.networks.base import CachePlan, Denoiser, Wrapper
 from logosphere.processes.base import Process
 from logosphere.processes.bound import bound
 from logosphere.processes.capabilities import LearnedCodec
@@ -99,6 +99,9 @@ class SelfConditioning(Wrapper):
 
     def begin_sampling(self) -> Denoiser:
         return SelfConditioningSession(self)
+
+    def with_cache(self, plan: CachePlan) -> Denoiser:
+        raise UserError("A self-conditioned network has no cache of keys and values; leave out cache.")
 
 
 class SelfConditioningSession(Denoiser):

@@ -15,6 +15,7 @@ from logosphere.errors import UserError
 from logosphere.networks.attention import KVCache, block_causal_mask
 from logosphere.networks.backbone import Backbone, ConditionTokens
 from logosphere.networks.base import (
+    CachePlan,
     ConditionalNetwork,
     Denoiser,
     Evaluations,
@@ -23,6 +24,7 @@ from logosphere.networks.base import (
     check_whole,
     pack_output,
 )
+from logosphere.networks.block_cache import BlockCacheSession
 from logosphere.networks.conditioning import build_conditioner
 from logosphere.networks.config import NetworkConfig
 from logosphere.networks.convolution import ConvolutionBackbone, UNetBackbone
@@ -84,6 +86,32 @@ class FullTransformer(ConditionalNetwork):
         times = squeeze_shared_time(t) if self.reads_time else None
         return self.trunk(add_signal(self.stem(z), memory), times, memory=memory)
 
+    def open_cached_session(self, memory: ConditionTokens | None, plan: CachePlan) -> Denoiser:
+        if not isinstance(self.trunk, Backbone):
+            return super().open_cached_session(memory, plan)
+        return BlockCacheSession(self, memory, plan)
+
+    def new_caches(self, batch: int, length: int) -> list[KVCache]:
+        """Return empty caches for sequences of this length."""
+        assert isinstance(self.trunk, Backbone)
+        network, like = self.trunk.network, self.head.bias
+        return [KVCache(batch, network.heads, length, network.width // network.heads, like) for _ in self.trunk.blocks]
+
+    def window_features(
+        self, z: State, t: Times, start: int, stop: int, caches: list[KVCache], memory: ConditionTokens | None
+    ) -> Float[Tensor, "B W D"]:
+        """Return features of the positions from `start` to `stop`, which see the others by their keys and values."""
+        backbone, memory = self.trunk, self._empty_tokens(len(z)) if memory is None else memory
+        assert isinstance(backbone, Backbone)
+        local = backbone.neighbours
+        margin = 0 if local is None else (z.shape[1] if local.axes else local.reach)
+        low, high = max(0, start - margin), min(z.shape[1], stop + margin)
+        h, inside = add_signal(self.stem(z[:, low:high]), memory, slice(low, high)), slice(start - low, stop - low)
+        mixed = None if local is None else local(h)[:, inside]
+        times = squeeze_shared_time(t[:, start:stop]) if self.reads_time else None
+        positions = torch.arange(start, stop, device=h.device)
+        return backbone(h[:, inside], times, positions=positions, caches=caches, memory=memory, mixed=mixed)
+
 
 class DigitTransformer(ConditionalNetwork):
     """Every token is one position: it reads the states of the token's m digits and has one head for each digit.
@@ -141,6 +169,9 @@ class CausalTransformer(ConditionalNetwork):
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return CausalSession(self, memory)
+
+    def open_cached_session(self, memory: ConditionTokens | None, plan: CachePlan) -> Denoiser:
+        return CausalSession(self, memory)  # which is exact
 
 
 class CausalSession(Denoiser):
@@ -220,6 +251,9 @@ class BlockTransformer(ConditionalNetwork):
 
     def open_session(self, memory: ConditionTokens | None) -> Denoiser:
         return BlockSession(self, memory)
+
+    def open_cached_session(self, memory: ConditionTokens | None, plan: CachePlan) -> Denoiser:
+        return BlockSession(self, memory)  # which is exact
 
 
 def find_sampled_block(where: Where, block: int) -> int | None:

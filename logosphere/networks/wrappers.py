@@ -71,6 +71,28 @@ def split_by_concentration(alpha: Callable[[Times], Tensor]) -> InputTransform:
     return transform
 
 
+def check_filters(top_p: float, top_k: int | None, min_p: float) -> None:
+    """Raise UserError for filters out of their range."""
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k must be at least 1, not {top_k}.")
+    if not 0 <= min_p <= 1:
+        raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
+
+
+def filter_logits(
+    out: Logits, temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, min_p: float = 0.0
+) -> Logits:
+    """Return logits divided by a temperature, -inf at unlikely tokens (see `LogitsFilter`)."""
+    out = out / temperature
+    if top_k is not None and top_k < out.shape[-1]:
+        out = _keep_only(out, out >= out.topk(top_k, -1).values[..., -1:])
+    if min_p > 0:
+        out = _keep_only(out, out - out.amax(-1, keepdim=True) >= math.log(min_p))
+    return out if top_p == 1 else _keep_nucleus(out, top_p)
+
+
 class LogitsFilter(Wrapper):
     """Divides logits by a temperature, then keeps likely tokens only.
 
@@ -89,21 +111,12 @@ class LogitsFilter(Wrapper):
         super().__init__(inner)
         if temperature <= 0:
             raise UserError(f"The temperature must be above 0, not {temperature}.")
-        if not 0 < top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, not {top_p}.")
-        if top_k is not None and top_k < 1:
-            raise UserError(f"top_k must be at least 1, not {top_k}.")
-        if not 0 <= min_p <= 1:
-            raise UserError(f"min_p must be at least 0 and at most 1, not {min_p}.")
+        check_filters(top_p, top_k, min_p)
         self.temperature, self.top_p, self.top_k, self.min_p = temperature, top_p, top_k, min_p
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
-        out = self.inner(z, t, context, where) / self.temperature
-        if self.top_k is not None and self.top_k < out.shape[-1]:
-            out = _keep_only(out, out >= out.topk(self.top_k, -1).values[..., -1:])
-        if self.min_p > 0:
-            out = _keep_only(out, out - out.amax(-1, keepdim=True) >= math.log(self.min_p))
-        return out if self.top_p == 1 else _keep_nucleus(out, self.top_p)
+        out = self.inner(z, t, context, where)
+        return filter_logits(out, self.temperature, self.top_p, self.top_k, self.min_p)
 
     def rewrap(self, inner: Denoiser) -> Denoiser:
         return LogitsFilter(inner, self.temperature, self.top_p, self.top_k, self.min_p)

@@ -31,8 +31,7 @@ from logosphere.sampling.constraints import generate_long, with_length
 from logosphere.sampling.generate import Generation, generate
 from logosphere.sampling.guidance import Guide
 from logosphere.sampling.loop import GRIDS, Frame
-from logosphere.sampling.registry import Sampler
-from logosphere.sampling.registry import sampler as find_sampler
+from logosphere.sampling.sampler import Sampler
 from logosphere.sampling.trajectory import Recorder, Trajectory, TrajectoryFrame
 from logosphere.types import Condition, TextTokenizer, Tokens
 
@@ -54,6 +53,8 @@ class Samples:
     seconds: float
     trajectory: Trajectory | None
     """The record of the sampling, if requested."""
+    approximate: bool = False
+    """Whether a cache of keys and values made the predictions approximate."""
 
 
 def sample_run(
@@ -87,7 +88,8 @@ def sample_run(
     tokenizer = run.tokenizer
     texts = [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
     trajectory = None if recorder is None else recorder.trajectory
-    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory)
+    approximate = config.decoding.cache != "none" and model.block == model.length
+    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, approximate)
 
 
 def _choose(
@@ -104,9 +106,10 @@ def _choose(
     if run is not None or chosen.path != default_pretrained():
         return chosen, replace(config, temperature=1.0)
     best = sampling_defaults(chosen.path.name)
-    name = best.sampler if config.sampler == "auto" else config.sampler
+    decodes = bool(config.decoding.given())
+    name = best.sampler if config.sampler == "auto" and not decodes else config.sampler
     length = config.length
-    if length is None and best.length is not None and not config.infill:
+    if length is None and not decodes and best.length is not None and not config.infill:
         fits = min(best.length, chosen.config.length - 1)
         length = fits if 2 * len(chosen.tokenizer.encode(config.prompt)) < fits else None  # a long prompt needs room
     way = f"at a temperature of {best.temperature}" + (f" with the sampler '{name}'" if name != "auto" else "")
@@ -146,7 +149,6 @@ def _draw(
     if renoises and ((given is not None and bool(given.known.any())) or fixes_end):
         notify(RENOISED)
     rng = as_generator(config.seed, model.device)
-    method = find_sampler(model.sampler if config.sampler == "auto" else config.sampler, model)
     guide = classifier_guide(config.by_classifier, run, model, config.label, config.n)
     label = "" if guide is not None else config.label  # a classifier guides in place of the model's own condition
 
@@ -159,7 +161,7 @@ def _draw(
             denoiser=denoiser,
             known=known,
             tokens=tokens,
-            sampler=method,
+            sampler=None if config.sampler == "auto" else config.sampler,
             grid=GRIDS.get(config.grid),
             temperature=1.0 if config.temperature is None else config.temperature,
             top_p=config.top_p,
@@ -170,6 +172,7 @@ def _draw(
             guidance=config.guidance,
             guide=guide,
             precision=config.precision,
+            decoding=config.decoding,
             renoise_known=renoises and known is not None and bool(known.any()),
             watch=watch,
             group=group,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 import tyro
 
 from logosphere.errors import UserError
+from logosphere.sampling.decoding import DecodingConfig
 
 Split = Literal["train", "valid", "test"]
 Weights = Literal["ema", "best", "model"]
@@ -131,6 +132,7 @@ class SampleConfig:
     n of them."""
     guidance: float = 1.0
     """How strongly to follow a label, source or signal; 1 is as trained, more is stronger and less varied."""
+    decoding: Annotated[DecodingConfig, tyro.conf.arg(name="")] = field(default_factory=DecodingConfig)
     by_classifier: Annotated[ClassifierGuidance, tyro.conf.arg(name="")] = field(default_factory=ClassifierGuidance)
     length: int | None = None
     """Tokens of each text. Models of separate texts, which end, sample texts of just this length; others as many
@@ -165,6 +167,9 @@ class SampleConfig:
         if self.hold and (self.prompt or self.infill):
             raise UserError("--hold names tokens at their positions; leave out --prompt and --infill.")
         self.by_classifier.check(self.label)
+        self.decoding.check()
+        if self.length is not None and self.decoding.gen_length is not None:
+            raise UserError("Give either --length, tokens of the whole text, or --gen-length, tokens after the prompt.")
         if self.guidance != 1 and not (self.label or self.source or self.signal):
             raise UserError("--guidance needs a condition: give --label, --source or --signal, or leave it out.")
 

@@ -12,22 +12,23 @@ from torch import nn
 from logosphere.errors import UserError, check_count, check_number, shorten
 from logosphere.inputs import IdsLike, as_id_rows, as_mask
 from logosphere.model import Model
-from logosphere.networks.base import Denoiser, check_block
+from logosphere.networks.base import CachePlan, Denoiser, check_block
 from logosphere.networks.conditioning import check_guidable
+from logosphere.networks.guidance import PromptGuidance
 from logosphere.networks.own import as_denoiser
 from logosphere.networks.precision import casts_kept, find_precision, with_precision
 from logosphere.networks.wrappers import ActiveRows, CachedDenoiser, CountedDenoiser, LogitsFilter, NFECounter
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise, as_generator
+from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.guidance import GuidanceConfig, Guide
+from logosphere.sampling.layout import arrange, check_steps, count_prefix
 from logosphere.sampling.loop import Frame, Grid, TimeGrid, find_grid, sample_loop
-from logosphere.sampling.registry import Sampler, default_sampler
-from logosphere.sampling.registry import sampler as find_sampler
-from logosphere.sampling.steppers import GreedyLastStep, Rule, Stepper, as_stepper
+from logosphere.sampling.registry import choose_sampler
+from logosphere.sampling.sampler import Sampler
+from logosphere.sampling.steppers import GreedyLastStep, Rule, Stepper, ancestral, as_stepper
+from logosphere.sampling.steppers.unmasking import MASKED
 from logosphere.types import Batch, Condition, Tokens, check_condition
-
-MAX_STEPS = 100_000
-"""Steps of a sampler for a block; more come from typing errors, and the times of all positions fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def generate(
     guidance: float = 1.0,
     guide: Guide | None = None,
     precision: str = "float32",
+    decoding: DecodingConfig | None = None,
     watch: Callable[[Frame], object] | None = None,
     group: ProcessGroup = SINGLE,
 ) -> Generation:
@@ -73,7 +75,8 @@ def generate(
 
     `sampler` is a name (`logosphere samplers`) or an object, by default that of the model's system; `rng` may be a
     seed. `stepper`, `grid` (or its name) and `cached` make a custom sampler. `greedy_end` takes the likeliest tokens in
-    the last step; the network computes in `precision` (float32, bfloat16 or auto). `watch` is called with every frame.
+    the last step; the network computes in `precision` (float32, bfloat16 or auto). `decoding` are options of published
+    decoding loops: lengths, blocks, thresholds and caches. `watch` is called with every frame.
     The processes of a `group` share the sequences and all get them: a sequence depends only on the seed and its number.
     """
     n, steps = check_count("The number of samples", n), check_count("The number of steps", steps)
@@ -85,9 +88,20 @@ def generate(
     if condition is not None:
         check_condition(condition, n)
     dtype = find_precision(precision, model.network_device)
-    sampler = _choose_sampler(model, sampler, stepper)
-    cached = cached or sampler.cached
+    decoding = decoding or DecodingConfig()
+    decoding.check()
+    batch = _known_batch(model, n, known, tokens)
+    if not network.answers_first:
+        batch = _give_first(model, batch)
+    prefix = count_prefix(batch.known)
+    sampler = _choose_sampler(model, sampler, stepper, decoding, prefix)
+    layout = arrange(model, prefix, decoding, sampler)
+    plan = None if layout is None else layout.cache_plan(decoding)
+    batch = batch if layout is None else layout.cut(batch)
+    cached = (cached or sampler.cached) and plan is None
     stepper = as_stepper(sampler.stepper).begin_sampling()
+    if (own := stepper.with_filters(temperature, top_p, top_k)) is not None:
+        stepper, temperature, top_p, top_k = own, 1.0, 1.0, None
     filtered = (temperature, top_p, top_k, min_p) != (1, 1, None, 0)
     _check_stepper(stepper, network, filtered)
     if filtered and not model.process.predicts_tokens:
@@ -99,20 +113,27 @@ def generate(
     rng = as_generator(0 if rng is None else rng, model.device)
     seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
     rows, counter = group.local_slice(n), NFECounter()
-    batch = _known_batch(model, n, known, tokens)
-    if not network.answers_first:
-        batch = _give_first(model, batch)
     batch = batch.select(rows)
     condition = None if condition is None else condition.map(lambda field: field[rows].to(model.device))
     guide = None if guide is None or not guide.strength else guide.part(rows).with_counter(counter)
     grid = find_grid(grid) or find_grid(sampler.grid) or partial(stepper.grid, model.process)
-    time_grid = model_time_grid(model, stepper.steps(model.length, steps), grid, sampler.blocks)
+    if layout is None:
+        time_grid = model_time_grid(model, stepper.steps(model.length, steps), grid, sampler.blocks)
+    else:
+        wanted = stepper.steps(layout.stop - layout.first, steps)
+        time_grid = layout.time_grid(wanted, grid, model.process.max_steps)
     started = time.perf_counter()
     with _evaluation_mode(model, network), casts_kept(dtype, model.device):
         # A cache of predictions excludes the state of a sampling run, and so do evaluations of some rows.
+        network = with_precision(network, dtype)
+        stateful = not (cached or stepper.adaptive)
         conditional, unconditional = _bind_condition(
-            with_precision(network, dtype), condition, guidance, counter, stateful=not (cached or stepper.adaptive)
+            network, condition, guidance, counter, stateful=stateful, plan=plan
         )
+        if decoding.cfg_scale:
+            _check_prompt_guidance(model, batch, guidance)
+            hidden, _ = _bind_condition(network, condition, 1.0, counter, stateful=stateful, plan=plan)
+            conditional = PromptGuidance(conditional, hidden, batch.known, model.vocab_size, decoding.cfg_scale)
         guided = GuidanceConfig(guidance, unconditional, temperature, guide)
         predict, stepper = guided.apply(model.process, conditional, stepper)
         stepper = GreedyLastStep(stepper) if greedy_end else stepper
@@ -128,6 +149,7 @@ def generate(
                 if watch is not None:
                     watch(frame)
             drawn = model.process.codec.decode(frame.z)
+    drawn = drawn if layout is None else drawn[:, : layout.end]
     (evaluations,) = group.all_reduce(counter.sequences + stepper.extra_nfe)
     return Generation(group.all_gather(drawn, n), evaluations / n, time.perf_counter() - started)
 
@@ -153,26 +175,40 @@ def sample(
     guidance: float = 1.0,
     guide: Guide | None = None,
     precision: str = "float32",
+    decoding: DecodingConfig | None = None,
 ) -> Tokens:
     """The tokens of `generate`, [n, L]."""
     drawn = generate(
         model, n, steps, rng, denoiser, known, tokens, sampler=sampler, stepper=stepper, grid=grid, cached=cached,
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, condition=condition, guidance=guidance,
-        guide=guide, precision=precision,
+        guide=guide, precision=precision, decoding=decoding,
     )  # fmt: skip
     return drawn.tokens
 
 
-def _choose_sampler(model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule | None) -> Sampler:
+def _choose_sampler(
+    model: Model, sampler: Sampler | str | None, stepper: Stepper | Rule | None, decoding: DecodingConfig, prefix: int
+) -> Sampler:
     if stepper is not None and not callable(stepper):
         raise UserError(f"stepper must be an object of ls.steppers or a rule, not {shorten(stepper)}.")
-    if sampler is None:
-        return default_sampler(model) if stepper is None else Sampler(stepper)
     if stepper is not None and sampler is not None:
         raise UserError("Pass either sampler=… or stepper=…, not both.")
-    if not isinstance(sampler, Sampler | str):
+    if sampler is not None and not isinstance(sampler, Sampler | str):
         raise UserError(f"sampler must be a name (logosphere samplers) or an ls.Sampler, not {shorten(sampler)}.")
-    return find_sampler(sampler, model) if isinstance(sampler, str) else sampler
+    if stepper is None and not isinstance(sampler, Sampler):
+        return choose_sampler(model, sampler or "auto", decoding, prefix)
+    decoding.check_general()
+    return sampler if isinstance(sampler, Sampler) else Sampler(ancestral if stepper is None else stepper)
+
+
+def _check_prompt_guidance(model: Model, batch: Batch, guidance: float) -> None:
+    """Raise UserError where there is no prompt that could be hidden."""
+    if not MASKED.is_met(model.process) or model.process.codec.num_classes != model.vocab_size:
+        raise UserError("cfg_scale hides the prompt behind masks, so it needs masked diffusion such as mdlm.")
+    if guidance != 1:
+        raise UserError("cfg_scale and guidance cannot be used together; leave out one of them.")
+    if len(batch) and not bool(batch.known.any()):
+        raise UserError("cfg_scale needs known tokens that can be hidden: give a prompt, or leave it out.")
 
 
 def _check_filters(temperature: object, top_p: object, top_k: object, min_p: object, guidance: object) -> None:
@@ -205,11 +241,19 @@ def _evaluation_mode(*modules: nn.Module) -> Iterator[None]:
 
 
 def _bind_condition(
-    network: Denoiser, condition: Condition | None, guidance: float, counter: NFECounter, *, stateful: bool
+    network: Denoiser,
+    condition: Condition | None,
+    guidance: float,
+    counter: NFECounter,
+    *,
+    stateful: bool,
+    plan: CachePlan | None = None,
 ) -> tuple[Denoiser, Denoiser | None]:
     """The counted denoiser with its condition; and, for guidance, the one without it."""
 
     def counted(denoiser: Denoiser) -> Denoiser:
+        if plan is not None:
+            return CountedDenoiser(denoiser.with_cache(plan), counter)
         return CountedDenoiser(denoiser.begin_sampling() if stateful else denoiser, counter)
 
     if condition is None:
@@ -238,12 +282,7 @@ def model_time_grid(model: Model, steps: int, grid: Grid | None = None, blocks: 
     per_block = max(1, steps * block // model.length)
     if model.process.max_steps is not None:
         per_block = min(per_block, model.process.max_steps)
-    if per_block > MAX_STEPS:
-        size = 4 * steps * model.length / 1e9
-        raise UserError(
-            f"Sampling takes at most {MAX_STEPS:,} steps, not {steps:,}: so many evaluations of the network, whose "
-            f"times alone would take {size:,.1f} GB; 64 to 1,024 steps are usual."
-        )
+    check_steps(per_block, steps, model.length)
     return TimeGrid.blocks(model.length, block, per_block, grid or model.process.grid)
 
 

@@ -3,7 +3,6 @@ loop is the same for all.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -16,18 +15,28 @@ from logosphere.processes.discrete.diffusion import DiscreteDiffusion
 from logosphere.processes.gaussian.latent import LatentDiffusion
 from logosphere.processes.gaussian.updates import ancestral_large, ddim, q_sample
 from logosphere.processes.spherical.steps import SPHERICAL_STEPS
-from logosphere.sampling.loop import FinalStep, Grid, HoldAtEnd, HoldInMiddle
+from logosphere.sampling.decoding import DecodingConfig, find_owner, resolve_name
+from logosphere.sampling.loop import FinalStep, HoldAtEnd, HoldInMiddle
+from logosphere.sampling.published import (
+    as_configure,
+    decode_dream,
+    decode_fast_dllm,
+    decode_fast_dllm_v2,
+    decode_llada,
+    decode_sdar,
+)
+from logosphere.sampling.sampler import Configure, Sampler, SamplerInfo
 from logosphere.sampling.steppers.base import (
     ANY,
     GreedyLastStep,
     Requirement,
-    Rule,
     Stepper,
     Windowed,
     ancestral,
     require,
 )
 from logosphere.sampling.steppers.context import GUIDABLE, ContextGuidance
+from logosphere.sampling.steppers.decoding import ConfidenceDecoding
 from logosphere.sampling.steppers.gaussian import (
     GAUSSIAN,
     LATENT,
@@ -97,42 +106,6 @@ CORRECTION_NOISE = 0.01
 """The noise level at which GIDD corrects tokens."""
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """The settings of the sampling loop that do not belong to the model."""
-
-    stepper: Stepper | Rule = ancestral
-    grid: Grid | str | None = None
-    """Times of the steps, or the name of a grid; by default those of the process."""
-    blocks: int = 1
-    """Parts sampled one after another, from left to right; blocks of the model itself count as well."""
-    cached: bool = False
-    """Keep predictions while a sequence does not change."""
-
-
-@dataclass(frozen=True)
-class SamplerInfo:
-    """An entry of the registry."""
-
-    name: str
-    description: str
-    supports: Requirement
-    samples_model: bool
-    """Whether it samples from the model distribution, at least with many steps."""
-    build: Callable[[Model], Sampler]
-    place: str = "logosphere"
-    """The module and name of what builds it."""
-
-    def as_dict(self) -> dict[str, str | bool]:
-        """For JSON."""
-        return {
-            "name": self.name,
-            "description": self.description,
-            "supports": self.supports.description,
-            "samples_model": self.samples_model,
-        }
-
-
 SAMPLERS: dict[str, SamplerInfo] = {}
 """All samplers by name, in the order of `logosphere samplers`."""
 
@@ -144,12 +117,13 @@ def register(
     description: str,
     *,
     samples_model: bool = False,
+    configure: Configure | None = None,
 ) -> None:
     """Add a sampler: a stepper, a stepper with its settings, or a function that makes these for a model."""
     if isinstance(build, Stepper):
         build = Sampler(build)
     builder = _always(build) if isinstance(build, Sampler) else build
-    SAMPLERS[name] = SamplerInfo(name, description, supports, samples_model, builder)
+    SAMPLERS[name] = SamplerInfo(name, description, supports, samples_model, builder, configure=configure)
 
 
 Made = TypeVar("Made", bound=type[Stepper] | Stepper | Callable[[Model], Sampler | Stepper])
@@ -196,19 +170,35 @@ def _always(sampler: Sampler) -> Callable[[Model], Sampler]:
 
 
 def sampler_info(name: str) -> SamplerInfo:
-    """The registry entry of a sampler."""
-    if name not in SAMPLERS and name not in samplers():
+    """The registry entry of a sampler, also by a name that users of other packages know."""
+    if name in SAMPLERS or name in samplers():
+        return SAMPLERS[name]
+    found, _ = resolve_name(name, DecodingConfig())
+    if found not in SAMPLERS:
         raise missing("sampler", name, SAMPLERS)
-    return SAMPLERS[name]
+    return SAMPLERS[found]
+
+
+def choose_sampler(model: Model, name: str = "auto", config: DecodingConfig | None = None, prefix: int = 0) -> Sampler:
+    """A sampler with options of decoding, for `prefix` tokens of a prompt; an error if it does not support the model.
+
+    'auto' is the sampler that the options belong to, or else that of the model's system.
+    """
+    config = config or DecodingConfig()
+    if name != "auto" and name not in SAMPLERS:
+        sampler_info(name)
+        name, config = resolve_name(name, config)
+    name = find_owner(name, config)
+    info = sampler_info(model.sampler if name == "auto" else name)
+    if not info.supports.is_met(model.process):
+        system = type(model.process).__name__ if model.spec is None else model.spec.system
+        raise info.supports.error(f"The sampler '{info.name}'", system)
+    return info.configure(model, config, prefix) if info.configure and config.given() else info.build(model)
 
 
 def sampler(name: str, model: Model) -> Sampler:
     """A sampler by its name; an error if it does not support the model."""
-    info = sampler_info(name)
-    if not info.supports.is_met(model.process):
-        system = type(model.process).__name__ if model.spec is None else model.spec.system
-        raise info.supports.error(f"The sampler '{name}'", system)
-    return info.build(model)
+    return choose_sampler(model, name)
 
 
 def default_sampler(model: Model) -> Sampler:
@@ -277,6 +267,12 @@ def _euler_flow(model: Model) -> Sampler:
     return Sampler(euler) if euler.supports(model.process) else Sampler(ancestral, grid=uniform_grid)
 
 
+def _published(name: str, decode: Callable[[Model, DecodingConfig, int], ConfidenceDecoding], description: str) -> None:
+    """Register a published decoding loop."""
+    configure = as_configure(decode)
+    register(name, lambda model: configure(model, DecodingConfig(), 0), UNMASKING, description, configure=configure)
+
+
 # ---- the registry ----------------------------------------------------------------------------------------------------
 
 # fmt: off
@@ -322,9 +318,14 @@ register("left-to-right", _left_to_right, UNMASKING, "one position after another
 register("random", OrderedUnmasking(random_order, temperature=1.0), UNMASKING,
          "the number of positions of the schedule, at random", samples_model=True)
 register("llada", _in_blocks(OrderedUnmasking(likelihood_order)), UNMASKING,
-         "the likeliest tokens first, in four blocks from left to right")
+         "the likeliest tokens first, in four blocks from left to right", configure=as_configure(decode_llada))
 register("llada-greedy", _in_blocks(OrderedUnmasking(likelihood_order, greedy=True)), UNMASKING,
-         "llada with the likeliest token at each position instead of a draw")
+         "llada with the likeliest token at each position instead of a draw",
+         configure=as_configure(decode_llada, greedy=True))
+_published("dream", decode_dream, "the positions of the lowest entropy first, by the equal steps of Dream")
+_published("sdar", decode_sdar, "all tokens above 0.9 probability in blocks of 4, at least one (SDAR)")
+_published("fast-dllm", decode_fast_dllm, "all tokens from 0.9 probability on in blocks of 32 (Fast-dLLM)")
+_published("fast-dllm-v2", decode_fast_dllm_v2, "fast-dllm, and parts of 8 tokens inside a block (Fast-dLLM v2)")
 register("threshold", OrderedUnmasking(likelihood_order, ThresholdCommit()), UNMASKING,
          "all tokens of more than 0.9 probability at once")
 register("entropy-bounded", OrderedUnmasking(entropy_order, EntropyBudget()), UNMASKING,

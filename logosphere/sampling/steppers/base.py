@@ -93,6 +93,10 @@ class Stepper(ABC):
         """The number of steps of the time grid for the requested number."""
         return steps
 
+    def with_filters(self, temperature: float, top_p: float, top_k: int | None) -> "Stepper | None":
+        """The same stepper with filters of its own; None if the denoiser's predictions are filtered instead."""
+        return None
+
     def with_guide(self, guide: TransitionGuide) -> "Stepper":
         """The same stepper with guided transition distributions."""
         raise UserError(f"The stepper {type(self).__name__} has no transitions that can be guided; use ancestral.")
