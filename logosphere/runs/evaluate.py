@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from logosphere.data.batches import eval_batches, sequential_batches
-from logosphere.data.corpus import Corpus, Examples, check_length, count_sequences
+from logosphere.data.corpus import Corpus, Examples, Split, check_length, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, plural
+from logosphere.evaluation.protocols import find_wrapping, wrap_windows
 from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import RECIPE, WEIGHTS, as_file_name, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
@@ -66,10 +67,8 @@ def evaluate_run(
     if not (config.data or run.config.data) and corpus is None:
         raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     corpus = corpus or open_run_data(run, display, config.data, config.column)
-    split = corpus.split(config.split)
-    check_length(split, model.length)
-    unit = tokenizer.unit if config.per == "auto" else config.per
-    total = count_sequences(split, model.length, limit or None)
+    measured = choose_windows(config, by_order, corpus, tokenizer, model.length)
+    total = count_sequences(measured.split, model.length, limit or None)
 
     def measure(model: Model, title: str) -> Report:
         finished = 0
@@ -86,13 +85,16 @@ def evaluate_run(
 
             return evaluate(
                 model,
-                eval_batches(split, model.length, config.batch, limit or None),
-                draws=config.draws,
+                eval_batches(measured.split, model.length, config.batch, limit or None),
+                draws=config.draws or (4 if config.protocol == "full" else 1),
                 rng=config.seed,
                 name=run.path.name,
-                unit=unit,
-                corpus=corpus,
+                unit=measured.unit,
+                corpus=measured.corpus,
                 split=config.split,
+                data=f"{corpus.name} {config.split}",
+                tokenizer=tokenizer.fingerprint,
+                protocol=config.protocol,
                 weights=run.used_weights(config.weights),
                 precision=config.precision,
                 order=by_order.order,
@@ -113,10 +115,37 @@ def evaluate_run(
     return replace(report, other_paths=tuple(others))
 
 
+@dataclass(frozen=True)
+class Windows:
+    """What a protocol measures of a split."""
+
+    split: Split
+    unit: str
+    corpus: Corpus | None
+    """The corpus whose units the tokens have; None where windows hold tokens that are no text of it."""
+
+
+def choose_windows(
+    config: EvaluateConfig, by_order: OrderConfig, corpus: Corpus, tokenizer: Tokenizer, length: int
+) -> Windows:
+    """The split as it is, or as windows between BOS and EOS under the protocol of papers."""
+    split = corpus.split(config.split)
+    wrapping = find_wrapping(tokenizer) if config.protocol == "paper" else None
+    if config.protocol == "paper" and by_order.order is not None:
+        raise UserError("An order of positions has no protocol; leave out --order or --protocol paper.")
+    if wrapping is None:
+        check_length(split, length)
+        return Windows(split, tokenizer.unit if config.per == "auto" else config.per, corpus)
+    if config.per not in ("auto", "token"):
+        raise UserError(f"--protocol paper counts BOS and EOS as tokens, so --per must be token, not {config.per}.")
+    return Windows(wrap_windows(split, wrapping, length).reshape(-1), "token", None)
+
+
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:
     """Save a report among the results of a run, under the name of its data, order and options."""
     order = [f"order={report.order}-{report.draws}"] if report.order else []
-    path = report_path(run, report.data, *order, *options)
+    protocol = [] if report.protocol == "full" else [f"protocol={report.protocol}"]
+    path = report_path(run, report.data, *order, *protocol, *options)
     report.save(path)
     return path
 

@@ -35,8 +35,11 @@ class EvaluateConfig:
     """Which part of the text. Tune on valid, report test."""
     sequences: int | None = None
     """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, and 64 for an order of positions."""
-    draws: int = 4
-    """Draws of time and noise for each sequence."""
+    draws: int | None = None
+    """Draws of time and noise for each sequence: 4 unless set, and 1 with --protocol paper."""
+    protocol: Literal["full", "paper"] = "full"
+    """full: a bound over all of time. paper: as papers on masked diffusion report perplexities, without t < 0.001, in
+    windows between BOS and EOS; a surrogate."""
     batch: int = 64
     """Sequences at a time; the result does not depend on it."""
     per: Literal["auto", "token", "character", "byte"] = "auto"
