@@ -17,8 +17,9 @@ from logosphere.data.corpus import Examples
 from logosphere.data.languages import Language, Oracle
 from logosphere.data.tokenizer_registry import SubwordTokenizer
 from logosphere.data.tokenizers import ByteTokenizer, WithEOS
+from logosphere.data.wrapping import find_wrapping, wrap_windows
 from logosphere.errors import UserError
-from logosphere.evaluation.protocols import apply_protocol, find_wrapping, wrap_windows, wrapped_batches
+from logosphere.evaluation.protocols import apply_protocol
 from logosphere.evaluation.report import Report
 
 DRAWS = 200
@@ -152,10 +153,8 @@ def test_windows_are_cut_into_pieces_between_bos_and_eos() -> None:
     ]  # the remainder is dropped
 
 
-def test_windows_without_bos_and_eos_are_plain() -> None:
+def test_windows_need_room() -> None:
     row = np.arange(10)
-    (batch,) = wrapped_batches(row, None, 4, 8)
-    assert batch.tokens.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(UserError, match="at least 3, not 2"):
         wrap_windows(row, find_wrapping(WithEOS(ByteTokenizer())), 2)
     with pytest.raises(UserError, match="fewer than a window of 30"):

@@ -267,7 +267,7 @@ def evaluate(
     each batch. The processes of a `group` divide the sequences, and each gets the report.
 
     With the `protocol` "paper" the time below 0.001 is left out as in published perplexities (evaluation/protocols.py),
-    and `batches` should be windows of `wrapped_batches`.
+    and `batches` should hold windows between BOS and EOS (data/wrapping.py).
 
     With an `order` ("left-to-right", "entropy", "margin", "confidence" or "random", see evaluation/orders.py) it is the
     likelihood of samples that reveal one position at a time in this order: exact, or for "random" a bound by `orders`

@@ -14,8 +14,9 @@ from logosphere.data.batches import eval_batches, sequential_batches
 from logosphere.data.corpus import Corpus, Examples, Split, check_length, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
+from logosphere.data.wrapping import find_wrapping, wrap_windows
 from logosphere.errors import UserError, plural
-from logosphere.evaluation.protocols import find_wrapping, wrap_windows
+from logosphere.evaluation.protocols import DEFAULT_DRAWS
 from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import RECIPE, WEIGHTS, as_file_name, write_atomic, write_json, write_recipe, write_tensors
 from logosphere.model import Model
@@ -86,7 +87,7 @@ def evaluate_run(
             return evaluate(
                 model,
                 eval_batches(measured.split, model.length, config.batch, limit or None),
-                draws=config.draws or (4 if config.protocol == "full" else 1),
+                draws=DEFAULT_DRAWS[config.protocol] if config.draws is None else config.draws,
                 rng=config.seed,
                 name=run.path.name,
                 unit=measured.unit,
