@@ -20,6 +20,7 @@ from logosphere.parallel.launch import Job, is_distributed
 from logosphere.runs.settings import (
     AuxiliaryConfig,
     EvaluateConfig,
+    InfillingConfig,
     OrderConfig,
     SampleConfig,
 )
@@ -34,6 +35,7 @@ class Evaluate(Arguments):
     """Folder of the run."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     by_order: Annotated[OrderConfig, Flat] = OrderConfig()
+    gaps: Annotated[InfillingConfig, Flat] = InfillingConfig()
     options: tuple[str, ...] = ()
     """Options of the system to change for this measurement, where the weights allow it, such as path=joint."""
     nproc: int = 1
@@ -44,6 +46,9 @@ class Evaluate(Arguments):
     @property
     def processes(self) -> int:
         return self.nproc
+
+    def check(self) -> None:
+        self.gaps.check()
 
 
 SAVED_AS = (".html", ".svg", ".gif", ".json")

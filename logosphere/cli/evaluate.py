@@ -21,6 +21,7 @@ from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
+from logosphere.runs.infilling import evaluate_infilling, save_infilling
 from logosphere.runs.run import SHORT, Run, latest_run
 from logosphere.systems import build
 
@@ -30,6 +31,8 @@ TITLES = {"val": "on held-out text", "train": "in training"}
 def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     """logosphere evaluate"""
     trained = Run(arguments.run, trained=False)
+    if arguments.gaps.infilling:
+        return _evaluate_infilling(arguments, trained)
     with init_distributed() as group:
         report = evaluate_run(
             trained, arguments.measure, options=arguments.options, by_order=arguments.by_order, display=DISPLAY,
@@ -52,6 +55,27 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
             log(f"[bold]{escape(poor)}[/]")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
+    return 0
+
+
+def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
+    if arguments.by_order.order is not None:
+        raise UserError("An order of positions is a measure of its own; leave out --order or --infilling.")
+    with init_distributed() as group:
+        report = evaluate_infilling(
+            trained, arguments.measure, arguments.gaps, options=arguments.options, display=DISPLAY, group=group
+        )
+        if not group.is_main:
+            return 0
+    if arguments.json:
+        print_json(report.summary())
+    else:
+        name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
+        print(f"{name} on {report.data}, gaps with both sides visible:\n{report}")
+        if skipped := {row.tokens: row.skipped for row in report.rows if row.skipped}:
+            short = ", ".join(f"{count} for gaps of {tokens}" for tokens, count in skipped.items())
+            log(f"Texts without room were left out: {short}")
+    log(f"Saved as {save_infilling(trained, report, arguments.options)}")
     return 0
 
 

@@ -20,6 +20,10 @@ SEQUENCES = 1024
 """Sequences of an evaluation, if their number is not set."""
 ORDER_SEQUENCES = 64
 """The same for an order of positions, which takes a network evaluation for each token of a sequence."""
+GAPS = (1, 4, 16)
+"""Tokens of the gaps of the infilling benchmark, unless others are named."""
+INFILLING_SEQUENCES = 256
+"""Sequences of the infilling benchmark, which samples each of them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class EvaluateConfig:
     split: Split = "test"
     """Which part of the text. Tune on valid, report test."""
     sequences: int | None = None
-    """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, and 64 for an order of positions."""
+    """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, 256 for --infilling, and 64 for an
+    order of positions."""
     draws: int | None = None
     """Draws of time and noise for each sequence: 4 unless set, and 1 with --protocol paper."""
     protocol: Literal["full", "paper"] = "full"
@@ -66,6 +71,28 @@ class OrderConfig:
         """Raise for options that contradict each other."""
         if self.order is None and self.orders != 1:
             raise UserError("--orders is the number of random orders; add --order random.")
+
+
+@dataclass(frozen=True)
+class InfillingConfig:
+    """Gaps to fill instead of the likelihood of whole sequences."""
+
+    infilling: bool = False
+    """Measure gaps cut from the text with both sides visible: exact match, token accuracy, bits per token of a gap."""
+    gaps: tuple[int, ...] = GAPS
+    """Tokens of the gaps; one gap for each sequence and length."""
+    steps: int = 64
+    """Steps of the sampler that fills the gaps."""
+    sampler: str = "auto"
+    """Name of the sampler; auto is the one of the system."""
+    temperature: float = 1.0
+    """Temperature of the samples; bits do not depend on it."""
+
+    def check(self) -> None:
+        """Raise for options that need --infilling."""
+        changed = [name for name, value in vars(InfillingConfig()).items() if vars(self)[name] != value]
+        if changed and not self.infilling:
+            raise UserError(f"--{changed[0]} is an option of the infilling benchmark; add --infilling.")
 
 
 @dataclass(frozen=True)
