@@ -185,7 +185,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], workplace: Path) -
     row = found["rows"][1]
     assert f"{SIGN['bound']} {row['bits']:.4f} ± {row['bits_error']:.4f} (bound)" in table and "exact match" in table
     assert "add --infilling" in error_line(capsys, ["evaluate", "run", "--gaps", "3"])
-    assert "leave out --order" in error_line(capsys, [*command, "--order", "entropy"])
+    assert "--order and --infilling are measures of their own" in error_line(capsys, [*command, "--order", "entropy"])
     assert "leave out --protocol paper" in error_line(capsys, [*command, "--protocol", "paper"])
     assert "--per must be token, not byte" in error_line(capsys, [*command, "--per", "byte"])
     assert "at most 14 tokens" in error_line(capsys, ["evaluate", "run", "--infilling", "--gaps", "15"])

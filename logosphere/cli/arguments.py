@@ -23,6 +23,7 @@ from logosphere.runs.settings import (
     InfillingConfig,
     OrderConfig,
     SampleConfig,
+    TaskConfig,
 )
 from logosphere.systems import system, systems
 
@@ -36,6 +37,7 @@ class Evaluate(Arguments):
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     by_order: Annotated[OrderConfig, Flat] = OrderConfig()
     gaps: Annotated[InfillingConfig, Flat] = InfillingConfig()
+    by_task: Annotated[TaskConfig, Flat] = TaskConfig()
     options: tuple[str, ...] = ()
     """Options of the system to change for this measurement, where the weights allow it, such as path=joint."""
     nproc: int = 1
@@ -49,6 +51,10 @@ class Evaluate(Arguments):
 
     def check(self) -> None:
         self.gaps.check()
+        self.by_task.check()
+        chosen = {"--order": self.by_order.order, "--infilling": self.gaps.infilling, "--tasks": self.by_task.tasks}
+        if len(measures := [name for name, value in chosen.items() if value]) > 1:
+            raise UserError(f"{' and '.join(measures)} are measures of their own; give one of them.")
 
 
 SAVED_AS = (".html", ".svg", ".gif", ".json")

@@ -10,10 +10,12 @@ from logosphere.cli import arguments as cli
 from logosphere.cli.arguments import Evaluate, Export, Plot
 from logosphere.cli.compare_options import Compare
 from logosphere.cli.console import DISPLAY, format_time, log, named_settings, print_json
+from logosphere.data.zero_shot import describe_published, is_zero_shot
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
+from logosphere.parallel.launch import is_distributed
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.plots import draw_chart
 from logosphere.runs.compare import CompareConfig, compare_runs
@@ -23,6 +25,7 @@ from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.evaluate import RECORD_SEQUENCES, evaluate_run, export_run, save_report
 from logosphere.runs.infilling import evaluate_infilling, save_infilling
 from logosphere.runs.run import SHORT, Run, latest_run
+from logosphere.runs.tasks import evaluate_tasks, save_tasks
 from logosphere.systems import build
 
 TITLES = {"val": "on held-out text", "train": "in training"}
@@ -33,6 +36,8 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     trained = Run(arguments.run, trained=False)
     if arguments.gaps.infilling:
         return _evaluate_infilling(arguments, trained)
+    if arguments.by_task.names:
+        return _evaluate_tasks(arguments, trained)
     with init_distributed() as group:
         report = evaluate_run(
             trained, arguments.measure, options=arguments.options, by_order=arguments.by_order, display=DISPLAY,
@@ -40,8 +45,11 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         )  # fmt: skip
         if not group.is_main:
             return 0
+    data = arguments.measure.data or ""
+    published = describe_published(data) if is_zero_shot(data) else {}
     if arguments.json:
-        print_json(report.summary() | {"reason": explain_poor_bound(report, trained, arguments.options)})
+        reason = explain_poor_bound(report, trained, arguments.options)
+        print_json(report.summary() | {"reason": reason} | ({"published": published} if published else {}))
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
         print(f"{name} on {report.data}: {report}")
@@ -51,6 +59,8 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
             print(f"  {other}")
         if report.baselines:
             print(f"  {report.baselines}")
+        if published:
+            print(f"  published: mdlm ~ {published['mdlm']}, ar = {published['ar']} ({published['source']})")
         if poor := explain_poor_bound(report, trained, arguments.options):
             log(f"[bold]{escape(poor)}[/]")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
@@ -59,8 +69,6 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
 
 
 def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
-    if arguments.by_order.order is not None:
-        raise UserError("An order of positions is a measure of its own; leave out --order or --infilling.")
     with init_distributed() as group:
         report = evaluate_infilling(
             trained, arguments.measure, arguments.gaps, options=arguments.options, display=DISPLAY, group=group
@@ -76,6 +84,19 @@ def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
             short = ", ".join(f"{count} for gaps of {tokens}" for tokens, count in skipped.items())
             log(f"Texts without room were left out: {short}")
     log(f"Saved as {save_infilling(trained, report, arguments.options)}")
+    return 0
+
+
+def _evaluate_tasks(arguments: Evaluate, trained: Run) -> int:
+    if arguments.processes > 1 or is_distributed():
+        raise UserError("--tasks needs a single process; leave out --nproc.")
+    report = evaluate_tasks(trained, arguments.by_task, arguments.measure, display=DISPLAY)
+    if arguments.json:
+        print_json(report.summary())
+    else:
+        limited = "" if report.limit is None else f", at most {plural(report.limit, 'document')} of each task"
+        print(f"{report.name}: {report.likelihoods}{limited}\n{report}")
+    log(f"Saved as {save_tasks(trained, report)}")
     return 0
 
 

@@ -96,6 +96,40 @@ class InfillingConfig:
 
 
 @dataclass(frozen=True)
+class TaskConfig:
+    """Tasks of the lm-evaluation-harness instead of the likelihood of a text (extra 'eval')."""
+
+    tasks: str = ""
+    """Tasks of the lm-evaluation-harness, separated by commas, such as lambada_openai,arc_easy; --draws is 32 unless
+    set."""
+    tasks_folder: Path | None = None
+    """A folder with definitions of further tasks (.yaml)."""
+    limit: int | None = None
+    """Documents of each task; all unless set."""
+    task_steps: int = 64
+    """Steps of the sampler, for tasks that generate."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.tasks.split(",") if name.strip()))
+
+    def check(self) -> None:
+        """Raise for options that need --tasks, and for values out of range."""
+        if not self.names:
+            if self.tasks:
+                raise UserError(f"--tasks must name tasks separated by commas, not '{self.tasks}'.")
+            if self.tasks_folder is not None or self.limit is not None:
+                raise UserError("--tasks-folder and --limit belong to tasks; name them with --tasks.")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit must be at least 1 document, not {self.limit}.")
+        if self.task_steps < 1:
+            raise UserError(f"--task-steps must be at least 1, not {self.task_steps}.")
+        if self.tasks_folder is not None and not self.tasks_folder.is_dir():
+            raise UserError(f"--tasks-folder must be a folder with .yaml files; there is none at {self.tasks_folder}.")
+
+
+@dataclass(frozen=True)
 class ClassifierGuidance:
     """Guidance by a classifier that `logosphere train-classifier` has trained."""
 
