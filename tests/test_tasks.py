@@ -113,7 +113,8 @@ def write_task(folder: Path, rows: list[dict[str, object]]) -> None:
     (folder / "choice.yaml").write_text(
         "task: tiny_choice\ndataset_path: json\n"
         f"dataset_kwargs:\n  data_files: {{test: {(folder / 'rows.json').resolve()}}}\ntest_split: test\n"
-        "output_type: multiple_choice\ntarget_delimiter: ''\ndoc_to_text: '{{question}}'\ndoc_to_choice: '{{choices}}'\n"
+        "output_type: multiple_choice\ntarget_delimiter: ''\n"
+        "doc_to_text: '{{question}}'\ndoc_to_choice: '{{choices}}'\n"
         "doc_to_target: '{{answer}}'\nmetric_list:\n  - metric: acc\n"
     )
 

@@ -267,7 +267,8 @@ def _join(conditions: Sequence[Condition]) -> Condition | None:
 
 def _sampling_seed(seed: int, tokens: int, first: int) -> int:
     """A seed of the samples of some gaps, that of no other gaps."""
-    noise = CounterNoise(seed, GAP_STREAM + tokens, *(torch.tensor([first]) for _ in range(2)), total=1)
+    ids = torch.tensor([first])
+    noise = CounterNoise(seed, GAP_STREAM + tokens, ids, ids, 1)
     return int(noise.uniform(1, 1).double()[0, 0] * 2**53)
 
 

@@ -29,8 +29,10 @@ class Harness(LM):  # type: ignore[misc]
         device: str | None = None,
     ):
         super().__init__()
-        how = {"draws": int(draws), "steps": int(steps), "seed": int(seed), "batch": int(batch_size or BATCH)}
-        self.task_model = run if isinstance(run, TaskModel) else TaskModel.of(Run(run), **how)
+        if not isinstance(run, TaskModel):
+            size = int(batch_size or BATCH)
+            run = TaskModel.of(Run(run), draws=int(draws), steps=int(steps), seed=int(seed), batch=size)
+        self.task_model = run
         self.kind = self.task_model.kind
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

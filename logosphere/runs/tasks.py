@@ -22,10 +22,12 @@ from logosphere.types import Kind
 
 BOOTSTRAP = 1000
 """Resamples of the standard errors that have no formula."""
-UNREACHABLE = ("ConnectionError", "ConnectTimeout", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "MaxRetryError")
-UNREACHABLE += ("ConnectError", "ProxyError", "ReadTimeout", "gaierror")
+UNREACHABLE = {
+    "ConnectionError", "ConnectTimeout", "ConnectError", "ReadTimeout", "ProxyError", "MaxRetryError", "gaierror",
+    "OfflineModeIsEnabled", "LocalEntryNotFoundError",
+}  # fmt: skip
 """Names of errors of the libraries that fetch data, when there is no network."""
-MISSING = ("DatasetNotFoundError", "RepositoryNotFoundError", "DataFilesNotFoundError", "FileNotFoundError")
+MISSING = {"DatasetNotFoundError", "RepositoryNotFoundError", "DataFilesNotFoundError", "FileNotFoundError"}
 """Names of their errors for data that is not there."""
 
 
@@ -170,13 +172,13 @@ def explained(names: Iterable[str]) -> Iterator[None]:
     except Exception as problem:
         tasks = ", ".join(names)
         kinds = {type(one).__name__ for one in chain_of(problem)}
-        if kinds & set(UNREACHABLE):
+        if kinds & UNREACHABLE:
             raise UserError(
                 f"The data of {tasks} cannot be fetched without a network; fetch them once where there is one, or "
                 "name a task that reads a local file with --tasks-folder."
             ) from problem
         line = " ".join(str(problem).split())[:200]
-        what = "has no data" if kinds & set(MISSING) else "cannot be evaluated"
+        what = "has no data" if kinds & MISSING else "cannot be evaluated"
         raise UserError(f"{tasks} {what} ({type(problem).__name__}: {line}).") from problem
 
 
