@@ -88,6 +88,8 @@ def test_task_names_are_read_once_each() -> None:
         (["--tasks", ","], "must name tasks separated by commas"),
         (["--tasks", "a", "--limit", "0"], "--limit must be at least 1 document, not 0"),
         (["--tasks", "a", "--tasks-folder", "nowhere"], "there is none at nowhere"),
+        (["--tasks", "a", "--data", "text8"], "leave out --data or --tasks"),
+        (["--tasks", "a", "--nproc", "2"], "needs a single process"),
         (["--tasks", "a", "--infilling"], "--infilling and --tasks are measures of their own"),
     ],
 )

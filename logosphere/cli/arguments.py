@@ -55,6 +55,14 @@ class Evaluate(Arguments):
         chosen = {"--order": self.by_order.order, "--infilling": self.gaps.infilling, "--tasks": self.by_task.tasks}
         if len(measures := [name for name, value in chosen.items() if value]) > 1:
             raise UserError(f"{' and '.join(measures)} are measures of their own; give one of them.")
+        if not self.by_task.tasks:
+            return
+        default = EvaluateConfig()
+        for name in ("data", "column", "split", "sequences", "protocol", "per"):
+            if vars(self.measure)[name] != vars(default)[name]:
+                raise UserError(f"Tasks have texts and metrics of their own; leave out --{name} or --tasks.")
+        if self.nproc > 1 or is_distributed():
+            raise UserError("--tasks needs a single process; leave out --nproc.")
 
 
 SAVED_AS = (".html", ".svg", ".gif", ".json")

@@ -15,7 +15,6 @@ from logosphere.errors import UserError, plural
 from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
-from logosphere.parallel.launch import is_distributed
 from logosphere.parallel.process_group import init_distributed
 from logosphere.report.plots import draw_chart
 from logosphere.runs.compare import CompareConfig, compare_runs
@@ -88,15 +87,13 @@ def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
 
 
 def _evaluate_tasks(arguments: Evaluate, trained: Run) -> int:
-    if arguments.processes > 1 or is_distributed():
-        raise UserError("--tasks needs a single process; leave out --nproc.")
-    report = evaluate_tasks(trained, arguments.by_task, arguments.measure, display=DISPLAY)
+    report = evaluate_tasks(trained, arguments.by_task, arguments.measure, options=arguments.options, display=DISPLAY)
     if arguments.json:
         print_json(report.summary())
     else:
         limited = "" if report.limit is None else f", at most {plural(report.limit, 'document')} of each task"
         print(f"{report.name}: {report.likelihoods}{limited}\n{report}")
-    log(f"Saved as {save_tasks(trained, report)}")
+    log(f"Saved as {save_tasks(trained, report, arguments.options)}")
     return 0
 
 

@@ -75,6 +75,8 @@ class InfillingReport:
     data: str
     tokenizer: str
     weights: str
+    precision: str
+    """The precision in which the network computed."""
     renoised: bool
     """Whether samples see known tokens as noisy as the others, because the run was trained without known positions."""
     seconds: float
@@ -236,8 +238,8 @@ def infilling_report(
         temperature=temperature, renoise_known=renoise_known, precision=precision, watch=watch, group=group,
     )  # fmt: skip
     return InfillingReport(
-        name, rows, draws, steps, sampler, temperature, seed, model.length, data, tokenizer, weights, renoise_known,
-        time.perf_counter() - started,
+        name, rows, draws, steps, sampler, temperature, seed, model.length, data, tokenizer, weights, precision,
+        renoise_known, time.perf_counter() - started,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from logosphere.errors import UserError
 from logosphere.evaluation.likelihood import estimate_bounds
 from logosphere.model import Model
 from logosphere.parallel.process_group import find_device
+from logosphere.runs.config import parse_options
 from logosphere.runs.run import Run
 from logosphere.sampling.generate import generate
 from logosphere.sampling.registry import default_sampler
@@ -44,10 +45,17 @@ class TaskModel:
 
     @staticmethod
     def of(
-        run: Run, *, draws: int = DRAWS, steps: int = 64, seed: int = 0, batch: int = BATCH, weights: str = "ema"
+        run: Run,
+        *,
+        draws: int = DRAWS,
+        steps: int = 64,
+        seed: int = 0,
+        batch: int = BATCH,
+        weights: str = "ema",
+        options: tuple[str, ...] = (),
     ) -> "TaskModel":
-        """The model of a run; surrogates are refused."""
-        model = run.model(weights).place(find_device(run.config.device))
+        """The model of a run; surrogates are refused. `options` (name=value) change options of its system."""
+        model = run.model(weights, parse_options(options)).place(find_device(run.config.device))
         if model.process.kind == "surrogate":
             raise UserError(f"{run.path} has a surrogate and no likelihood, so the harness cannot evaluate it.")
         renoise = run.needs_renoise(model)

@@ -101,9 +101,10 @@ def evaluate_tasks(
     tasks: TaskConfig,
     config: EvaluateConfig | None = None,
     *,
+    options: tuple[str, ...] = (),
     display: Display = SILENT,
 ) -> TaskReport:
-    """The metrics of tasks on a run, by the lm-evaluation-harness."""
+    """The metrics of tasks on a run, by the lm-evaluation-harness; `options` change options of its system."""
     config = config or EvaluateConfig()
     names = tasks.names
     tasks.check()
@@ -113,7 +114,9 @@ def evaluate_tasks(
     if remark := run.missing_average(config.weights):
         display.log(remark)
     draws = DRAWS if config.draws is None else config.draws
-    model = TaskModel.of(run, draws=draws, steps=tasks.task_steps, seed=config.seed, weights=config.weights)
+    model = TaskModel.of(
+        run, draws=draws, steps=tasks.task_steps, seed=config.seed, weights=config.weights, options=options
+    )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     harness, registry = import_module("lm_eval"), import_module("lm_eval.tasks")
     adapter = import_module("logosphere.runs.lm_eval_adapter").Harness(model)
@@ -211,9 +214,10 @@ def read_metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
             )
 
 
-def save_tasks(run: Run, report: TaskReport) -> Path:
+def save_tasks(run: Run, report: TaskReport, options: tuple[str, ...] = ()) -> Path:
     """Save the metrics among the results of a run, under the names of the tasks."""
     tasks = "+".join(dict.fromkeys(metric.task for metric in report.metrics))
-    path = report_path(run, f"tasks {tasks}", *([] if report.limit is None else [f"limit={report.limit}"]))
+    limit = [] if report.limit is None else [f"limit={report.limit}"]
+    path = report_path(run, f"tasks {tasks}", *limit, *options)
     write_json(path, json_safe(report.summary()))
     return path
