@@ -42,7 +42,7 @@ class Measurement:
         self.name, self.run, self.config = name, Run(f"pretrained:{name}"), config
         self.records: list[dict[str, object]] = []
         self.base, seconds = self.evaluate(OrderConfig(), 0)
-        self.add("NELBO", self.base, torch.tensor(self.base.nats), config.draws, seconds)
+        self.add("NELBO", self.base, torch.tensor(self.base.nats), self.base.draws, seconds)
 
     def evaluate(self, order: OrderConfig, seed: int) -> tuple[Report, float]:
         """Return a report and its CPU seconds."""

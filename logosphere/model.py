@@ -235,7 +235,11 @@ class Model(nn.Module):
         """The same model with bounds and samples along another path of its process; weights are shared."""
         if not isinstance(self.process, SeveralPaths):
             raise UserError(f"The process of this model has a single path; there is no path '{name}'.")
-        model = Model(self.process.with_path(name), None, length=self.length, block=self.block, spec=self.spec)
+        return self.with_process(self.process.with_path(name))
+
+    def with_process(self, process: Process) -> "Model":
+        """The same model with another process of the same states and predictions; weights are shared."""
+        model = Model(process, None, length=self.length, block=self.block, spec=self.spec)
         model.to(self.device)
         model.denoiser, model.remasker, model.sampler = self.denoiser, self.remasker, self.sampler
         model.tokenizer, model.own_denoiser, model.plugins = self.tokenizer, self.own_denoiser, self.plugins

@@ -21,8 +21,10 @@ from logosphere.parallel.launch import Job, is_distributed
 from logosphere.runs.settings import (
     AuxiliaryConfig,
     EvaluateConfig,
+    InfillingConfig,
     OrderConfig,
     SampleConfig,
+    TaskConfig,
     Weights,
 )
 from logosphere.systems import system, systems
@@ -36,6 +38,8 @@ class Evaluate(Arguments):
     """Folder of the run."""
     measure: Annotated[EvaluateConfig, Flat] = EvaluateConfig()
     by_order: Annotated[OrderConfig, Flat] = OrderConfig()
+    gaps: Annotated[InfillingConfig, Flat] = InfillingConfig()
+    by_task: Annotated[TaskConfig, Flat] = TaskConfig()
     options: tuple[str, ...] = ()
     """Options of the system to change for this measurement, where the weights allow it, such as path=joint."""
     nproc: int = 1
@@ -46,6 +50,21 @@ class Evaluate(Arguments):
     @property
     def processes(self) -> int:
         return self.nproc
+
+    def check(self) -> None:
+        self.gaps.check()
+        self.by_task.check()
+        chosen = {"--order": self.by_order.order, "--infilling": self.gaps.infilling, "--tasks": self.by_task.tasks}
+        if len(measures := [name for name, value in chosen.items() if value]) > 1:
+            raise UserError(f"{' and '.join(measures)} are measures of their own; give one of them.")
+        if not self.by_task.tasks:
+            return
+        default = EvaluateConfig()
+        for name in ("data", "column", "split", "sequences", "protocol", "per"):
+            if vars(self.measure)[name] != vars(default)[name]:
+                raise UserError(f"Tasks have texts and metrics of their own; leave out --{name} or --tasks.")
+        if self.nproc > 1 or is_distributed():
+            raise UserError("--tasks needs a single process; leave out --nproc.")
 
 
 SAVED_AS = (".html", ".svg", ".gif", ".json")

@@ -11,6 +11,7 @@ from logosphere.cli import arguments as cli
 from logosphere.cli.arguments import Evaluate, Export, Plot
 from logosphere.cli.compare_options import Compare
 from logosphere.cli.console import DISPLAY, format_time, log, named_settings, print_json
+from logosphere.data.zero_shot import describe_published, is_zero_shot
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.leaderboard import LeaderboardRow, format_leaderboard
 from logosphere.model import Model
@@ -22,7 +23,9 @@ from logosphere.runs.costs import Bench
 from logosphere.runs.costs import bench as measure_speed
 from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.evaluate import RECORD_SEQUENCES, check_free, evaluate_run, export_run, save_report
+from logosphere.runs.infilling import evaluate_infilling, save_infilling
 from logosphere.runs.run import SHORT, Run, latest_run
+from logosphere.runs.tasks import evaluate_tasks, save_tasks
 from logosphere.systems import build
 
 TITLES = {"val": "on held-out text", "train": "in training"}
@@ -31,6 +34,10 @@ TITLES = {"val": "on held-out text", "train": "in training"}
 def evaluate(arguments: Evaluate, argv: list[str]) -> int:
     """logosphere evaluate"""
     trained = Run(arguments.run, trained=False)
+    if arguments.gaps.infilling:
+        return _evaluate_infilling(arguments, trained)
+    if arguments.by_task.names:
+        return _evaluate_tasks(arguments, trained)
     with init_distributed() as group:
         report = evaluate_run(
             trained, arguments.measure, options=arguments.options, by_order=arguments.by_order, display=DISPLAY,
@@ -38,8 +45,11 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
         )  # fmt: skip
         if not group.is_main:
             return 0
+    data = arguments.measure.data or ""
+    published = describe_published(data) if is_zero_shot(data) else {}
     if arguments.json:
-        print_json(report.summary() | {"reason": explain_poor_bound(report, trained, arguments.options)})
+        reason = explain_poor_bound(report, trained, arguments.options)
+        print_json(report.summary() | {"reason": reason} | ({"published": published} if published else {}))
     else:
         name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
         print(f"{name} on {report.data}: {report}")
@@ -49,10 +59,42 @@ def evaluate(arguments: Evaluate, argv: list[str]) -> int:
             print(f"  {other}")
         if report.baselines:
             print(f"  {report.baselines}")
+        if published:
+            print(f"  published: mdlm ~ {published['mdlm']}, ar = {published['ar']} ({published['source']})")
         if poor := explain_poor_bound(report, trained, arguments.options):
             log(f"[bold]{escape(poor)}[/]")
     # Printed before it is saved: the result must not be lost where the folder cannot be written.
     log(f"Saved as {save_report(trained, report, arguments.options)}")
+    return 0
+
+
+def _evaluate_infilling(arguments: Evaluate, trained: Run) -> int:
+    with init_distributed() as group:
+        report = evaluate_infilling(
+            trained, arguments.measure, arguments.gaps, options=arguments.options, display=DISPLAY, group=group
+        )
+        if not group.is_main:
+            return 0
+    if arguments.json:
+        print_json(report.summary())
+    else:
+        name = report.name if report.name == trained.config.system else f"{report.name} ({trained.config.system})"
+        print(f"{name} on {report.data}, gaps with both sides visible:\n{report}")
+        if skipped := {row.tokens: row.skipped for row in report.rows if row.skipped}:
+            short = ", ".join(f"{count} for gaps of {tokens}" for tokens, count in skipped.items())
+            log(f"Texts without room were left out: {short}")
+    log(f"Saved as {save_infilling(trained, report, arguments.options)}")
+    return 0
+
+
+def _evaluate_tasks(arguments: Evaluate, trained: Run) -> int:
+    report = evaluate_tasks(trained, arguments.by_task, arguments.measure, options=arguments.options, display=DISPLAY)
+    if arguments.json:
+        print_json(report.summary())
+    else:
+        limited = "" if report.limit is None else f", at most {plural(report.limit, 'document')} of each task"
+        print(f"{report.name}: {report.likelihoods}{limited}\n{report}")
+    log(f"Saved as {save_tasks(trained, report, arguments.options)}")
     return 0
 
 

@@ -19,6 +19,7 @@ from logosphere.data.text8 import LETTERS_PREFIX, filter_source, is_letters, ope
 from logosphere.data.token_cache import DamagedCache, build_token_cache, open_tokens, read_meta
 from logosphere.data.tokenizer_registry import choose_tokenizer, tokenizer_from_description
 from logosphere.data.tokenizers import Tokenizer, merge_alphabet
+from logosphere.data.zero_shot import is_zero_shot, open_zero_shot
 from logosphere.errors import UserError
 from logosphere.io import cache_folder, write_atomic
 
@@ -53,6 +54,7 @@ def open_corpus(
 
     Of tables (.csv, .tsv, .jsonl, .parquet) one `column` is read; unless it is named, the only one that looks like
     text, and `notify` is called with its name. letters: before any of these reads it in the alphabet of text8.
+    zero-shot:NAME[=PATH] is a set to evaluate on (data/zero_shot.py), for a tokenizer that is given as an object.
     stream:OWNER/NAME[:CONFIG] is not tokenised in advance, but while it is trained on.
     """
     how = Opening(cache or cache_folder(), report or _ignore_progress, column, notify)
@@ -61,6 +63,8 @@ def open_corpus(
             if column:
                 raise no_columns(source)
             return open_dataset(source, tokenizer, how.cache, how.report, notify)
+        if is_zero_shot(source):
+            return open_zero_shot(source, tokenizer, column)
         if is_stream(source):
             return open_stream(source, tokenizer, how.report, column, notify)
         return _open(_find_source(source, how), tokenizer, how.cache, how.report)

@@ -141,6 +141,11 @@ class SubwordTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         return self._model.decode(self._check_ids(ids).tolist(), skip_special_tokens=False)
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name, such as <|endoftext|>; None if there is none."""
+        found: int | None = self._model.token_to_id(token)
+        return found
+
     def describe(self) -> dict[str, Any]:
         described = {"kind": "subwords", "name": self.name, "json": self._model.to_str()}
         return described if self.size == self.own_size else described | {"size": self.size}

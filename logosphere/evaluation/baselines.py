@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from logosphere.data.corpus import Corpus, StreamedSplit
+from logosphere.data.corpus import Corpus, StreamedSplit, count_tokens
 from logosphere.types import Batch
 
 
@@ -38,5 +38,7 @@ class TokenFrequencies:
 
 
 def token_frequencies(corpus: Corpus | None) -> TokenFrequencies | None:
-    """The frequencies of a corpus; None where it is not at hand or a stream."""
-    return None if corpus is None or isinstance(corpus.train, StreamedSplit) else TokenFrequencies(corpus)
+    """The frequencies of a corpus; None where it is not at hand, a stream, or without a training text."""
+    if corpus is None or isinstance(corpus.train, StreamedSplit) or not count_tokens(corpus.train):
+        return None
+    return TokenFrequencies(corpus)

@@ -19,6 +19,7 @@ from logosphere.errors import UserError, check_count, check_number, plural
 from logosphere.evaluation.baselines import token_frequencies
 from logosphere.evaluation.likelihood import Estimate, concatenate, estimate_bounds, ratio_with_error
 from logosphere.evaluation.orders import Progress, estimate_orders, find_order
+from logosphere.evaluation.protocols import apply_protocol
 from logosphere.inputs import DataLike
 from logosphere.io import json_safe, write_json
 from logosphere.model import Model
@@ -27,6 +28,9 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import as_seed
 from logosphere.systems import DEFAULT, preset_label
 from logosphere.types import SIGN, Batch, Float, Kind, Predict
+
+LARGEST_EXPONENT = 700.0
+"""Nats per token whose perplexity is finite."""
 
 
 def describe_kind(kind: Kind, path: str, block: int) -> str:
@@ -101,11 +105,15 @@ class Report:
     """Bits per unit of blind guessing: log₂ of the size of the vocabulary per token."""
     frequencies: float = math.nan
     """Bits per unit of a code by the frequencies of tokens in the training text; NaN where it is not at hand."""
+    protocol: str = "full"
+    """full, or paper (evaluation/protocols.py)."""
     text_sha256: str = ""
     """Hash of the text, where models with different tokenizers are measured on one text; else empty."""
 
     def __str__(self) -> str:
         value = f"{SIGN[self.kind]} {self.bits:.4f} ± {self.error:.4f} bits per {self.unit}{self._beside()}"
+        if self.protocol == "paper":
+            value += f", perplexity {SIGN[self.kind]} {self.perplexity[0]:.2f} ± {self.perplexity[1]:.2f}"
         preset = "" if self.preset == DEFAULT else f"; preset {self.preset}"
         precision = "" if self.precision == "float32" else f"; {self.precision}"
         poor = f"; worse than blind guessing, {self.blind:.4f}" if self.worse_than_blind else ""
@@ -128,6 +136,13 @@ class Report:
         return {unit: (self.bits * own / each, self.error * own / each) for unit, each in self.units.items()}
 
     @property
+    def perplexity(self) -> tuple[float, float]:
+        """exp(nats per counted token) and its standard error."""
+        mean, error = ratio_with_error(torch.tensor(self.nats).double(), torch.tensor(self.counts))
+        value = math.exp(mean) if mean < LARGEST_EXPONENT else math.inf
+        return value, value * error
+
+    @property
     def baselines(self) -> str:
         """Blind guessing and frequencies of tokens, in the unit of the bound; empty where neither is known."""
         letters = {"character": "letter", "byte": "byte", "dimension": "value"}.get(self.unit, "token")
@@ -146,7 +161,8 @@ class Report:
         if self.order:
             sampler = f"the sampler {find_order(self.order).sampler}, one position per step"
             return f"{self.order} order, {self.kind} for {sampler}"
-        return describe_kind(self.kind, self.path, self.block)
+        described = describe_kind(self.kind, self.path, self.block)
+        return described if self.protocol == "full" else f"{described}, {self.protocol} protocol"
 
     @property
     def sample_size(self) -> str:
@@ -159,7 +175,11 @@ class Report:
         """All fields but those per sequence, and the number in every known unit."""
         kept = {name: value for name, value in asdict(self).items() if name not in ("nats", "counts")}
         per = {unit: {"bits": bits, "error": error} for unit, (bits, error) in self.in_units().items()}
-        return kept | {"per_unit": per, "worse_than_blind": self.worse_than_blind}
+        perplexity, error = self.perplexity
+        return kept | {
+            "per_unit": per, "perplexity": perplexity, "perplexity_error": error,
+            "worse_than_blind": self.worse_than_blind,
+        }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), json_safe(asdict(self)))
@@ -194,6 +214,7 @@ class Report:
             "blind": None,
             "frequencies": None,
             "text_sha256": "",
+            "protocol": "full",
         }
         content = older | content  # older reports have none of them
         found = {field.name: _null_to_nan(content[field.name]) for field in fields(Report)}
@@ -227,6 +248,7 @@ def evaluate(
     tokenizer: str = "",
     weights: str = "",
     precision: str = "float32",
+    protocol: str = "full",
     order: str | None = None,
     orders: int = 1,
     watch: Callable[[Estimate], None] | None = None,
@@ -244,6 +266,9 @@ def evaluate(
     corpus bits are per token, unless `units_per_token` says how many of `unit` a token has. `watch` is called after
     each batch. The processes of a `group` divide the sequences, and each gets the report.
 
+    With the `protocol` "paper" the time below 0.001 is left out as in published perplexities (evaluation/protocols.py),
+    and `batches` should hold windows between BOS and EOS (data/wrapping.py).
+
     With an `order` ("left-to-right", "entropy", "margin", "confidence" or "random", see evaluation/orders.py) it is the
     likelihood of samples that reveal one position at a time in this order: exact, or for "random" a bound by `orders`
     orders. `watch_order` is called with the completed fraction of a batch.
@@ -255,6 +280,7 @@ def evaluate(
     digest = hashlib.sha256()
     parts: list[Estimate] = []
     frequencies = token_frequencies(corpus)
+    model = apply_protocol(model, protocol)
     given = model.sequence_format.read_all(batches, check_count("batch", batch))
     hashed = _hash_batches(given if frequencies is None else frequencies.watched(given), digest.update)
     predict = model.as_predict(denoiser)
@@ -307,6 +333,7 @@ def evaluate(
         units=units,
         blind=math.log2(model.vocab_size) / units[unit],
         frequencies=math.nan if frequencies is None else frequencies.per_token / units[unit],
+        protocol=protocol,
     )
 
 

@@ -14,6 +14,7 @@ from logosphere.types import Batch, Float, Logits, Positions, State, Times, Toke
 
 Mixture = TypeVar("Mixture", bound="MixtureOfPaths")
 Paths = TypeVar("Paths", bound="SeveralPaths")
+Cut = TypeVar("Cut", bound="PublishedTimes")
 
 
 class OnlineStatistics(ABC):
@@ -100,6 +101,14 @@ class SeveralPaths(ABC):
     @abstractmethod
     def with_path(self: Paths, name: str) -> Paths:
         """The process with bounds and samples along this path, which shares all parameters and buffers."""
+
+
+class PublishedTimes(ABC):
+    """A process whose papers report the mean of its rate over part of the time, which is no bound."""
+
+    @abstractmethod
+    def with_published_times(self: Cut, first: float) -> Cut:
+        """The process whose likelihoods leave out t < `first`, which shares all parameters and buffers."""
 
 
 class DiscreteTransitions(ABC):

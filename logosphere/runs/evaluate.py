@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from logosphere.data.batches import eval_batches, sequential_batches
-from logosphere.data.corpus import Corpus, Examples, check_length, count_sequences
+from logosphere.data.corpus import Corpus, Examples, Split, check_length, count_sequences
 from logosphere.data.tokenizer_registry import load_tokenizer
 from logosphere.data.tokenizers import Tokenizer, WithEOS
+from logosphere.data.wrapping import find_wrapping, wrap_windows
 from logosphere.errors import UserError, plural
+from logosphere.evaluation.protocols import DEFAULT_DRAWS
 from logosphere.evaluation.report import PathBound, Report, evaluate
 from logosphere.io import (
     RECIPE,
@@ -76,15 +78,13 @@ def evaluate_run(
     if not (config.data or run.config.data) and corpus is None:
         raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     corpus = corpus or open_run_data(run, display, config.data, config.column)
-    split = corpus.split(config.split)
     if corpus.tokenizer.size > model.vocab_size:
         raise UserError(
             f"{corpus.name} has {corpus.tokenizer.size} tokens and the model in {run.path} knows {model.vocab_size}: "
             "separate texts have a token for their end, which a model of running text lacks; name a plain text."
         )
-    check_length(split, model.length)
-    unit = tokenizer.unit if config.per == "auto" else config.per
-    total = count_sequences(split, model.length, limit or None)
+    measured = choose_windows(config, by_order, corpus, tokenizer, model.length)
+    total = count_sequences(measured.split, model.length, limit or None)
 
     def measure(model: Model, title: str) -> Report:
         finished = 0
@@ -101,13 +101,16 @@ def evaluate_run(
 
             return evaluate(
                 model,
-                eval_batches(split, model.length, config.batch, limit or None),
-                draws=config.draws,
+                eval_batches(measured.split, model.length, config.batch, limit or None),
+                draws=DEFAULT_DRAWS[config.protocol] if config.draws is None else config.draws,
                 rng=config.seed,
                 name=run.path.name,
-                unit=unit,
-                corpus=corpus,
+                unit=measured.unit,
+                corpus=measured.corpus,
                 split=config.split,
+                data=f"{corpus.name} {config.split}",
+                tokenizer=tokenizer.fingerprint,
+                protocol=config.protocol,
                 weights=run.used_weights(config.weights),
                 precision=config.precision,
                 order=by_order.order,
@@ -134,10 +137,37 @@ def check_changed(run: Run, options: dict[str, object]) -> None:
         raise UserError(f"'{fixed[0]}' is fixed in the model in {run.path}; leave it out of --options.")
 
 
+@dataclass(frozen=True)
+class Windows:
+    """What a protocol measures of a split."""
+
+    split: Split
+    unit: str
+    corpus: Corpus | None
+    """The corpus whose units the tokens have; None where windows hold tokens that are no text of it."""
+
+
+def choose_windows(
+    config: EvaluateConfig, by_order: OrderConfig, corpus: Corpus, tokenizer: Tokenizer, length: int
+) -> Windows:
+    """The split as it is, or as windows between BOS and EOS under the protocol of papers."""
+    split = corpus.split(config.split)
+    wrapping = find_wrapping(tokenizer) if config.protocol == "paper" else None
+    if config.protocol == "paper" and by_order.order is not None:
+        raise UserError("An order of positions has no protocol; leave out --order or --protocol paper.")
+    if wrapping is None:
+        check_length(split, length)
+        return Windows(split, tokenizer.unit if config.per == "auto" else config.per, corpus)
+    if config.per not in ("auto", "token"):
+        raise UserError(f"--protocol paper counts BOS and EOS as tokens, so --per must be token, not {config.per}.")
+    return Windows(wrap_windows(split, wrapping, length).reshape(-1), "token", None)
+
+
 def save_report(run: Run, report: Report, options: tuple[str, ...] = ()) -> Path:
     """Save a report among the results of a run, under the name of its data, order and options."""
     order = [f"order={report.order}-{report.draws}"] if report.order else []
-    path = report_path(run, report.data, *order, *options)
+    protocol = [] if report.protocol == "full" else [f"protocol={report.protocol}"]
+    path = report_path(run, report.data, *order, *protocol, *options)
     report.save(path)
     return path
 

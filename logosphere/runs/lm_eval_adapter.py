@@ -1,167 +1,48 @@
 """Runs as models of the lm-evaluation-harness (extra 'eval').
 
-    lm_eval --model logosphere --model_args run=runs/mdlm-text8 --tasks …
+    logosphere evaluate RUN --tasks …
 
-after `import logosphere.runs.lm_eval_adapter`.
-
-A likelihood is exact for `ar`; for diffusion it is minus the bound, a lower bound of log p that is good for ranking
-choices. Surrogates are refused. Texts are cut into windows of the model's length; what a
-window is conditioned on is known text (t = 0), where the model can see it. Shorter texts are evaluated at their own
-length: a model that attends to its right would condition on padding.
+or `lm_eval --model logosphere --model_args run=runs/mdlm-text8 --tasks …` after
+`import logosphere.runs.lm_eval_adapter`. What a run answers is computed in runs/task_model.py.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from logosphere.errors import UserError
-from logosphere.evaluation.likelihood import estimate_bounds
-from logosphere.model import Model
 from logosphere.runs.run import Run
-from logosphere.sampling.generate import generate
-from logosphere.sampling.registry import default_sampler
-from logosphere.sampling.steppers import as_stepper
-from logosphere.types import Batch
-
-BATCH = 16
-DRAWS = 32
+from logosphere.runs.task_model import BATCH, DRAWS, TaskModel
 
 
 @register_model("logosphere")
 class Harness(LM):  # type: ignore[misc]
-    """A run as a model of the harness."""
+    """A run, or a model and its tokenizer, as a model of the harness."""
 
     def __init__(
         self,
-        run: str,
-        draws: int = DRAWS,
-        steps: int = 64,
-        seed: int = 0,
-        batch_size: int = BATCH,
-        max_batch_size: int | None = None,  # the harness always passes these two
+        run: str | TaskModel,
+        draws: int | str = DRAWS,
+        steps: int | str = 64,
+        seed: int | str = 0,
+        batch_size: int | str = BATCH,
+        max_batch_size: int | str | None = None,  # the harness always passes these two
         device: str | None = None,
     ):
         super().__init__()
-        folder = Run(run)
-        self.folder = folder
-        self.model: Model = folder.model()
-        self.tokenizer = folder.tokenizer
-        if self.model.process.kind == "surrogate":
-            raise UserError(f"{run} has a surrogate and no likelihood, so the harness cannot evaluate it.")
-        self.kind = self.model.process.kind
-        self.draws, self.steps, self.seed, self.batch = int(draws), int(steps), int(seed), int(batch_size or BATCH)
+        if not isinstance(run, TaskModel):
+            size = int(batch_size or BATCH)
+            run = TaskModel.of(Run(run), draws=int(draws), steps=int(steps), seed=int(seed), batch=size)
+        self.task_model = run
+        self.kind = self.task_model.kind
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """log p(continuation | context) in nats, and whether greedy decoding would generate it."""
-        pairs = [self._pair(*request.args) for request in requests]
-        nats = self._nats(pairs)
-        return [(-value, self._greedy(*pair)) for value, pair in zip(nats, pairs, strict=True)]
+        return self.task_model.score_continuations([request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """log p(text), window by window; every token counts once."""
-        windows: list[tuple[list[int], list[int]]] = []
-        owner = []
-        for number, request in enumerate(requests):
-            row = self.tokenizer.encode(request.args[0]).tolist()
-            for start in range(0, len(row), self.model.length):
-                windows.append(([], row[start : start + self.model.length]))
-                owner.append(number)
-        totals = [0.0] * len(requests)
-        for number, value in zip(owner, self._nats(windows), strict=True):
-            totals[number] -= value
-        return totals
+        return self.task_model.score_texts([request.args[0] for request in requests])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Text after a prompt, up to the first stop."""
-        return [self._continued(request.args[0], dict(request.args[1])) for request in requests]
-
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Tokens of both; the context is cut at its beginning so that they fit into one sequence."""
-        before, after = self.tokenizer.encode(context).tolist(), self.tokenizer.encode(continuation).tolist()
-        if len(after) > self.model.length:
-            raise UserError(
-                f"A continuation has {len(after)} tokens, but the model has {self.model.length}; use a longer model."
-            )
-        return before[max(0, len(before) + len(after) - self.model.length) :], after
-
-    def _batch(self, pairs: Sequence[tuple[list[int], list[int]]], length: int) -> Batch:
-        """Rows of one length; a causal model does not see the padding at their end."""
-        tokens = torch.zeros(len(pairs), length, dtype=torch.long)
-        known, valid = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
-        for i, (before, after) in enumerate(pairs):
-            row = before + after
-            tokens[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-            known[i, : len(before)], valid[i, : len(row)] = True, True
-        place = torch.arange(len(pairs))
-        return Batch(tokens, known, valid, place, place, len(pairs))
-
-    def _nats(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-        found = [0.0] * len(pairs)
-        groups: dict[int, list[int]] = {}
-        for number, (before, after) in enumerate(pairs):
-            if after:  # an empty continuation has likelihood 1
-                groups.setdefault(self._length(len(before) + len(after)), []).append(number)
-        for length, numbers in groups.items():
-            for first in range(0, len(numbers), self.batch):
-                some = numbers[first : first + self.batch]
-                batch = self._batch([pairs[number] for number in some], length)
-                for part in estimate_bounds(self.model, [batch], draws=self.draws, seed=self.seed):
-                    for number, nats in zip(some, part.total.tolist(), strict=True):
-                        found[number] = nats
-        return found
-
-    def _length(self, tokens: int) -> int:
-        """The length at which a text of so many tokens is evaluated."""
-        model = self.model
-        if model.block == 1 or tokens == model.length:
-            return model.length
-        if model.block == model.length and model.process.codec.local:
-            return tokens
-        if model.block < model.length and tokens % model.block == 0:
-            return model.length
-        raise UserError(
-            f"This model evaluates whole {'blocks' if model.block < model.length else 'sequences'} of {model.block} "
-            f"tokens, and a text has {tokens}; use a model such as ar or mdlm, which evaluates texts of any length."
-        )
-
-    def _greedy(self, before: list[int], after: list[int]) -> bool:
-        """Is every token the most likely one, given those before it? Only evaluated where the likelihood is exact."""
-        if self.kind != "exact" or not after:
-            return False
-        batch = self._batch([(before, after)], self.model.length)
-        assert self.model.denoiser is not None
-        u = self.model.process.codec.encode(batch.tokens)
-        with torch.no_grad():
-            out = self.model.denoiser(u, torch.zeros_like(batch.tokens, dtype=torch.float32), context=u)
-        span = slice(len(before), len(before) + len(after))
-        return out[0, span].argmax(-1).tolist() == after
-
-    def _filters(self) -> bool:
-        """Can sampling be restricted to the most likely token?"""
-        return self.model.process.predicts_tokens and not as_stepper(default_sampler(self.model).stepper).unfiltered
-
-    def _continued(self, prompt: str, how: dict[str, Any]) -> str:
-        stops = how.get("until") or []
-        stops = [stops] if isinstance(stops, str) else stops
-        most = int(how.get("max_gen_toks", self.model.length // 2))
-        room = self.model.length - max(1, min(most, self.model.length - 1))
-        row = self.tokenizer.encode(prompt).tolist()
-        row = row[max(0, len(row) - room) :]
-        given = self._batch([(row, [])], self.model.length)
-        known = given.known if row else None
-        temperature = float(how.get("temperature") or 0.0)
-        sampled = bool(how.get("do_sample", True)) and temperature > 0  # as everywhere in the harness, else greedy
-        rng = torch.Generator(self.model.device).manual_seed(self.seed)
-        drawn = generate(
-            self.model, n=1, steps=self.steps, rng=rng, known=known, tokens=given.tokens if row else None,
-            temperature=temperature if sampled else 1.0,
-            top_k=None if sampled or not self._filters() else 1,
-            renoise_known=bool(row) and self.folder.needs_renoise(self.model),
-        )  # fmt: skip
-        text = self.tokenizer.decode(drawn.tokens[0, len(row) : len(row) + most].cpu().numpy())
-        ends = [text.index(stop) for stop in stops if stop and stop in text]
-        return text[: min(ends)] if ends else text
+        return [self.task_model.continue_text(request.args[0], request.args[1]) for request in requests]

@@ -22,6 +22,10 @@ SEQUENCES = 1024
 """Sequences of an evaluation, if their number is not set."""
 ORDER_SEQUENCES = 64
 """The same for an order of positions, which takes a network evaluation for each token of a sequence."""
+GAPS = (1, 4, 16)
+"""Tokens of the gaps of the infilling benchmark, unless others are named."""
+INFILLING_SEQUENCES = 256
+"""Sequences of the infilling benchmark, which samples each of them."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,13 @@ class EvaluateConfig:
     split: Split = "test"
     """Which part of the text. Tune on valid, report test."""
     sequences: int | None = None
-    """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, and 64 for an order of positions."""
-    draws: int = 4
-    """Draws of time and noise for each sequence."""
+    """Sequences to measure, spread over the split; 0 for all. 1,024 unless set, 256 for --infilling, and 64 for an
+    order of positions."""
+    draws: int | None = None
+    """Draws of time and noise for each sequence: 4 unless set, and 1 with --protocol paper."""
+    protocol: Literal["full", "paper"] = "full"
+    """full: a bound over all of time. paper: as papers on masked diffusion report perplexities, without t < 0.001, in
+    windows between BOS and EOS; a surrogate."""
     batch: int = 64
     """Sequences at a time; the result does not depend on it."""
     per: Literal["auto", "token", "character", "byte"] = "auto"
@@ -85,6 +93,62 @@ class OrderConfig:
         """Raise for options that contradict each other."""
         if self.order is None and self.orders != 1:
             raise UserError("--orders is the number of random orders; add --order random.")
+
+
+@dataclass(frozen=True)
+class InfillingConfig:
+    """Gaps to fill instead of the likelihood of whole sequences."""
+
+    infilling: bool = False
+    """Measure gaps cut from the text with both sides visible: exact match, token accuracy, bits per token of a gap."""
+    gaps: tuple[int, ...] = GAPS
+    """Tokens of the gaps; one gap for each sequence and length."""
+    steps: int = 64
+    """Steps of the sampler that fills the gaps."""
+    sampler: str = "auto"
+    """Name of the sampler; auto is the one of the system."""
+    temperature: float = 1.0
+    """Temperature of the samples; bits do not depend on it."""
+
+    def check(self) -> None:
+        """Raise for options that need --infilling."""
+        changed = [name for name, value in vars(InfillingConfig()).items() if vars(self)[name] != value]
+        if changed and not self.infilling:
+            raise UserError(f"--{changed[0]} is an option of the infilling benchmark; add --infilling.")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Tasks of the lm-evaluation-harness instead of the likelihood of a text (extra 'eval')."""
+
+    tasks: str = ""
+    """Tasks of the lm-evaluation-harness, separated by commas, such as lambada_openai,arc_easy; --draws is 32 unless
+    set."""
+    tasks_folder: Path | None = None
+    """A folder with definitions of further tasks (.yaml)."""
+    limit: int | None = None
+    """Documents of each task; all unless set."""
+    task_steps: int = 64
+    """Steps of the sampler, for tasks that generate."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.tasks.split(",") if name.strip()))
+
+    def check(self) -> None:
+        """Raise for options that need --tasks, and for values out of range."""
+        if not self.names:
+            if self.tasks:
+                raise UserError(f"--tasks must name tasks separated by commas, not '{self.tasks}'.")
+            if self.tasks_folder is not None or self.limit is not None:
+                raise UserError("--tasks-folder and --limit belong to tasks; name them with --tasks.")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit must be at least 1 document, not {self.limit}.")
+        if self.task_steps < 1:
+            raise UserError(f"--task-steps must be at least 1, not {self.task_steps}.")
+        if self.tasks_folder is not None and not self.tasks_folder.is_dir():
+            raise UserError(f"--tasks-folder must be a folder with .yaml files; there is none at {self.tasks_folder}.")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ With x̂, the prediction from the other positions alone, in place of x it is the
 """
 
 from collections.abc import Callable
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +19,18 @@ from torch import Tensor
 from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError
 from logosphere.processes.base import Encoded, ForwardSample, Process, uniform_grid
-from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics, Unmasking
+from logosphere.processes.capabilities import DiscreteTransitions, OnlineStatistics, PublishedTimes, Unmasking
 from logosphere.processes.discrete.mixing import MixingDistribution, Weighting
 from logosphere.processes.discrete.parameterization import OutputParameterization, Posterior, cross_entropy
 from logosphere.processes.time_sampler import LOW_VARIANCE, TimeSampler, TrainingTimes
 from logosphere.rng import Noise, categorical
 from logosphere.types import Batch, Float, Int64, Logits, Positions, State, Times
 
+GIDD_FIRST = 1e-4
+"""Where the published likelihoods of GIDD begin, and as much before t = 1 they end."""
 
-class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmasking):
+
+class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, PublishedTimes, Unmasking):
     """Diffusion of tokens with one mixing distribution, in continuous time or in `timesteps` steps.
 
     Options of training, which leave the bound unchanged:
@@ -45,6 +49,8 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmaskin
     """
 
     shares_times = True
+    mean_over_time = False
+    """Whether likelihoods are the mean of the rate over the times of training, without any other term."""
 
     def __init__(
         self,
@@ -158,7 +164,8 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmaskin
         elif learning and (self.weighting is not None or self.times.is_uniform):
             t, weight = self.times.time(w), torch.ones_like(w)  # this loss has no large weights near t = 0
         elif self.truncate_ends:
-            t, weight = self.times.time(w), torch.full_like(w, self.times.high - self.times.low)
+            width = 1.0 if self.mean_over_time else self.times.high - self.times.low
+            t, weight = self.times.time(w), torch.full_like(w, width)
         else:
             t, weight = self.schedule.times_at(w)
         block_times = t
@@ -307,7 +314,24 @@ class DiscreteDiffusion(Process, DiscreteTransitions, OnlineStatistics, Unmaskin
 
     def prior_kl(self, u: State) -> Float[Tensor, "B M"]:
         """0 for a schedule that ends at signal 0, where q(z_1 | x) is the prior."""
-        return torch.full(u.shape, self.mixing.prior_kl(), device=u.device)
+        return torch.full(u.shape, 0.0 if self.mean_over_time else self.mixing.prior_kl(), device=u.device)
+
+    def with_published_times(self, first: float) -> "DiscreteDiffusion":
+        """Likelihoods as published: a chain has its bound, and masks with random tokens leave out both ends (GIDD).
+
+        Others have the mean of the rate over t = first + (1 - first) w (MDLM, SEDD, UDLM, BD3-LM), which lacks the
+        factor 1 - first of an integral, and the terms of reconstruction and prior.
+        """
+        if self.timesteps is not None:
+            return self
+        published = copy(self)  # shares parameters and buffers
+        published.truncate_ends, published.kind, published.exact_count = True, "surrogate", False
+        if self.mixing.has_mask and self.mixing.has_uniform:
+            published.times = TrainingTimes("uniform", GIDD_FIRST, 1 - GIDD_FIRST)
+        else:
+            published.times = TrainingTimes("uniform", first)
+            published.mean_over_time, published.initial_recon = True, 0.0
+        return published
 
     def accumulators(self) -> list[Tensor]:
         return [] if self.time_sampler is None else [self.time_sampler.accumulated]
