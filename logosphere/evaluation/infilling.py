@@ -28,7 +28,7 @@ from logosphere.model import Model
 from logosphere.parallel.process_group import SINGLE, ProcessGroup
 from logosphere.rng import CounterNoise
 from logosphere.sampling.generate import generate
-from logosphere.sampling.registry import Sampler
+from logosphere.sampling.sampler import Sampler
 from logosphere.types import NO_TOKEN, SIGN, Batch, Condition, Kind
 
 SAMPLED = 32
