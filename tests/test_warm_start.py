@@ -20,7 +20,8 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import ProcessGroup
 from logosphere.runs.create import create_run, initial_model
 from logosphere.runs.loop import Validated, run_training
-from logosphere.runs.run import Run, sum_records
+from logosphere.runs.run import Run
+from logosphere.runs.training_records import sum_records
 from logosphere.training.optimizer import OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("workplace")

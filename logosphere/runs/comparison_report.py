@@ -38,8 +38,9 @@ from logosphere.report.comparison import (
 from logosphere.report.page import Animation, build_animation
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.costs import count_step_flops
-from logosphere.runs.run import SHORT, Run, environment, sum_records
+from logosphere.runs.run import SHORT, Run, environment
 from logosphere.runs.settings import Display, EvaluateConfig, SampleMetrics
+from logosphere.runs.training_records import sum_records
 from logosphere.sampling.generate import generate, model_time_grid
 from logosphere.sampling.trajectory import Recorder
 from logosphere.systems import system

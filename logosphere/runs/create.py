@@ -23,7 +23,8 @@ from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.registry import build_network
 from logosphere.parallel.process_group import find_device
 from logosphere.runs.config import TrainConfig
-from logosphere.runs.run import BEGIN, ParentCheckpoint, Run
+from logosphere.runs.run import BEGIN, Run
+from logosphere.runs.training_records import ParentCheckpoint
 from logosphere.systems import build
 from logosphere.systems import options as option_defaults
 from logosphere.training.checkpoint import latest

@@ -2,7 +2,8 @@
 
 from logosphere.errors import plural
 from logosphere.evaluation.report import Report
-from logosphere.runs.run import Run, sum_records
+from logosphere.runs.run import Run
+from logosphere.runs.training_records import sum_records
 from logosphere.systems import DEFAULT
 
 FEW_TOKENS = 2_000

@@ -33,9 +33,10 @@ from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import CARD, RECORD, load
 from logosphere.processes.capabilities import SeveralPaths
 from logosphere.runs.config import parse_options
-from logosphere.runs.run import Run, sum_records
+from logosphere.runs.run import Run
 from logosphere.runs.settings import ORDER_SEQUENCES, SEQUENCES, SILENT, Display, EvaluateConfig, OrderConfig
 from logosphere.runs.train import open_run_data
+from logosphere.runs.training_records import sum_records
 from logosphere.sampling.generate import generate
 from logosphere.systems import preset_label, system
 from logosphere.types import SIGN, Batch, Tokens

@@ -13,7 +13,8 @@ import yaml
 from logosphere.errors import UserError, plural
 from logosphere.evaluation.report import Report
 from logosphere.io import WEIGHTS
-from logosphere.runs.run import KINDS, Run, TrainingRecord, sum_records
+from logosphere.runs.run import KINDS, Run
+from logosphere.runs.training_records import TrainingRecord, sum_records
 from logosphere.systems import preset_label, system
 from logosphere.types import SIGN
 
