@@ -12,10 +12,11 @@ import pytest
 from cli_helpers import SMALL, read_json, train
 
 from logosphere.cli import main
-from logosphere.cli.train_options import parse_train
+from logosphere.cli.train_options import parse_train, parse_train_options
 from logosphere.errors import UserError
 from logosphere.migration import migrate
 from logosphere.runs.config import config_from_dict
+from logosphere.runs.recipes import recipe
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -224,3 +225,10 @@ def test_remasker_is_trained_and_saved_with_the_run(capsys: pytest.CaptureFixtur
     assert texts[0]["nfe"] == texts[1]["nfe"] == 8 + 1 and texts[0]["samples"] != texts[1]["samples"]
     train(out="plain")
     assert main(["train-remasker", "plain"]) == 1 and "g-star" in capsys.readouterr().err
+
+
+def test_options_have_other_names() -> None:
+    """Former names, and those that users of other packages know."""
+    default = recipe("demo")
+    assert parse_train_options(["--init-from", "pretrained:rdlm"], default).config.begin == "pretrained:rdlm"
+    assert parse_train_options(["--withhold=0.3"], default).config.cond_dropout == 0.3

@@ -54,11 +54,13 @@ The options and presets of a system, with their defaults: logosphere systems NAM
 Stop with Ctrl-C at any time: the run is saved and --resume continues it to the last bit."""
 
 
-FORMER_OPTIONS = {
+SYNONYMS = {
+    "init-from": "begin",
     "withhold": "cond-dropout",
     "optim.final": "optim.min-lr-ratio",
     "optim.spike": "optim.grad-spike-factor",
 }
+"""Other names of options: one that users of other packages know, and former names."""
 
 
 def parse_train(argv: list[str]) -> Train:
@@ -87,10 +89,10 @@ def parse_train(argv: list[str]) -> Train:
 
 
 def parse_train_options(argv: list[str], default: TrainConfig) -> Train:
-    """The options of `train` in place of a default configuration; former names of options still work."""
-    former = {f"--{old}": f"--{new}" for old, new in FORMER_OPTIONS.items()}
+    """The options of `train` in place of a default configuration; options may have their other names."""
+    synonyms = {f"--{other}": f"--{name}" for other, name in SYNONYMS.items()}
     words = [word.partition("=") for word in argv]
-    argv = [former.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words]
+    argv = [synonyms.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words]
     return parse(Train, argv, "train [RECIPE]", default=Train(config=default), about=TRAIN)
 
 
