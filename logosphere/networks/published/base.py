@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from logosphere.networks.attention import KVCache
@@ -32,9 +33,10 @@ class PublishedNetwork(nn.Module, ABC):
     ) -> Float[Tensor, "B M D"]:
         """The input of the head, for ids [B, M] (or states [B, M, d], RDLM).
 
-        `condition` holds σ or t of every position, None where nothing is read; `positions` are 0 … M - 1 unless given;
-        `mask` says which keys each query sees (None: all, or with `causal` those up to itself); `caches` hold keys and
-        values of earlier positions, to which those of these positions are appended.
+        `condition` holds σ or t of every position, None where nothing is read; `positions` follow those in the caches
+        unless given, without caches 0 … M - 1; `mask` says which keys each query sees (None: all, or with `causal`
+        those up to itself); `caches` hold keys and values of earlier positions, to which those of these positions are
+        appended.
         """
 
     @abstractmethod
@@ -48,3 +50,9 @@ class PublishedNetwork(nn.Module, ABC):
     def head_parameters(self) -> tuple[Tensor, ...]:
         """The parameters that `head` reads. Empty: not known, so that gradients need all logits at once."""
         return ()
+
+
+def next_positions(inputs: Tensor, caches: Sequence[KVCache] | None) -> Int64[Tensor, " M"]:
+    """The positions of inputs [B, M, …] that follow those in the caches, if there are any."""
+    first = caches[0].filled if caches else 0
+    return torch.arange(first, first + inputs.shape[1], device=inputs.device)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.networks.attention import KVCache, attend
-from logosphere.networks.published.base import PublishedNetwork
+from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.types import Bool, Float, Int64
 
@@ -170,9 +170,7 @@ class DDiT(PublishedNetwork):
         if self.config.reads_states:  # the last coordinate of a state of the sphere is the mask, which is not read
             inputs = inputs[..., : self.config.rows].to(weight.dtype)
         x = self.embedding(inputs).to(dtype)
-        if positions is None:
-            first = caches[0].filled if caches else 0
-            positions = torch.arange(first, first + inputs.shape[1], device=inputs.device)
+        positions = next_positions(inputs, caches) if positions is None else positions
         rotation = rotary_angles(positions, self.config.head_width, self.config.rotary_base, dtype)
         c = self.embed_condition(condition, inputs)
         for index, block in enumerate(self.blocks):

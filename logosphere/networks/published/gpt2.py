@@ -5,12 +5,11 @@ Radford et al. 2019. DiffuGPT has the same layers with full attention.
 
 from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.networks.attention import KVCache
-from logosphere.networks.published.base import PublishedNetwork
+from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.networks.published.llama import attend_grouped, causal_mask
 from logosphere.types import Bool, Float, Int64
@@ -59,10 +58,9 @@ class GPT2(PublishedNetwork):
         causal: bool = False,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "B M D"]:
-        M, filled = inputs.shape[1], caches[0].filled if caches else 0
-        if positions is None:
-            positions = torch.arange(filled, filled + M, device=inputs.device)
+        positions = next_positions(inputs, caches) if positions is None else positions
         if causal and mask is None:
+            M, filled = inputs.shape[1], caches[0].filled if caches else 0
             mask = causal_mask(M, filled + M, inputs.device)
         x = self.embed(inputs) + self.position(positions)
         for i, block in enumerate(self.blocks):
@@ -70,7 +68,10 @@ class GPT2(PublishedNetwork):
         return self.norm(x)
 
     def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        return F.linear(features, (self.embed if self.out is None else self.out).weight)
+        return F.linear(features, *self.head_parameters())
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return ((self.embed if self.out is None else self.out).weight,)
 
     def new_caches(self, batch: int, length: int) -> list[KVCache]:
         c = self.config

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from logosphere.networks.attention import KVCache
-from logosphere.networks.published.base import PublishedNetwork
+from logosphere.networks.published.base import PublishedNetwork, next_positions
 from logosphere.networks.published.config import PublishedConfig
 from logosphere.types import Bool, Float, Int64
 
@@ -130,10 +130,9 @@ class Llama(PublishedNetwork):
         causal: bool = False,
         caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "B M D"]:
-        M, filled = inputs.shape[1], caches[0].filled if caches else 0
-        if positions is None:
-            positions = torch.arange(filled, filled + M, device=inputs.device)
+        positions = next_positions(inputs, caches) if positions is None else positions
         if causal and mask is None:
+            M, filled = inputs.shape[1], caches[0].filled if caches else 0
             mask = causal_mask(M, filled + M, inputs.device)
         tables = rotary_tables(positions, self.config.head_width, self.config.rotary_base)
         x = self.embed(inputs)
@@ -142,7 +141,10 @@ class Llama(PublishedNetwork):
         return self.norm(x)
 
     def head(self, features: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        return F.linear(features, (self.embed if self.out is None else self.out).weight)
+        return F.linear(features, *self.head_parameters())
+
+    def head_parameters(self) -> tuple[Tensor, ...]:
+        return ((self.embed if self.out is None else self.out).weight,)
 
     def new_caches(self, batch: int, length: int) -> list[KVCache]:
         c = self.config
