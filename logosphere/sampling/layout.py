@@ -8,7 +8,7 @@ from torch import Tensor
 from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.networks.base import CachePlan
-from logosphere.processes.discrete.diffusion import DiscreteDiffusion
+from logosphere.processes.capabilities import Unmasking
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.loop import Grid, TimeGrid
 from logosphere.sampling.sampler import Sampler
@@ -91,7 +91,8 @@ def arrange(model: Model, prefix: int, config: DecodingConfig, sampler: Sampler)
     block = config.block_length or sampler.block_length
     if config.gen_length is None and block is None and config.cache == "none":
         return None
-    if not isinstance(model.process, DiscreteDiffusion) or model.process.codec.num_classes != model.vocab_size:
+    codec, unmasks = model.process.codec, isinstance(model.process, Unmasking) and model.process.unmasks_tokens
+    if not (codec.is_discrete or unmasks) or codec.num_classes != model.vocab_size:
         raise UserError(
             "gen_length, block_length and cache need a model whose states are tokens, such as mdlm; leave them out."
         )
