@@ -52,7 +52,7 @@ def warn(remark: str) -> None:
 
 @dataclass(frozen=True)
 class HubSource:
-    """What hf:OWNER/NAME[/FILE.gguf][@REVISION] names."""
+    """What `hf:OWNER/NAME[/FILE.gguf][@REVISION]` names."""
 
     repository: str
     file: str | None = None

@@ -92,7 +92,7 @@ def default_pretrained() -> Path | None:
 def load(path: str | Path, options: dict[str, Any] | None = None, *, denoiser: nn.Module | None = None) -> Model:
     """The model in a folder or of pretrained:NAME, with EMA weights where there are any, and with its tokenizer.
 
-    hf:OWNER/NAME[@REVISION] is a model that was published on the hub by this package; checkpoints of other packages
+    `hf:OWNER/NAME[@REVISION]` is a model that was published on the hub by this package; checkpoints of other packages
     are imported instead (`logosphere import`).
     `options` replace options of its system that it was trained with, where its weights allow it: {"path": "joint"}.
     `denoiser` is a new network for a model that was built with a network of your own, ls.wrap(module): its weights are

@@ -160,7 +160,7 @@ def import_model(
     block: int | None = None,
     system: str | None = None,
 ) -> Model:
-    """The model of a published checkpoint, in memory: a folder, a .gguf file or hf:OWNER/NAME[@REVISION].
+    """The model of a published checkpoint, in memory: a folder, a .gguf file or `hf:OWNER/NAME[@REVISION]`.
 
     `dtype` is float32, bfloat16, or auto: that of the files. The other arguments replace conventions of checkpoints
     that are not known by their configuration. `logosphere import` writes a run folder.
