@@ -331,7 +331,7 @@ def test_invalid_options_are_refused() -> None:
     for options, hint in (
         ({"base": 1}, "at least 2"),
         ({"base": 9}, "below 4"),
-        ({"timesteps": 1}, "at least 2"),
+        ({"timesteps": 1}, "from 2 to 5,000"),
         ({"switch": 1.5}, "0 to 1"),
         ({"window": [0.3, 0.6]}, "geometric"),
         ({"time_sampler": "geometric", "window": [0.6, 0.3]}, "between 0 and 1"),

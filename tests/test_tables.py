@@ -3,7 +3,8 @@
 import gzip
 import json
 import lzma
-import tracemalloc
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -252,11 +253,11 @@ def test_tables_are_not_held_in_memory(name: str, tmp_path: Path) -> None:
     columns: dict[str, list[object]] = {"n": list(range(4000)), "text": [f"{n} " + "word " * 800 for n in range(4000)]}
     writer = {"a.jsonl": WRITERS["A.JSONL"]} | WRITERS
     path = writer[name](tmp_path / name, columns)
-    del columns
-    from logosphere.data.readers import read_files
-
-    tracemalloc.start()
-    size = sum(map(len, read_files([path], "text")))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    measure = (
+        "import sys, tracemalloc; from pathlib import Path; from logosphere.data.readers import read_files; "
+        "tracemalloc.start(); size = sum(map(len, read_files([Path(sys.argv[1])], 'text'))); "
+        "print(size, tracemalloc.get_traced_memory()[1])"
+    )  # in a process of its own, where nothing else allocates
+    printed = subprocess.run([sys.executable, "-c", measure, str(path)], check=True, capture_output=True, text=True)
+    size, peak = map(int, printed.stdout.split())
     assert size > 16_000_000 and peak < 6_000_000
