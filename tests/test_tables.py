@@ -254,7 +254,8 @@ def test_tables_are_not_held_in_memory(name: str, tmp_path: Path) -> None:
     writer = {"a.jsonl": WRITERS["A.JSONL"]} | WRITERS
     path = writer[name](tmp_path / name, columns)
     measure = (
-        "import sys, tracemalloc; from pathlib import Path; from logosphere.data.readers import read_files; "
+        "import sys, tracemalloc, pyarrow.parquet; from pathlib import Path; "
+        "from logosphere.data.readers import read_files; "
         "tracemalloc.start(); size = sum(map(len, read_files([Path(sys.argv[1])], 'text'))); "
         "print(size, tracemalloc.get_traced_memory()[1])"
     )  # in a process of its own, where nothing else allocates
