@@ -8,7 +8,7 @@ PIP    := $(PYTHON) -m pip install --quiet --disable-pip-version-check --constra
 .PHONY: demo test test-slow lint types test-fast docs test-browser bench dist clean
 
 demo: $(VENV)/demo.stamp  ## train a small RDLM for two minutes, print its bound, show its text and that of a bundled model
-	$(BIN)/logosphere train demo
+	$(BIN)/logosphere train demo-blocks
 	@echo; echo "Text of the model that was trained just now, for two minutes; a model so small has learned letters and words:"
 	$(BIN)/logosphere sample --watch -n 3 --steps 64 --temperature 0.7
 	@echo; echo "Text of the bundled model 'stories', trained for 50 CPU minutes on word pieces of children's stories:"

@@ -19,6 +19,16 @@ def demo() -> TrainConfig:
     )  # fmt: skip
 
 
+ROLLING_BLOCKS = ("block=4", "stagger=0.7", "order=left-to-right")
+"""Options of `rdlm` and `rdlm-heat`: bridges within blocks of four positions, which begin one after another."""
+
+
+def demo_blocks() -> TrainConfig:
+    """The demo on the sphere in blocks of 4: better bounds and more readable samples after minutes than without."""
+    whole = demo()
+    return replace(whole, options=ROLLING_BLOCKS, network=replace(whole.network, decoder_depth=1, tied=True))
+
+
 def text8_tiny() -> TrainConfig:
     """text8 at 1.2M parameters: what a laptop reaches in minutes."""
     return TrainConfig(
@@ -32,6 +42,13 @@ def text8_tiny() -> TrainConfig:
         optim=OptimizerConfig("auto", lr=2e-3, warmup=100),
         ema=0.998,
     )
+
+
+def text8_blocks() -> TrainConfig:
+    """text8-tiny on the sphere in blocks of 4, the rows of benchmarks/flagship.py at 20 and 40 CPU minutes."""
+    whole = text8_tiny()
+    network = replace(whole.network, decoder_depth=2, tied=True)
+    return replace(whole, system="rdlm-heat", options=ROLLING_BLOCKS, network=network)
 
 
 def text8_small() -> TrainConfig:
@@ -177,7 +194,9 @@ def billion(small: Callable[[], TrainConfig]) -> Callable[[], TrainConfig]:
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "demo": demo,
+    "demo-blocks": demo_blocks,
     "text8-tiny": text8_tiny,
+    "text8-blocks": text8_blocks,
     "text8-small": text8_small,
     "text8": text8,
     "text8-paper": text8_paper,
