@@ -45,7 +45,7 @@ def text8_tiny() -> TrainConfig:
 
 
 def text8_blocks() -> TrainConfig:
-    """text8-tiny on the sphere in blocks of 4, the rows of benchmarks/flagship.py at 20 and 40 CPU minutes."""
+    """text8-tiny on the sphere in blocks of 4, whose positions begin one after another (docs/results/sphere.md)."""
     whole = text8_tiny()
     network = replace(whole.network, decoder_depth=2, tied=True)
     return replace(whole, system="rdlm-heat", options=ROLLING_BLOCKS, network=network)
