@@ -135,6 +135,38 @@ def test_json_lines_parquet_and_folders_give_the_same_documents(tmp_path: Path) 
         assert "".join(decode_splits(open_corpus(str(tmp_path / name)))) == "\n\n".join(documents), name
 
 
+def test_lists_in_json_are_tables(tmp_path: Path) -> None:
+    """A .json file holds a list of objects or strings, or JSON lines; its braces are never the text."""
+    documents = [f"Document {number}: ä" for number in range(40)]
+    rows = [{"id": number, "body": text} for number, text in enumerate(documents)]
+    write_file(tmp_path / "list.json", "\ufeff" + json.dumps(rows, indent=2))
+    write_file(tmp_path / "strings.json", json.dumps(documents))
+    write_file(tmp_path / "lines.json", "\n".join(map(json.dumps, rows)))
+    column = {"list.json": "body", "strings.json": "", "lines.json": "body"}
+    for name in column:
+        assert "".join(decode_splits(open_corpus(str(tmp_path / name), column=column[name]))) == "\n\n".join(documents)
+    with pytest.warns(UserWarning, match="read from the column 'body'"):
+        open_corpus(str(tmp_path / "list.json"))
+    write_file(tmp_path / "folder" / "a.txt", "\n\n".join(documents))
+    write_file(tmp_path / "folder" / "info.json", '{"made": "today"}')  # describes the others
+    assert "".join(decode_splits(open_corpus(str(tmp_path / "folder")))) == "\n\n".join(documents)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{\n"rows": []\n}', "neither a list in JSON nor JSON lines"),
+        ('{"rows": ["a b", "c d"]}', "no column that looks like text, only rows"),
+        ('[{"body": "a b"},', "is not JSON"),
+        ('[{"body": "a b"}, 3]', "Entry 2 of .* has no text in a field named 'body'"),
+        ("words", "name it .txt to read it as it is"),
+    ],
+)
+def test_json_without_texts_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_corpus(str(write_file(tmp_path / "a.json", content)), column="body" if "body" in content else "")
+
+
 def test_lone_surrogates_in_json_are_replaced(tmp_path: Path) -> None:
     line = r'{"text": "a\ud800b \ud83d\ude42 %s"}' % ("x" * 99)
     assert "".join(decode_splits(open_corpus(str(write_file(tmp_path / "a.jsonl", line))))).startswith("a�b 🙂")

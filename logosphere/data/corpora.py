@@ -52,7 +52,7 @@ def open_corpus(
 ) -> Corpus:
     """The corpus of a name, a path or hf:OWNER/NAME[:CONFIG]; tokenised on first use, by a name or a tokenizer.
 
-    Of tables (.csv, .tsv, .jsonl, .parquet) one `column` is read; unless it is named, the only one that looks like
+    Of tables (.csv, .tsv, JSON, .parquet) one `column` is read; unless it is named, the only one that looks like
     text, and `notify` is called with its name. letters: before any of these reads it in the alphabet of text8.
     zero-shot:NAME[=PATH] is a set to evaluate on (data/zero_shot.py), for a tokenizer that is given as an object.
     stream:OWNER/NAME[:CONFIG] is not tokenised in advance, but while it is trained on.

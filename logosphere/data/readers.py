@@ -11,7 +11,14 @@ from logosphere.data.columns import TEXT_COLUMN, Sample, find_column
 from logosphere.data.compressed import DAMAGED, open_binary, plain_suffix
 from logosphere.data.input_files import check_encoding
 from logosphere.data.parquet import read_parquet, sample_parquet
-from logosphere.data.tables import read_csv, read_json_lines, sample_csv, sample_json_lines
+from logosphere.data.tables import (
+    read_csv,
+    read_json,
+    read_json_lines,
+    sample_csv,
+    sample_json,
+    sample_json_lines,
+)
 from logosphere.errors import UserError
 
 BLANK_LINE = "\n\n"
@@ -35,9 +42,11 @@ TABLES: Mapping[str, TableFormat] = {
     ".tsv": TableFormat(read_csv, sample_csv),
     ".jsonl": TableFormat(read_json_lines, sample_json_lines),
     ".ndjson": TableFormat(read_json_lines, sample_json_lines),
+    ".json": TableFormat(read_json, sample_json),
     ".parquet": TableFormat(read_parquet, sample_parquet),
 }
-SUFFIXES = (*PLAIN, *TABLES)
+SUFFIXES = (*PLAIN, *(suffix for suffix in TABLES if suffix != ".json"))
+"""Suffixes that are read in folders, where .json is more often a description of the others than a table."""
 SAMPLE_FILES = 20
 """Tables of a folder that their column is chosen by; the others must have it when they are read."""
 

@@ -1,5 +1,6 @@
-"""Tables with a column of text as CSV, TSV or JSON lines, read row by row."""
+"""Tables with a column of text: CSV, TSV and JSON lines, read row by row, and lists in JSON."""
 
+import codecs
 import csv
 import json
 from collections.abc import Iterable, Iterator
@@ -95,22 +96,31 @@ def _delimiter(header: bytes, path: Path) -> str:
 
 def read_json_lines(path: Path, column: str) -> Iterator[str]:
     """The texts of lines that are strings, or objects with a field of this name."""
-    for number, content in _json_lines(path):
+    return _texts(_json_lines(path), path, column, "line")
+
+
+def sample_json_lines(path: Path) -> Sample:
+    return _sample(content for _, content in _json_lines(path))
+
+
+def _texts(rows: Iterable[tuple[int, Any]], path: Path, column: str, kind: str) -> Iterator[str]:
+    for number, content in rows:
+        location = f"{kind.capitalize()} {number} of {path}"
         if isinstance(content, dict) and column in content:
             content = content[column]
             if content is None:
                 continue
         if not isinstance(content, str):
             raise UserError(
-                f"Line {number} of {path} has no text in a field named '{column or TEXT_COLUMN}'; make each line an "
+                f"{location} has no text in a field named '{column or TEXT_COLUMN}'; make each {kind} an "
                 "object with it, or a string."
             )
-        yield check_cell(replace_lone_surrogates(content), f"Line {number} of {path}", column)
+        yield check_cell(replace_lone_surrogates(content), location, column)
 
 
-def sample_json_lines(path: Path) -> Sample:
+def _sample(contents: Iterable[Any]) -> Sample:
     sample: Sample = {}
-    for _, content in islice(_json_lines(path), SAMPLE_ROWS):
+    for content in islice(contents, SAMPLE_ROWS):
         for name, value in content.items() if isinstance(content, dict) else ():
             sample.setdefault(name, []).append(value)
     return sample
@@ -125,3 +135,40 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                     yield number, json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     raise UserError(f"Line {number} of {path} is not JSON ({error}); correct or remove it.") from error
+
+
+# ---- JSON -------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, column: str) -> Iterator[str]:
+    """The texts of a list of strings, or of objects with a field of this name; or of JSON lines under this suffix."""
+    rows = _json_list(path)
+    return read_json_lines(path, column) if rows is None else _texts(enumerate(rows, start=1), path, column, "entry")
+
+
+def sample_json(path: Path) -> Sample:
+    rows = _json_list(path)
+    return sample_json_lines(path) if rows is None else _sample(rows)
+
+
+def _json_list(path: Path) -> list[Any] | None:
+    """The list that a file holds, or None if each of its lines holds an object or a string."""
+    with open_binary(path) as file:
+        first = next((line for line in file if line.strip()), b"").removeprefix(codecs.BOM_UTF8).strip()
+    if not first:
+        return []
+    if not first.startswith(b"["):
+        try:
+            json.loads(first)
+        except (ValueError, RecursionError):
+            raise UserError(
+                f"{path} is neither a list in JSON nor JSON lines; make it a list of strings or of objects, or name it "
+                ".txt to read it as it is."
+            ) from None
+        return None
+    with open_binary(path) as file:
+        try:
+            rows = json.loads(file.read().decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON ({error}); correct it.") from error
+    return list(rows)

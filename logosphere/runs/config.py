@@ -34,7 +34,7 @@ class TrainConfig:
     letters: in the alphabet of text8, stream:owner/name to train while it is read, or lines:FILE, labelled:FILE,
     pairs:FILE, promoters:FILE for separate sequences."""
     column: str = ""
-    """The column that holds the text of a table (.csv, .tsv, .jsonl, .parquet) or of a dataset of the hub; without it
+    """The column that holds the text of a table (.csv, .tsv, JSON, .parquet) or of a dataset of the hub; without it
     the only one that looks like text."""
     tokenizer: str = "auto"
     """auto, text8, characters, byte, bpe:SIZE, wordpiece:SIZE, or a tokenizer.json."""
