@@ -100,7 +100,7 @@ class SystemSpec:
             elif key == "preset":
                 preset = find_preset(name, value).name
             else:
-                _check_own_option(name, key)
+                _check_own_option(word, name, key)
                 options.append(option)
         return SystemSpec(word, name, tuple(options), lr, preset)
 
@@ -121,7 +121,7 @@ class SystemSpec:
         return replace(common, system=self.system, options=(*common.options, *self.options), optim=optim)
 
 
-def _check_own_option(name: str, key: str) -> None:
+def _check_own_option(word: str, name: str, key: str) -> None:
     """Raise UserError for a setting that all systems of a comparison share, or one that a system does not have."""
     own = option_defaults(name).keys() - vars(NetworkConfig()).keys()
     if key in own:
@@ -129,10 +129,20 @@ def _check_own_option(name: str, key: str) -> None:
     shared = vars(NetworkConfig()).keys() | vars(TrainConfig()).keys()
     if key in shared or key.startswith(("network.", "optim.")):
         raise UserError(
-            f"'{key}' in '{name}:{key}=…' is the same for all systems of a comparison; set it in the recipe "
-            "(--recipe FILE). A system may have its own options, preset and optim.lr."
+            f"'{key}' in '{word}' must be the same for all systems of a comparison; {_where_to_set(key)}. A system may "
+            "have its own options, preset and optim.lr."
         )
     raise UserError(f"'{name}' has no option '{key}'." + (suggest(key, own) if own else " It has none."))
+
+
+def _where_to_set(key: str) -> str:
+    """How a setting that all systems of a comparison share is given to `logosphere compare`."""
+    network = key.removeprefix("network.")
+    if network in vars(NetworkConfig()):
+        return f"set it with --network.{network.replace('_', '-')}"
+    if key in ("length", "tokenizer", "data", "column") or key in vars(Budget()):
+        return f"set it with --{key.replace('_', '-')}"
+    return "set it in the recipe (--recipe FILE)"
 
 
 def parse_systems(words: str) -> list[SystemSpec]:
