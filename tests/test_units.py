@@ -54,6 +54,9 @@ def test_characters_without_a_text_are_refused(text: str) -> None:
     for unit in ("character", "byte"):
         with pytest.raises(UserError, match=f"unit='{unit}' needs the number of {unit}s per token: pass corpus="):
             report_of(text, "bpe:300", unit=unit)
+    with pytest.raises(UserError, match="unit must be token, character, byte or dimension, not 'words'"):
+        report_of(text, "bpe:300", unit="words")
+    assert report_of(text, "bpe:300", unit="word", units_per_token=0.5).unit == "word"
     assert report_of(text, "bpe:300", unit="token").in_units().keys() == {"token"}
     assert report_of(text, "characters", unit="character", units_per_token=1.0).unit == "character"
     assert report_of(text, "characters").unit == "character" and report_of(text, "byte").unit == "byte"
@@ -91,6 +94,8 @@ def test_commands_print_bits_per_character_beside_bits_per_token(text: str, caps
     assert summary["per_unit"].keys() == {"token", "character", "byte"} and summary["frequencies"] < summary["blind"]
     values = [line for line in ls.Run("run").metrics() if "val/bpt" in line]
     assert values and all(line["val/bpc"] < line["val/bpt"] for line in values)
+    assert main(["export", "run", "--per", "character", "--sequences", "8"]) == 0
+    assert "bits per token of 16 random sequences" in " ".join(capsys.readouterr().err.split())
     assert main(["compare", "run", "--sequences", "8"]) == 0
     assert "per character" in (printed := capsys.readouterr().out) and "blind guessing" in printed
 

@@ -179,7 +179,8 @@ def export(arguments: Export, argv: list[str]) -> int:
         print_json({"folder": str(arguments.out), **vars(record)})
     else:
         print(f"{arguments.out}: {report}")
-        log(f"Its record: {record.bits:.6f} bits per {report.unit} on the {RECORD_SEQUENCES} sequences of its record")
+        kind = "held-out" if arguments.with_samples else "random"
+        log(f"Its record, to check a copy: {record.bits:.6f} bits per token of {RECORD_SEQUENCES} {kind} sequences")
     return 0
 
 

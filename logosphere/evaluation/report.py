@@ -360,6 +360,11 @@ def _resolve_units(
             f"unit='{unit}' needs the number of {unit}s per token: pass corpus=…, whose split the batches are from, or "
             f"units_per_token=…, which is 1 where every token is a {unit}."
         )
+    if unit not in ("token", "dimension"):
+        raise UserError(
+            f"unit must be token, {', '.join(TEXT_UNITS)} or dimension, not '{unit}'; for another unit, pass "
+            "units_per_token=…, how many of it a token has."
+        )
     return unit, {"token": 1.0, unit: 1.0}
 
 

@@ -190,7 +190,7 @@ DRAWS = 8
 
 @dataclass(frozen=True)
 class RecordSample:
-    """The content of a record: a text, and the bits per unit measured on it."""
+    """The content of a record: a text, and the bits per token measured on it."""
 
     text: str
     bits: float
