@@ -55,6 +55,22 @@ def test_python_extends_a_run() -> None:
         extend(run, TrainConfig(steps=5))
 
 
+def test_weights_without_a_checkpoint_are_not_trained_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    """An export, a bundled checkpoint, and a run without its states: resuming them would begin with random weights."""
+    assert train(out="runs/one") == 0
+    assert main(["export", "runs/one", "--out", "runs/small", *EXPORT_OPTIONS]) == 0
+    before = {path: path.read_bytes() for path in Path("runs/small").iterdir()}
+    for argv in (["--out", "runs/small"], ["--out", "runs/small", "--steps", "9"], ["--out", "pretrained:mdlm"]):
+        error = error_line(capsys, ["train", "--resume", *argv])
+        assert "holds weights without a checkpoint" in error and error.endswith(f"train --begin {argv[1]}")
+    with pytest.raises(UserError, match="begin another run with its weights"):
+        ls.resume("runs/small", steps=9)
+    assert before == {path: path.read_bytes() for path in Path("runs/small").iterdir()}
+    assert main(["train", "--resume", "--steps", "6"]) == 0 and Run("runs/one").config.steps == 6
+    shutil.rmtree("runs/one/state")
+    assert "holds weights without a checkpoint" in error_line(capsys, ["train", "--resume", "--out", "runs/one"])
+
+
 def test_sample_without_a_run_says_which_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert train(out="runs/first") == 0 and train(out="runs/second") == 0
     capsys.readouterr()

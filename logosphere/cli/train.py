@@ -18,7 +18,15 @@ from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.launch import rank
 from logosphere.parallel.lifetime import launcher_died
 from logosphere.parallel.process_group import init_distributed
-from logosphere.runs.budget import BUDGETS, describe_used, extend, extension_hint, is_finished, used
+from logosphere.runs.budget import (
+    BUDGETS,
+    describe_used,
+    explain_unresumable,
+    extend,
+    extension_hint,
+    is_finished,
+    used,
+)
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.diagnosis import explain_poor_bound
 from logosphere.runs.recipes import recipe
@@ -132,8 +140,8 @@ def find_resumed(arguments: Train, argv: list[str]) -> Run:
     other, extended = "", None
     for place in places:
         found = Run(place)
-        if found.is_imported:
-            other = other or f"The model in {place} was imported, not begun here"
+        if reason := explain_unresumable(found):
+            other = other or reason
             continue
         differences = _differences(argv, found.config)
         if not differences and found.config == _with_budget(found.config, arguments, argv):
@@ -141,13 +149,10 @@ def find_resumed(arguments: Train, argv: list[str]) -> Run:
         if not differences:
             extended = extended or found
             continue
-        other = other or f"The run in {place} was begun with {differences}"
+        other = other or f"The run in {place} was begun with {differences}; leave that out to continue it, or"
     if extended is not None:
         return extended
-    raise UserError(
-        f"{other}; leave that out to continue it, or begin another run with its weights: "
-        f"logosphere train --begin {quote_path(places[0])}"
-    )
+    raise UserError(f"{other} begin another run with its weights: logosphere train --begin {quote_path(places[0])}")
 
 
 def _differences(argv: list[str], begun: TrainConfig) -> str:

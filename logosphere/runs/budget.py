@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 from logosphere.errors import UserError, plural, quote_path
-from logosphere.io import RECIPE, write_recipe
+from logosphere.io import RECIPE, WEIGHTS, write_recipe
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.loop import Elapsed
 from logosphere.runs.run import Run
@@ -23,6 +23,15 @@ def used(run: Run) -> tuple[Elapsed, int] | None:
         return Elapsed(float(state["seconds"]), float(state["cpu_seconds"])), int(state["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{checkpoint / 'state.json'} is missing or damaged; restore it from a copy.") from None
+
+
+def explain_unresumable(run: Run) -> str:
+    """Why the training of a run cannot be resumed; empty if it can. To begin it anew would overwrite its weights."""
+    if run.is_imported:
+        return f"The model in {run.path} was imported, not begun here;"
+    if latest(run.state) is None and (run.path / WEIGHTS).exists():
+        return f"{run.path} holds weights without a checkpoint to resume from, as an export does;"
+    return ""
 
 
 def is_finished(run: Run) -> bool:

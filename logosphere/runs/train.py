@@ -23,7 +23,7 @@ from logosphere.io import REMASKER, check_folder, write_atomic, write_tensors
 from logosphere.model import Model
 from logosphere.networks.config import NetworkConfig
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
-from logosphere.runs.budget import extend
+from logosphere.runs.budget import explain_unresumable, extend
 from logosphere.runs.config import TrainConfig
 from logosphere.runs.create import create_run_and_model, tokenizer_for
 from logosphere.runs.loop import Event, Saved, StepTaken, Validated, run_training
@@ -102,6 +102,8 @@ def resume(
     A larger budget (`steps`, `minutes` or `cpu_minutes` in all) trains a finished run longer.
     """
     run = Run(path)
+    if reason := explain_unresumable(run):
+        raise UserError(f"{reason} begin another run with its weights: TrainConfig(begin={str(path)!r})")
     if steps is not None or minutes is not None or cpu_minutes is not None:
         run = extend(run, replace(run.config, steps=steps, minutes=minutes, cpu_minutes=cpu_minutes))
     corpus = open_run_data(run, display)
