@@ -148,6 +148,20 @@ def test_a_dry_run_allocates_no_large_network(capsys: pytest.CaptureFixture[str]
     assert 9e9 < read_json(capsys)["parameters"] < 11e9
 
 
+@pytest.mark.parametrize(
+    ("system", "preset"),
+    [("rdlm-heat", "default"), *(("rdlm", preset) for preset in ls.presets("rdlm"))],
+)
+def test_costs_need_no_table_of_bridges(
+    system: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of Brownian bridges take seconds for 30,000 tokens; the number of parameters does not depend on them."""
+    monkeypatch.setenv("LOGOSPHERE_CACHE", str(tmp_path / "cache"))
+    config, started = TrainConfig(system=system, preset=preset, length=64, steps=1), time.process_time()
+    assert cost(config, 60_000).parameters > 1e6
+    assert time.process_time() - started < 5 and not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("system", ["mdlm", "ar", "rdlm", "ld4lg", "plaid"])
 def test_parameters_are_counted_without_memory_as_with_it(system: str) -> None:
     """The same count as that of a model whose tensors are all allocated."""

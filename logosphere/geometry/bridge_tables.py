@@ -12,7 +12,9 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import torch
@@ -27,12 +29,30 @@ from logosphere.types import Float
 VERSION = 5
 """Increment it when the same settings would give another table."""
 STEPS, PARTICLES = 320, 4096
+COARSE_PARTICLES = 16
+"""Particles of the tables within `coarse_tables`."""
 NOISE_PER_STEP = 0.016
 """Steps whose noise d V ds is larger are split into substeps."""
 NOISE_PER_SUBSTEP, MAX_SUBSTEPS = 0.05, 3
 """The same for given times; this many substeps keep the error of means below 0.003 in any dimension."""
 DECODE_MARGIN = 3.0
 """The path ends when a token is ahead of all others by this many nats on average; there the token is decoded."""
+
+
+_coarse = ContextVar("coarse", default=False)
+
+
+@contextmanager
+def coarse_tables() -> Iterator[None]:
+    """Within it tables take no time, have rough numbers and are not cached: for models of which only the size matters.
+
+    A table of Brownian bridges takes seconds for 30,000 tokens, and longer for more.
+    """
+    token = _coarse.set(True)
+    try:
+        yield
+    finally:
+        _coarse.reset(token)
 
 
 def tabulate_bridges(
@@ -52,6 +72,9 @@ def tabulate_bridges(
     grid = [list(start_cosines), steps, particles, geodesic_walk, DECODE_MARGIN]
     settings = json.dumps([VERSION, bridge.name, bridge.total_noise, d, *grid])
 
+    if _coarse.get():
+        return _tabulate_coarsely(bridge, d, start_cosines, _make_grid(MAX_TIME, steps))
+
     def compute() -> list[BridgeTable]:
         end = max(decode_time(bridge, d, cosine) for cosine in start_cosines)
         times = _make_grid(end, steps)
@@ -69,6 +92,8 @@ def tabulate_bridges_at(
     bridge: Bridge, d: int, start_cosines: Sequence[float], times: Float[Tensor, " N"], particles: int = PARTICLES
 ) -> list[BridgeTable]:
     """Return the tables of bridges at these times; cached on disk."""
+    if _coarse.get():
+        return _tabulate_coarsely(bridge, d, start_cosines, times)
     digest = hashlib.sha256(times.double().numpy().tobytes()).hexdigest()
     settings = json.dumps([VERSION, bridge.name, bridge.total_noise, d, list(start_cosines), digest, particles])
     noise = d * bridge.total_noise * times.diff() / NOISE_PER_SUBSTEP
@@ -79,6 +104,12 @@ def tabulate_bridges_at(
         settings,
         lambda: [simulate_bridge(bridge, d, cosine, times, particles, substeps=substeps) for cosine in start_cosines],
     )
+
+
+def _tabulate_coarsely(
+    bridge: Bridge, d: int, start_cosines: Sequence[float], times: Float[Tensor, " N"]
+) -> list[BridgeTable]:
+    return [simulate_bridge(bridge, d, cosine, times, COARSE_PARTICLES) for cosine in start_cosines]
 
 
 def _load_or_compute(

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from logosphere.data.datasets import is_dataset
 from logosphere.data.text8 import is_letters
 from logosphere.errors import UserError
+from logosphere.geometry.bridge_tables import coarse_tables
 from logosphere.networks.base import Evaluations
 from logosphere.networks.heads import TiedHead
 from logosphere.networks.precision import find_precision
@@ -170,8 +171,8 @@ class NetworkSize:
 class WithoutLargeTensors(TorchFunctionMode):
     """Tensors that `torch.empty` makes, as parameters are, are on the meta device from LARGE numbers on.
 
-    They have a shape and no memory, so that neither memory nor time depends on the size of a network. Small ones and
-    the tables of processes are computed as usual.
+    They have a shape and no memory, so that neither memory nor time depends on the size of a network. Small ones are
+    computed as usual.
     """
 
     def __torch_function__(
@@ -192,7 +193,7 @@ def _network_size(recipe: TrainConfig, vocab_size: int, conditions: Mapping[str,
     evaluated: list[tuple[float, float]] = []  # summed over blocks, because only the sums are linear in the depth
     for small in (least, least + 1):
         size = vars(replace(recipe.network, depth=small)) | dict(conditions)
-        with WithoutLargeTensors():
+        with WithoutLargeTensors(), coarse_tables():
             model = build(
                 recipe.system, vocab_size=vocab_size, length=recipe.length, preset=recipe.preset,
                 **size, **recipe.system_options(),
