@@ -1,6 +1,7 @@
 """Bundled checkpoints: each reproduces its record, loads in float32 and is found by name."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,22 @@ def test_sample_uses_a_bundled_checkpoint_when_there_is_no_run(
     capsys.readouterr()
     assert main(["sample", "-n", "1", "--steps", "4", "--json"]) == 0
     assert read_json(capsys)["samples"] != from_bundled  # a run of the user comes before bundled checkpoints
+
+
+@pytest.mark.skipif(not pretrained.list_pretrained(), reason="no checkpoint is bundled")
+def test_a_new_user_sees_paragraphs(capsys: pytest.CaptureFixture[str]) -> None:
+    """`logosphere sample` without a run: four texts of at least 60 words in all, without their ends, in seconds."""
+    started = time.process_time()
+    assert main(["sample"]) == 0
+    assert time.process_time() - started < 5
+    printed = capsys.readouterr().out
+    texts = printed.strip().split("\n\n")
+    assert len(texts) == 4 and len(printed.split()) >= 60 and len(set(texts)) == 4
+    default = pretrained.default_pretrained()
+    assert default is not None
+    tokenizer = Run(default).tokenizer
+    if tokenizer.eos is not None and (end := tokenizer.decode([tokenizer.eos]).strip()):
+        assert end not in printed
 
 
 def test_texts_with_an_end_are_recorded_by_line_and_use_their_sampling_defaults(
