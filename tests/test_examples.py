@@ -277,6 +277,26 @@ def test_given_tokenizer_decides_whether_texts_have_eos(tmp_path: Path) -> None:
             open_corpus(source)
 
 
+def test_rows_of_a_table_are_separate_sequences(tmp_path: Path) -> None:
+    """lines: reads the column of text of a table, one sequence for each row, and never its commas and braces."""
+    texts = [f"it was good\nfor {'a ' * (number % 4)}while" for number in range(60)]
+    lines = [json.dumps({"stars": number % 5, "review": text, "empty": ""}) for number, text in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("stars", "review"), *((number % 5, text) for number, text in enumerate(texts))])
+    notices: list[str] = []
+    for name in ("a.jsonl", "a.csv"):
+        corpus = open_corpus(f"lines:{tmp_path / name}", notify=notices.append)
+        assert corpus.column == "review" and "column 'review'" in notices.pop()
+        found = {corpus.tokenizer.decode(row) for row in corpus.train.sequences}
+        assert found == {" ".join(text.split()) for text in texts}
+    assert open_corpus(f"lines:{tmp_path / 'a.csv'}", column="review").sha256 == corpus.sha256
+    with pytest.raises(UserError, match="has no column 'remark'"):
+        open_corpus(f"lines:{tmp_path / 'a.csv'}", column="remark")
+    with pytest.raises(UserError, match="There is no file"):
+        open_corpus(f"lines:{tmp_path / 'none.csv'}")
+
+
 def test_eos_counts_in_bits_per_character(tmp_path: Path) -> None:
     """The bound covers tokens and EOS, so bits per character must count both."""
     (tmp_path / "a.txt").write_text("ab\nabc\nc\n" * 40)

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from logosphere.data.corpus import Corpus
-from logosphere.data.datasets import is_dataset, open_dataset
+from logosphere.data.datasets import has_column, is_dataset, open_dataset
 from logosphere.data.published import RECORD_DATASETS, open_records_as_text
 from logosphere.data.readers import Notify
 from logosphere.data.sources import HUB_PREFIX, ReportProgress, Source, TextStats, no_columns, open_hub, open_path
@@ -60,9 +60,9 @@ def open_corpus(
     how = Opening(cache or cache_folder(), report or _ignore_progress, column, notify)
     try:
         if is_dataset(source):
-            if column:
+            if column and not has_column(source):
                 raise no_columns(source)
-            return open_dataset(source, tokenizer, how.cache, how.report, notify)
+            return open_dataset(source, tokenizer, how.cache, how.report, notify, column)
         if is_zero_shot(source):
             return open_zero_shot(source, tokenizer, column)
         if is_stream(source):

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from logosphere.data.published_integers import (
     load_mnist_binary,
     load_sudoku,
 )
-from logosphere.data.readers import Notify
+from logosphere.data.readers import Notify, choose_column, is_table, read_rows
 from logosphere.data.sources import ReportProgress
 from logosphere.data.tokenizer_registry import TokenizerChoice, choose_tokenizer, load_tokenizer, save_tokenizer
 from logosphere.data.tokenizers import CharacterTokenizer, IntegerTokenizer, Tokenizer, WithEOS, merge_alphabet
@@ -50,9 +51,12 @@ def is_dataset(source: str) -> bool:
 
 
 def open_dataset(
-    source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress, notify: Notify
+    source: str, tokenizer: str | Tokenizer, cache: Path, report: ReportProgress, notify: Notify, column: str = ""
 ) -> Corpus:
-    """A dataset by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE."""
+    """A dataset by its name, or lines:FILE, labelled:FILE, pairs:FILE, promoters:FILE.
+
+    Of a table after lines: the text of one `column` is read, as of tables of running text.
+    """
     report("reading", 0, 0)
     kind, _, name = source.partition(":")
     if source == SYNTHETIC:
@@ -67,7 +71,22 @@ def open_dataset(
         raise UserError(f"The file after {kind}: is missing; use for example {kind}:FILE.")
     if kind == PROMOTERS:
         return _make_corpus(source, CharacterTokenizer(BASES), load_signal_promoters(Path(name).expanduser()))
-    return _encode_records(Path(name).stem, _split_file(kind, name), tokenizer, cache)
+    path = Path(name).expanduser()
+    check_regular(path)
+    if has_column(source):
+        if not path.exists():
+            raise _explain_missing_file(path)
+        chosen = choose_column([path], column, notify)
+        rows = [Record(" ".join(text.split())) for text in read_rows(path, chosen) if text.strip()]
+        corpus = _encode_records(path.stem, _split_records(rows, name), tokenizer, cache)
+        return replace(corpus, column=chosen)
+    return _encode_records(path.stem, _split_records(FORMATS[kind](path), name), tokenizer, cache)
+
+
+def has_column(source: str) -> bool:
+    """Whether a source is lines:FILE with a table as the file."""
+    kind, separator, name = source.partition(":")
+    return bool(separator) and kind == "lines" and is_table(Path(name))
 
 
 def _open_integers(source: str, cache: Path, report: ReportProgress, notify: Notify) -> Corpus:
@@ -98,10 +117,8 @@ def _compare_texts(source: str, sha256: str, notify: Notify) -> None:
         notify(f"The texts of {source} differ from those that published results were measured on.")
 
 
-def _split_file(kind: str, name: str) -> Records:
+def _split_records(records: list[Record], name: str) -> Records:
     """The records of a file: of every twenty rows the first for validation, the second for the test."""
-    check_regular(Path(name).expanduser())
-    records = FORMATS[kind](Path(name).expanduser())
     if len(records) < 3:
         raise UserError(f"{name} has {len(records)} rows; three splits need more.")
     splits: Records = {"train": [], "valid": [], "test": []}
@@ -249,11 +266,15 @@ def _field_getter(row: Any, location: str) -> GetField:
     return read
 
 
+def _explain_missing_file(path: Path) -> UserError:
+    return UserError(explain_missing(str(path)) or f"There is no file {path}.")
+
+
 def _read_text(path: Path) -> str:
     try:
         check_encoding(path)
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(explain_missing(str(path)) or f"There is no file {path}.") from None
+        raise _explain_missing_file(path) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"{path} cannot be read as UTF-8 text ({problem}).") from None

@@ -99,13 +99,20 @@ def join_documents(documents: Iterable[Iterable[str]]) -> Iterator[str]:
                 first, started = False, True
 
 
-def _read_file(path: Path, column: str) -> Iterator[str]:
+def read_rows(path: Path, column: str) -> Iterator[str]:
+    """The texts of one column of a table, one for each row."""
     with _explained(path):
         _check(path)
-        if is_table(path):
-            yield from join_documents([text] for text in TABLES[plain_suffix(path)].read(path, column))
-        else:
-            yield from _read_plain(path)
+        yield from TABLES[plain_suffix(path)].read(path, column)
+
+
+def _read_file(path: Path, column: str) -> Iterator[str]:
+    if is_table(path):
+        yield from join_documents([text] for text in read_rows(path, column))
+        return
+    with _explained(path):
+        _check(path)
+        yield from _read_plain(path)
 
 
 def _check(path: Path) -> None:
