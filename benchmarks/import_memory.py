@@ -1,10 +1,12 @@
 """Peak memory and time of importing a published checkpoint, relative to the size of its weights.
 
-    python benchmarks/import_memory.py [MEGABYTES]
+    python benchmarks/import_memory.py [MEGABYTES …]
 
 A LLaDA-shaped folder of random bfloat16 weights in two shards is imported by `logosphere import` in a process of its
 own. Its peak is sampled from the kernel's VmHWM and reset after the modules are imported, because those take memory
-for any command; both figures are reported. Then the run is loaded and one sequence is measured, which maps all weights.
+for any command; both figures are reported. Then the run is loaded and one sequence is measured, which maps all weights,
+and the folder is opened by `ls.import_model`, which keeps them in memory. With several sizes the record `fit` splits
+the peak above the base into a constant and a part that grows with the weights, by least squares.
 """
 
 import json
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from records import find_commit, print_experiment
 from safetensors.torch import save_file
 
 WIDTH, INNER, ROWS, LENGTH = 1024, 4096, 8192, 128
+WAYS = ("import", "load and measure", "open in memory")
 IMPORT = """
 import json, sys, time
 from contextlib import suppress
@@ -37,13 +41,14 @@ def status(name):
             return int(line.split()[1]) * 1024
 
 source, out, what = sys.argv[1:]
+ls.keep_freed_memory()  # as the command line does
 build("mdlm", vocab_size=4, length=4, width=8, depth=1, heads=1)
 reset_peak_memory()
 before, started = status("VmRSS"), time.perf_counter()
 if what == "import":
     import_checkpoint.import_checkpoint(source, out)
 else:
-    model = ls.load(out)
+    model = ls.load(out) if what == "load and measure" else ls.import_model(source)
     model.nelbo(torch.zeros(1, model.length, dtype=torch.long), 0)
 peak = status("VmHWM")
 print(json.dumps({"base_bytes": before, "peak_bytes": peak, "seconds": round(time.perf_counter() - started, 2)}))
@@ -95,23 +100,34 @@ def measure(source: Path, out: Path, what: str) -> dict[str, Any]:
     return result
 
 
+def fit_line(records: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    """The peak above the base as `constant_bytes` + `per_byte` × the bytes of the weights."""
+    weights = [record["weights_bytes"] for record in records if record["what"] == what]
+    peaks = [record["peak_bytes"] - record["base_bytes"] for record in records if record["what"] == what]
+    slope, constant = linear_regression(weights, peaks)
+    return {"what": f"fit of {what}", "constant_bytes": round(constant), "per_byte": round(slope, 4)}
+
+
 def main() -> None:
-    size = int(sys.argv[1]) * 10**6 if len(sys.argv) > 1 else 400 * 10**6
-    with tempfile.TemporaryDirectory() as place:
-        source, out = Path(place) / "source", Path(place) / "run"
-        weights = write_folder(source, size)
-        records = []
-        for what in ("import", "load and measure"):
-            started = time.perf_counter()
-            found = measure(source, out, what)
-            above = found["peak_bytes"] - found["base_bytes"]
-            records.append(
-                {"what": what, "weights_bytes": weights, **found, "above_base": round(above / weights, 3),
-                 "whole": round(found["peak_bytes"] / weights, 3), "wall": round(time.perf_counter() - started, 1)}
-            )  # fmt: skip
+    sizes = [int(size) * 10**6 for size in sys.argv[1:]] or [400 * 10**6]
+    records: list[dict[str, Any]] = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as place:
+            source, out = Path(place) / "source", Path(place) / "run"
+            weights = write_folder(source, size)
+            for what in WAYS:
+                started = time.perf_counter()
+                found = measure(source, out, what)
+                above = found["peak_bytes"] - found["base_bytes"]
+                records.append(
+                    {"what": what, "weights_bytes": weights, **found, "above_base": round(above / weights, 3),
+                     "whole": round(found["peak_bytes"] / weights, 3), "wall": round(time.perf_counter() - started, 1)}
+                )  # fmt: skip
+    if len(sizes) > 1:
+        records += [fit_line(records, what) for what in WAYS]
     print_experiment(
         "import memory", records, commit=find_commit(), threads=torch.get_num_threads(), dtype="bfloat16", shards=2,
-        command="python benchmarks/import_memory.py",
+        command=f"python benchmarks/import_memory.py {' '.join(sys.argv[1:])}".strip(),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ every entry is checked against the size of the file before memory is allocated f
 
 import json
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ MAX_HEADER = 32 << 20
 """Bytes of a header; that of a model with 100,000 tensors has half of it."""
 MAX_DIMENSIONS = 8
 MAX_SIDE = 1 << 40
+MAPPED = 1 << 20
+"""Bytes from which on a tensor is mapped instead of read."""
 RESTORE = "fetch the file again"
 
 
@@ -37,15 +40,32 @@ class StoredTensor:
     """Its bytes."""
 
     def read(self) -> Tensor:
-        """Its values, in memory of their own."""
-        buffer = bytearray(self.size)
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            if file.readinto(buffer) != self.size:
-                raise UserError(f"{self.path} has become shorter while it was read; {RESTORE}.")
+        """Its values: a large tensor is mapped from the file, so that it takes no memory but what the system lends it.
+
+        The map is private: what is written into the tensor, as in training, does not reach the file.
+        """
+        dtype = TYPES[self.info.dtype]
         if not self.size:
-            return torch.empty(self.info.shape, dtype=TYPES[self.info.dtype])
-        return torch.frombuffer(buffer, dtype=TYPES[self.info.dtype]).view(self.info.shape)
+            return torch.empty(self.info.shape, dtype=dtype)
+        with self.path.open("rb") as file:
+            if self.size < MAPPED or self.start % dtype.itemsize:
+                file.seek(self.start)
+                buffer = bytearray(self.size)
+                if file.readinto(buffer) != self.size:
+                    raise self._shortened()
+                return torch.frombuffer(buffer, dtype=dtype).view(self.info.shape)
+            before = self.start % mmap.ALLOCATIONGRANULARITY
+            try:
+                mapped = mmap.mmap(
+                    file.fileno(), before + self.size, access=mmap.ACCESS_COPY, offset=self.start - before
+                )
+            except ValueError:
+                raise self._shortened() from None
+        count = self.size // dtype.itemsize
+        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=before).view(self.info.shape)
+
+    def _shortened(self) -> UserError:
+        return UserError(f"{self.path} has become shorter while it was read; {RESTORE}.")
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
