@@ -1,5 +1,6 @@
 """logosphere sample"""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from logosphere.cli.arguments import Sample
@@ -7,7 +8,7 @@ from logosphere.cli.console import log, messages, print_json
 from logosphere.cli.live_view import LiveView, check_installed, save_trajectory
 from logosphere.data.tokenizers import Prompt
 from logosphere.errors import UserError, plural
-from logosphere.io import check_folder, write_atomic
+from logosphere.io import check_folder, json_safe, write_atomic
 from logosphere.parallel.process_group import init_distributed
 from logosphere.runs.run import Run
 from logosphere.runs.sample import Samples, sample_run
@@ -56,17 +57,19 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     if arguments.image is not None:
         _save_image(arguments.image, samples)
     cache = config.decoding.cache
-    approximate = samples.approximate
+    measured = samples.cache
     nfe = int(samples.nfe) if samples.nfe == int(samples.nfe) else round(samples.nfe, 2)
     if arguments.json:
         rows = [{"text": text, "tokens": row} for text, row in zip(samples.texts, samples.tokens.tolist(), strict=True)]
         content = {"samples": rows, "nfe": nfe, "seconds": round(samples.seconds, 4)}
-        print_json(content | ({"cache": cache, "approximation": APPROXIMATE} if approximate else {}))
+        if measured is not None:
+            content |= {"cache": cache, "approximation": APPROXIMATE, "cache_report": json_safe(asdict(measured))}
+        print_json(content)
         return
     if not printed:
         print("\n\n".join(samples.texts))
-    if approximate:
-        log(f"--cache {cache}: {APPROXIMATE}.")
+    if measured is not None:
+        log(f"--cache {cache}: {APPROXIMATE}; {measured}.")
     log(f"[dim]{plural(nfe, 'network evaluation')} each, {samples.seconds:.2f} s[/]")
 
 

@@ -21,9 +21,11 @@ from logosphere.data.tokenizers import (
 from logosphere.errors import UserError, check_count, shorten, suggest
 from logosphere.model import Model
 from logosphere.networks.base import Denoiser
+from logosphere.networks.cache_probe import CacheReport
 from logosphere.parallel.process_group import SINGLE, ProcessGroup, find_device
 from logosphere.pretrained import PREFIX, default_pretrained, sampling_defaults
 from logosphere.rng import as_generator
+from logosphere.runs.chat import apply_template, cut_answer
 from logosphere.runs.run import Run, latest_or_pretrained
 from logosphere.runs.settings import ClassifierGuidance, SampleConfig
 from logosphere.sampling.classifier_checkpoint import ClassifierCheckpoint
@@ -53,8 +55,8 @@ class Samples:
     seconds: float
     trajectory: Trajectory | None
     """The record of the sampling, if requested."""
-    approximate: bool = False
-    """Whether a cache of keys and values made the predictions approximate."""
+    cache: CacheReport | None = None
+    """What a cache of keys and values gained, and how far it changed predictions; None for exact predictions."""
 
 
 def sample_run(
@@ -75,6 +77,8 @@ def sample_run(
     config.check()
     run, config = _choose(run, config, notify)
     model = run.model(config.weights).place(find_device(run.config.device))
+    chatting = bool(config.chat)
+    config = apply_template(model, run.tokenizer, config) if chatting else config
     given = _known_text(model, run.tokenizer, config.prompt, config.infill, config.hold)
     recorder = Recorder(model) if record or watch is not None else None
 
@@ -86,10 +90,12 @@ def sample_run(
 
     drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
-    texts = [tokenizer.decode(row) for row in drawn.tokens.cpu().numpy()]
+    rows = drawn.tokens.tolist()
+    if chatting and given is not None:
+        rows = [cut_answer(model, row, int(given.known.sum())) for row in rows]
+    texts = [tokenizer.decode(row) for row in rows]
     trajectory = None if recorder is None else recorder.trajectory
-    approximate = config.decoding.cache != "none" and model.block == model.length
-    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, approximate)
+    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, drawn.cache)
 
 
 def _choose(

@@ -183,6 +183,11 @@ class SampleConfig:
     """Steps of the sampler; more steps are closer to the model's distribution."""
     prompt: str = ""
     """Begin with this text."""
+    chat: tuple[str, ...] = ()
+    """Messages to an instruct model, in the template of its checkpoint: one by the user, or several by user and model
+    in turn. The text is the answer, of 128 tokens at most unless --gen-length is given."""
+    system_message: str = ""
+    """With --chat: the message of the system at the beginning of the conversation."""
     infill: str = ""
     """Fill the gaps of this text: 'the [....] of' has a gap of four, '[12]' one of twelve."""
     hold: str = ""
@@ -228,6 +233,10 @@ class SampleConfig:
         """Raise for options that contradict each other."""
         if self.prompt and self.infill:
             raise UserError("Give either --prompt or --infill; an infill text may begin with a prompt.")
+        if self.chat and (self.prompt or self.infill or self.hold):
+            raise UserError("--chat makes the prompt of its messages; leave out --prompt, --infill and --hold.")
+        if self.system_message and not self.chat:
+            raise UserError("--system-message begins a conversation; add --chat with a message of the user.")
         if self.hold and (self.prompt or self.infill):
             raise UserError("--hold names tokens at their positions; leave out --prompt and --infill.")
         self.by_classifier.check(self.label)

@@ -13,6 +13,7 @@ from logosphere.errors import UserError, check_count, check_number, shorten
 from logosphere.inputs import IdsLike, as_id_rows, as_mask
 from logosphere.model import Model
 from logosphere.networks.base import CachePlan, Denoiser, check_block
+from logosphere.networks.cache_probe import CacheProbe, CacheRecord, CacheReport
 from logosphere.networks.conditioning import check_guidable
 from logosphere.networks.guidance import PromptGuidance
 from logosphere.networks.own import as_denoiser
@@ -39,6 +40,8 @@ class Generation:
     nfe: float
     """Network evaluations per sequence."""
     seconds: float
+    cache: CacheReport | None = None
+    """What a cache that makes predictions approximate gained and cost, by the sequences of this process."""
 
 
 def generate(
@@ -122,13 +125,14 @@ def generate(
     else:
         wanted = stepper.steps(layout.stop - layout.first, steps)
         time_grid = layout.time_grid(wanted, grid, model.process.max_steps)
+    record = CacheRecord() if plan is not None and model.block == model.length else None
     started = time.perf_counter()
     with _evaluation_mode(model, network), casts_kept(dtype, model.device):
         # A cache of predictions excludes the state of a sampling run, and so do evaluations of some rows.
         network = with_precision(network, dtype)
         stateful = not (cached or stepper.adaptive)
         conditional, unconditional = _bind_condition(
-            network, condition, guidance, counter, stateful=stateful, plan=plan
+            network, condition, guidance, counter, stateful=stateful, plan=plan, record=record
         )
         if decoding.cfg_scale:
             _check_prompt_guidance(model, batch, guidance)
@@ -149,9 +153,11 @@ def generate(
                 if watch is not None:
                     watch(frame)
             drawn = model.process.codec.decode(frame.z)
+        seconds = time.perf_counter() - started
+        cache = None if record is None else record.report()
     drawn = drawn if layout is None else drawn[:, : layout.end]
     (evaluations,) = group.all_reduce(counter.sequences + stepper.extra_nfe)
-    return Generation(group.all_gather(drawn, n), evaluations / n, time.perf_counter() - started)
+    return Generation(group.all_gather(drawn, n), evaluations / n, seconds, cache)
 
 
 def sample(
@@ -248,12 +254,17 @@ def _bind_condition(
     *,
     stateful: bool,
     plan: CachePlan | None = None,
+    record: CacheRecord | None = None,
 ) -> tuple[Denoiser, Denoiser | None]:
-    """The counted denoiser with its condition; and, for guidance, the one without it."""
+    """The counted denoiser with its condition; and, for guidance, the one without it.
+
+    The evaluations of a cache (`plan`) are recorded.
+    """
 
     def counted(denoiser: Denoiser) -> Denoiser:
         if plan is not None:
-            return CountedDenoiser(denoiser.with_cache(plan), counter)
+            session = denoiser.with_cache(plan)
+            return CountedDenoiser(session if record is None else CacheProbe(session, denoiser, record), counter)
         return CountedDenoiser(denoiser.begin_sampling() if stateful else denoiser, counter)
 
     if condition is None:

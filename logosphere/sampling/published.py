@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from logosphere.errors import UserError
 from logosphere.model import Model
 from logosphere.sampling.decoding import DecodingConfig
 from logosphere.sampling.sampler import Configure, Sampler
@@ -18,6 +19,8 @@ from logosphere.sampling.steppers.decoding import (
 THRESHOLD = 0.9
 SDAR_BLOCK, FAST_BLOCK, SMALL_BLOCK = 4, 32, 8
 DREAM_EPS = 1e-3
+MOST_ENDS = 8
+"""Ends of a text that a checkpoint may name."""
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>")
 """Tokens that end a turn of a conversation (LLaDA; Dream and Qwen)."""
 DREAM_CONFIDENCES = {"origin": "random", "maskgit_plus": "probability", "topk_margin": "margin", "entropy": "entropy"}
@@ -91,16 +94,30 @@ def default_block(model: Model, prefix: int, config: DecodingConfig, usual: int)
 
 
 def end_tokens(model: Model) -> tuple[int, ...]:
-    """The token that ends a text, if the tokenizer has one."""
-    return () if model.tokenizer is None or model.tokenizer.eos is None else (model.tokenizer.eos,)
+    """The tokens that end a text: of a published checkpoint those it names, else that of the tokenizer, if it has one.
+
+    Checkpoints with several name them eos, eos_2 and so on.
+    """
+    named = [model.special_token(name) for name in ("eos", *(f"eos_{n}" for n in range(2, MOST_ENDS + 1)))]
+    own = None if model.tokenizer is None else model.tokenizer.eos
+    return tuple(dict.fromkeys(token for token in (*named, own) if token is not None))
 
 
 def turn_end_tokens(model: Model) -> tuple[int, ...]:
-    """Tokens that end a turn, which the tokenizer has as single tokens."""
+    """Tokens that end a turn: that of a published checkpoint, and those that the tokenizer has as single tokens."""
+    found = [model.special_token("eot"), *(_find_single(model, text) for text in TURN_ENDS)]
+    return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def _find_single(model: Model, text: str) -> int | None:
+    """The token whose text this is, if the tokenizer has one."""
     if model.tokenizer is None:
-        return ()
-    encoded = [(text, [int(token) for token in model.tokenizer.encode(text)]) for text in TURN_ENDS]
-    return tuple(ids[0] for text, ids in encoded if len(ids) == 1 and model.tokenizer.decode(ids) == text)
+        return None
+    try:
+        ids = [int(token) for token in model.tokenizer.encode(text)]
+    except UserError:  # an alphabet without these signs
+        return None
+    return ids[0] if len(ids) == 1 and model.tokenizer.decode(ids) == text else None
 
 
 def _threshold(config: DecodingConfig) -> float:

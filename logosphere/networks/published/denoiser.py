@@ -6,9 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from logosphere.networks.attention import block_causal_mask
-from logosphere.networks.base import Denoiser, Evaluations
+from logosphere.networks.attention import KVCache, block_causal_mask
+from logosphere.networks.backbone import ConditionTokens
+from logosphere.networks.base import CachePlan, Denoiser, Evaluations
+from logosphere.networks.block_cache import BlockCacheSession
 from logosphere.networks.published.base import PublishedNetwork
+from logosphere.networks.published.sessions import BlockSession, CausalSession
 from logosphere.types import Float, LogitChunks, Logits, State, Times, Where, pack
 
 
@@ -45,9 +48,14 @@ class PublishedDenoiser(Denoiser):
         self.register_buffer("positions", torch.arange(length).repeat(2), persistent=False)
 
     @property
+    def shifts(self) -> bool:
+        """Whether the output at position i - 1 answers position i."""
+        return self.config.shift
+
+    @property
     def answers_first(self) -> bool:
         """Whether position 0 is predicted; otherwise it must be known."""
-        return self.start is not None if self.config.attention == "causal" else not self.config.shift
+        return self.start is not None if self.config.attention == "causal" else not self.shifts
 
     def forward(self, z: State, t: Times, context: State, where: Where = None) -> Logits:
         h = self.features(z, t, context)
@@ -62,19 +70,18 @@ class PublishedDenoiser(Denoiser):
     def features(self, z: State, t: Times, context: State) -> Float[Tensor, "B M D"]:
         """The input of the head at the position that each position is answered by."""
         if self.config.attention == "causal":
-            ids = F.pad(self.ids(context), (1, 0), value=self.start or 0)[:, :-1]
-            return self.network.features(ids, self.condition(t), causal=True)
+            return self.network.features(self.ids_before(context), self.condition(t), causal=True)
         if len(self.mask):
             both = torch.cat([self.ids(z), self.ids(context)], 1)
             condition = self.condition(torch.cat([t, torch.zeros_like(t)], 1))
             h, clean = self.network.features(both, condition, positions=self.positions, mask=self.mask).chunk(2, 1)
-            if not self.config.shift:
+            if not self.shifts:
                 return h
             # The position before a block belongs to an earlier one, which is answered by its clean states.
             first = (torch.arange(z.shape[1], device=h.device) % self.block == 0)[:, None]
             return torch.where(first, _shift(clean), _shift(h))
         h = self.network.features(self.ids(z), self.condition(t))
-        return _shift(h) if self.config.shift else h
+        return _shift(h) if self.shifts else h
 
     def logits(self, h: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of the tokens; the id of a mask that lies between them has none."""
@@ -95,6 +102,10 @@ class PublishedDenoiser(Denoiser):
             return z.clamp_max(self.vocab_size - 1)
         return torch.where(z == self.vocab_size, self.config.mask_id, z)
 
+    def ids_before(self, context: State) -> Tensor:
+        """The id before each position, with that of the start before the first."""
+        return F.pad(self.ids(context), (1, 0), value=self.start or 0)[:, :-1]
+
     def condition(self, t: Times) -> Float[Tensor, "B M"] | None:
         """What the network is told about the noise."""
         match self.config.reads:
@@ -104,6 +115,37 @@ class PublishedDenoiser(Denoiser):
                 return torch.zeros_like(t)
             case _:
                 return t if self.sigma is None else self.sigma(t)
+
+    def begin_sampling(self) -> Denoiser:
+        if self.config.attention == "causal":
+            return CausalSession(self)
+        return BlockSession(self) if len(self.mask) else self
+
+    def with_cache(self, plan: CachePlan) -> Denoiser:
+        exact = self.begin_sampling()
+        return BlockCacheSession(self, None, plan, overlap=int(self.shifts)) if exact is self else exact
+
+    def predict(self, z: State, t: Times, context: State, where: Where, memory: ConditionTokens | None) -> Logits:
+        """An exact evaluation; there are no condition tokens (`BlockCacheSession`)."""
+        return self(z, t, context, where)
+
+    def new_caches(self, batch: int, length: int) -> list[KVCache]:
+        """Empty caches for sequences of this length."""
+        return self.network.new_caches(batch, length)
+
+    def window_features(
+        self, z: State, t: Times, start: int, stop: int, caches: list[KVCache], memory: ConditionTokens | None
+    ) -> Float[Tensor, "B W D"]:
+        """Features that answer the positions from `start` to `stop`, which see the others by their keys and values.
+
+        With a shift the first of them has no answer, unless it is position 0, which keeps its own.
+        """
+        positions = torch.arange(start, stop, device=z.device)
+        window = slice(start, stop)
+        h = self.network.features(
+            self.ids(z[:, window]), self.condition(t[:, window]), positions=positions, caches=caches
+        )
+        return _shift(h) if self.shifts else h
 
     def evaluations(self, draws: int = 1) -> Evaluations:
         doubled = 2.0 if len(self.mask) else 1.0
