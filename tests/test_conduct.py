@@ -186,6 +186,7 @@ CORE = {
     "huggingface_hub",
     "tokenizers",
     "filelock",
+    "jinja2",
     "logosphere",
 }
 NEED_EXTRAS = {"cli/studio.py", "runs/lm_eval_adapter.py"}

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from logosphere.errors import UserError, shorten
@@ -45,7 +46,7 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_time}
     values: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True, "tools": None}
     values |= {f"{name}_token": "" for name in ("bos", "eos", "pad", "unk")}
     values |= {f"{name}_token": text for name, text in special.items()}
@@ -58,7 +59,7 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
                 raise UserError(f"The chat template writes more than {MAX_TEXT:,} characters; use --prompt instead.")
     except UserError:
         raise
-    except jinja2.sandbox.SecurityError as problem:
+    except SecurityError as problem:
         raise UserError(f"The chat template does what none may do ({shorten(str(problem))}); it is not used.") from None
     except jinja2.TemplateSyntaxError as problem:
         reason = shorten(str(problem))
@@ -72,3 +73,8 @@ def render_chat(template: str, messages: Sequence[Message], special: Mapping[str
 def _refuse(message: object) -> None:
     """`raise_exception` of templates: for conversations that the model was not trained on."""
     raise UserError(f"The chat template of this model refuses the conversation: {shorten(str(message))}.")
+
+
+def _format_time(form: str) -> str:
+    """`strftime_now` of templates that state the date."""
+    return datetime.now().strftime(form)

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from logosphere.cli.arguments import Sample
 from logosphere.cli.console import log, messages, print_json
@@ -61,7 +62,9 @@ def _show(samples: Samples, arguments: Sample, *, printed: bool) -> None:
     nfe = int(samples.nfe) if samples.nfe == int(samples.nfe) else round(samples.nfe, 2)
     if arguments.json:
         rows = [{"text": text, "tokens": row} for text, row in zip(samples.texts, samples.tokens.tolist(), strict=True)]
-        content = {"samples": rows, "nfe": nfe, "seconds": round(samples.seconds, 4)}
+        if samples.answers is not None:
+            rows = [row | {"answer": answer} for row, answer in zip(rows, samples.answers, strict=True)]
+        content: dict[str, Any] = {"samples": rows, "nfe": nfe, "seconds": round(samples.seconds, 4)}
         if measured is not None:
             content |= {"cache": cache, "approximation": APPROXIMATE, "cache_report": json_safe(asdict(measured))}
         print_json(content)

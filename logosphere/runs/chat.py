@@ -31,7 +31,7 @@ def apply_template(model: Model, tokenizer: TextTokenizer, config: SampleConfig)
     prompt = render_chat(template, messages, texts)
     given = int(encode_prompt(prompt, tokenizer, model.length).known.sum())
     decoding = config.decoding
-    if decoding.gen_length is None and config.length is None and model.process.kind != "exact":
+    if decoding.gen_length is None and config.length is None:
         decoding = replace(decoding, gen_length=_find_length(model.length - given, decoding.block_length))
     return replace(config, chat=(), system_message="", prompt=prompt, decoding=decoding)
 

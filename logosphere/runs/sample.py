@@ -57,6 +57,8 @@ class Samples:
     """The record of the sampling, if requested."""
     cache: CacheReport | None = None
     """What a cache of keys and values gained, and how far it changed predictions; None for exact predictions."""
+    answers: list[list[int]] | None = None
+    """In a chat the tokens of each answer, which its text is of."""
 
 
 def sample_run(
@@ -90,12 +92,12 @@ def sample_run(
 
     drawn = _draw(run, model, given, config, None if recorder is None else see, notify, group)
     tokenizer = run.tokenizer
-    rows = drawn.tokens.tolist()
+    rows, answers = drawn.tokens.tolist(), None
     if chatting and given is not None:
-        rows = [cut_answer(model, row, int(given.known.sum())) for row in rows]
+        rows = answers = [cut_answer(model, row, int(given.known.sum())) for row in rows]
     texts = [tokenizer.decode(row) for row in rows]
     trajectory = None if recorder is None else recorder.trajectory
-    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, drawn.cache)
+    return Samples(run, texts, drawn.tokens, drawn.nfe, drawn.seconds, trajectory, drawn.cache, answers)
 
 
 def _choose(

@@ -3,7 +3,7 @@
 Both sessions are exact: what is kept belongs to positions that see nothing that comes later.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,13 +15,16 @@ from logosphere.networks.transformer import find_sampled_block
 from logosphere.types import Float, Logits, State, Times, Where
 
 
+@runtime_checkable
 class Published(Protocol):
     """What a session uses of `PublishedDenoiser`."""
 
     network: PublishedNetwork
     block: int
     reads_time: bool
-    shifts: bool
+
+    @property
+    def shifts(self) -> bool: ...
 
     def __call__(self, z: State, t: Times, context: State, where: Where = None) -> Logits: ...
 

@@ -1,0 +1,128 @@
+"""Conversations with instruct models: the template of a checkpoint in a sandbox, and answers that end."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cli_helpers import error_line, read_json
+from published_fixtures import write_llada
+
+import logosphere as ls
+from logosphere.checkpoints.chat import make_messages, render_chat
+from logosphere.cli import main
+from logosphere.data.tokenizer_registry import SubwordTokenizer
+from logosphere.errors import UserError
+from logosphere.runs.chat import apply_template, cut_answer
+from logosphere.runs.settings import SampleConfig
+from logosphere.sampling.decoding import DecodingConfig
+from logosphere.sampling.generate import generate
+from logosphere.sampling.published import end_tokens, turn_end_tokens
+
+LLADA = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+TEXT = "the cat sat on a mat and ran to its red hat. " * 50
+EOS, EOT = 1, 2
+
+
+def write_instruct(folder: Path = Path("source"), template: str | None = LLADA, length: int = 320) -> Path:
+    write_llada(folder, rows=320, length=length, mask=310)
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [EOS, 3], "bos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(SubwordTokenizer.train_bpe([TEXT], 300).describe()["json"])
+    settings = {} if template is None else {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_conversation_is_rendered_as_in_training() -> None:
+    messages = make_messages(["Hi ", "Hello", "Why?"], "Be kind.")
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert render_chat(LLADA, messages[1:2], {"bos": "<s>"}) == (
+        "<s><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    qwen = (
+        "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n' }}{%- endif %}\n"
+        "{%- for message in messages %}{%- if message.role == 'system' %}{%- continue %}{%- endif %}\n"
+        "{%- generation %}{{- message.role + ':' + message.content + eos_token }}{%- endgeneration %}{%- endfor %}"
+    )
+    assert render_chat(qwen, messages, {"eos": "|"}) == "Be kind.\nuser:Hi |assistant:Hello|user:Why?|"
+    for turns, words in ((["a", "b"], "odd number of messages, not 2"), ([], "not 0"), ([" "], "Message 1")):
+        with pytest.raises(UserError, match=words):
+            make_messages(turns)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "none may do"),
+        ("{{ messages.append(1) }}", "none may do"),
+        ("{{ render.__globals__ }}", "fails on this conversation|none may do"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "fails on this conversation"),
+        ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "more than 1,048,576 characters"),
+        ("{{ raise_exception('only two turns') }}", "refuses the conversation: 'only two turns'"),
+        ("{% include '/etc/passwd' %}", "fails on this conversation"),
+        ("{% if %}", "not valid"),
+        ("{{ messages[7].role + 1 }}", "fails on this conversation"),
+    ],
+)
+def test_templates_of_strangers_do_no_harm(template: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        render_chat(template, make_messages(["Hi"]), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_ends_of_texts_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    model = ls.import_model(write_instruct(tmp_path / "a"))
+    assert end_tokens(model) == (EOS, 3)
+    assert model.special_token("pad") == EOS and turn_end_tokens(model) == ()
+    assert cut_answer(model, [9, 9, 8, 3, 7, EOS], 2) == [8] and cut_answer(model, [9, 8, 7], 1) == [8, 7]
+
+    def drawn(**options: bool) -> torch.Tensor:
+        config = DecodingConfig(gen_length=64, block_length=64, **options)
+        return generate(model, 4, 16, 0, sampler="llada", temperature=100.0, decoding=config).tokens
+
+    hidden = drawn(logits_eos_inf=True)
+    assert not (hidden == EOS).any() and not (hidden == 3).any()
+    model.spec = replace(model.spec, checkpoint=model.spec.checkpoint | {"special": {}})  # type: ignore[arg-type, operator, type-var]
+    assert not torch.equal(drawn(logits_eos_inf=True), hidden), "the ends are those of the checkpoint"
+
+
+def test_the_length_of_an_answer_fits_the_model(tmp_path: Path) -> None:
+    model = ls.import_model(write_instruct(tmp_path / "a"))
+    assert model.tokenizer is not None
+
+    def length(**options: int) -> int | None:
+        config = SampleConfig(chat=("the cat",), decoding=DecodingConfig(**options))  # type: ignore[arg-type]
+        return apply_template(model, model.tokenizer, config).decoding.gen_length  # type: ignore[arg-type]
+
+    assert (length(), length(gen_length=8), length(block_length=24)) == (128, 8, 120)
+    with pytest.raises(UserError, match="shorten it"):
+        apply_template(model, model.tokenizer, SampleConfig(chat=(TEXT,)))
+
+
+@pytest.mark.usefixtures("workplace")
+def test_chat_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(write_instruct()), "--out", "run"]) == 0
+    capsys.readouterr()
+    argv = ["sample", "run", "-n", "2", "--steps", "8", "--json", "--gen-length", "16"]
+    assert main([*argv, "--chat", "the cat", "--system-message", "a mat"]) == 0
+    samples = read_json(capsys)["samples"]
+    model = ls.load("run")
+    for sample in samples:
+        assert not set(end_tokens(model)) & set(sample["answer"]) and len(sample["answer"]) <= 16
+        assert sample["text"] == model.tokenizer.decode(sample["answer"])  # type: ignore[union-attr]
+        assert "the cat<|eot_id|>" in model.tokenizer.decode(sample["tokens"])  # type: ignore[union-attr]
+    assert main([*argv, "--chat", "the cat", "a hat", "why?", "--sampler", "fast-dllm", "--cache", "dual"]) == 0
+    assert read_json(capsys)["cache_report"]["compared"] == 4
+    assert "leave out --prompt" in error_line(capsys, [*argv, "--chat", "a", "--prompt", "b"])
+    assert "add --chat" in error_line(capsys, [*argv, "--system-message", "a"])
+    assert "odd number" in error_line(capsys, [*argv, "--chat", "a", "b"])
+    assert main(["import", str(write_instruct(Path("base"), None)), "--out", "base-run"]) == 0
+    assert "no chat template" in error_line(capsys, ["sample", "base-run", "--chat", "a"])
+    assert "no chat template" in error_line(capsys, ["sample", "pretrained:mdlm", "--chat", "a"])
