@@ -111,9 +111,10 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             data = repository.files[path]
             about = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X_Repo_Commit": repository.commit}
             asked = self.headers.get("Range")
-            start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+            first, _, last = asked.removeprefix("bytes=").partition("-") if asked else ("0", "", "")
+            start, stop = int(first), min(len(data), int(last) + 1) if last else len(data)
             if asked:
-                about["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+                about["Content_Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
             if self.command == "GET" and hub.broken_after is not None and path.endswith(".safetensors"):
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
@@ -122,7 +123,7 @@ def make_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 hub.broken_after, self.close_connection = None, True
                 return None
-            return self.answer(206 if asked else 200, data[start:], **about)
+            return self.answer(206 if asked else 200, data[start:stop], **about)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

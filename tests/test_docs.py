@@ -109,7 +109,7 @@ def test_documented_commands_parse() -> None:
             if command == "--help":
                 continue
             assert command in COMMANDS, f"{named(page)}: {command}"
-            if command == "train" and "--begin" in argv:  # parsing opens the parent folder, which need not exist here
+            if command == "train" and {"--begin", "--init-from"} & {*argv}:  # opens the parent, which need not exist
                 parse_train_options(split_recipe(argv)[1], recipe(split_recipe(argv)[0] or "demo"))
             else:  # nor does a recipe in a file of the reader
                 parse_arguments(command, ["demo" if command == "compare" and word.endswith(".yaml") else word

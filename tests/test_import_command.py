@@ -17,7 +17,7 @@ from hub_server import serve
 from published_fixtures import llada_config, llada_shapes, random_tensors, write_llada, write_shards
 
 import logosphere as ls
-from logosphere.checkpoints import headers
+from logosphere.checkpoints import headers, hub_outline
 from logosphere.cli import main
 from logosphere.data.tokenizer_registry import SubwordTokenizer, load_tokenizer
 from logosphere.errors import UserError
@@ -387,6 +387,32 @@ def test_a_model_of_20_million_parameters(capsys: pytest.CaptureFixture[str]) ->
     model = ls.load("run")
     check_posterior(model, 16_384)
     assert ls.sample(model, n=2, steps=8, rng=0).shape == (2, 64)
+
+
+def test_a_dry_run_downloads_no_weights_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = ["import", "hf:owner/llada", "--dry-run", "--json"]
+    with serve(tmp_path, monkeypatch) as hub:
+        repository = hub.add("owner/llada", write_source(shards=2))
+        monkeypatch.setattr(hub_outline, "FIRST_BYTES", 64)  # less than a header, so that it is requested twice
+        assert main(dry) == 0
+        outline = read_json(capsys)
+        assert (outline["parameters"], outline["revision"]) == (15_440, repository.commit) and outline["tokenizer"]
+        asked = [part for method, path, part in hub.requests if method == "GET" and path.endswith(".safetensors")]
+        assert len(asked) == 4 and all(part.startswith("bytes=0-") for part in asked)
+        assert not Path("runs").exists()
+        assert not [path for path in (tmp_path / "hub-cache").rglob("*.safetensors")]
+        assert main(["import", "hf:owner/llada", "--json"]) == 0
+        assert outline.items() <= read_json(capsys).items()
+        hub.failing = True
+        assert main(dry) == 0 and read_json(capsys)["parameters"] == 15_440, "from the cache"
+        hub.failing = False
+        repository.files["model-00001-of-00002.safetensors"] = b"not a header"
+        assert "damaged" in error_line(capsys, dry)
+        hub.broken_file = "model-00001-of-00002.safetensors"
+        assert "header of model-00001-of-00002.safetensors" in error_line(capsys, dry)
+        assert "no repository owner/none" in error_line(capsys, ["import", "hf:owner/none", "--dry-run"])
 
 
 def test_a_model_of_the_hub(

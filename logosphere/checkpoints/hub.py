@@ -162,6 +162,17 @@ class _Patterns:
     """Raises for the names of the files of a repository that has not what is wanted, before anything is fetched."""
 
 
+def fetch_files(
+    wanted: HubSource,
+    allow: tuple[str, ...],
+    ignore: tuple[str, ...],
+    check: Callable[[Collection[str]], None],
+    report: Report = warn,
+) -> Path:
+    """Fetch the files of a repository that match patterns; `check` raises for the names of all its files."""
+    return _download(wanted, _Patterns(allow, ignore, check), report)
+
+
 def _download(wanted: HubSource, patterns: _Patterns, report: Report) -> Path:
     """The folder with the wanted files of a repository."""
     from huggingface_hub import HfApi, snapshot_download

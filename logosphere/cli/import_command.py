@@ -1,5 +1,8 @@
 """logosphere import"""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from rich.markup import escape
 
 from logosphere.cli.console import DISPLAY, log, print_json
@@ -18,15 +21,17 @@ REPORT = (
 
 def import_run(arguments: Import, argv: list[str]) -> int:
     """logosphere import"""
-    checked = check_import(arguments.source, arguments.config, DISPLAY)
-    out = arguments.out or default_folder(checked.source)
     if arguments.dry_run:
+        with TemporaryDirectory(prefix="logosphere-outline-") as folder:
+            checked = check_import(arguments.source, arguments.config, DISPLAY, outline=Path(folder))
         if arguments.json:
-            print_json({"run": str(out), **checked.summary()})
+            print_json({"run": str(arguments.out or default_folder(checked.source)), **checked.summary()})
         else:
             print(describe(checked))
             log("Nothing was written; leave out --dry-run to import it.")
         return 0
+    checked = check_import(arguments.source, arguments.config, DISPLAY)
+    out = arguments.out or default_folder(checked.source)
     imported = write_import(checked, out, DISPLAY)
     if arguments.json:
         print_json(imported.summary())

@@ -29,7 +29,7 @@ class Import(Arguments):
     tokenizer: str | None = None
     """A tokenizer.json or a folder with one, for checkpoints without; without any, texts are token numbers."""
     dry_run: bool = False
-    """Print parameters, memory, disk and conventions; read no weights and write nothing."""
+    """Print parameters, memory, disk and conventions; download and read no weights, and write nothing."""
     system: str | None = None
     """Import it as this system, such as mdlm, bd3lm or ar, where its configuration does not settle that."""
     mask_id: int | None = None

@@ -13,6 +13,7 @@ from logosphere.checkpoints.configuration import OVERRIDES
 from logosphere.checkpoints.families import Description, Family
 from logosphere.checkpoints.files import Weights, open_checkpoint
 from logosphere.checkpoints.hub import NAME, fetch, is_hub, parse_source
+from logosphere.checkpoints.hub_outline import fetch_outline
 from logosphere.checkpoints.load import Matched, find_dtype, match
 from logosphere.checkpoints.metadata import Metadata, read_metadata
 from logosphere.checkpoints.registry import find_family
@@ -114,10 +115,16 @@ class Import:
         return [*self.weights.files, *(folder / name for name in named if (folder / name).exists())]
 
 
-def check_import(source: str | Path, config: ImportConfig | None = None, display: Display = SILENT) -> Import:
-    """Open a checkpoint and find out whether it can be imported, without reading a weight."""
+def check_import(
+    source: str | Path, config: ImportConfig | None = None, display: Display = SILENT, outline: Path | None = None
+) -> Import:
+    """Open a checkpoint and find out whether it can be imported, without reading a weight.
+
+    With `outline`, an empty folder, the weights of a checkpoint on the hub are not downloaded either; it then holds
+    their headers.
+    """
     config = config or ImportConfig()
-    path, name, revision = locate(source, display)
+    path, name, revision = locate(source, display, outline)
     weights = open_checkpoint(path)
     metadata = read_metadata(path, weights, config.tokenizer)
     content, overrides = dict(weights.config), config.overrides()
@@ -135,11 +142,12 @@ def check_import(source: str | Path, config: ImportConfig | None = None, display
     return Import(str(source), path, revision, weights, family, matched, dtype, metadata, tokenizer)
 
 
-def locate(source: str | Path, display: Display) -> tuple[Path, str, str | None]:
+def locate(source: str | Path, display: Display, outline: Path | None = None) -> tuple[Path, str, str | None]:
     """The folder or file of a checkpoint, the name that settles its conventions, and its revision."""
     text = str(source)
     if is_hub(text):
-        path, commit = fetch(text, report=display.log)
+        fetched = fetch(text, report=display.log) if outline is None else fetch_outline(text, outline, display.log)
+        path, commit = fetched
         return path, parse_source(text).repository, commit
     if text.startswith(PREFIXES):
         raise UserError(f"{text} is a model of this package already; use it as it is: logosphere sample {text}")
