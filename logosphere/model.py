@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from logosphere.codecs.tokens import TokenCodec
 from logosphere.errors import UserError, check_count, shorten
 from logosphere.inputs import BatchLike, IdsLike, SequenceFormat, as_mask
 from logosphere.io import RECIPE, TOKENIZER, WEIGHTS, write_recipe, write_tensors, write_tokenizer
@@ -56,6 +57,12 @@ class Spec:
     def published_size(self) -> dict[str, Any]:
         """Width, depth and heads of a published network, by the names of options; empty for others."""
         return {name: self.published.get(name) for name in ("width", "depth", "heads")} if self.published else {}
+
+    def special_token(self, name: str) -> int | None:
+        """The id of bos, eos, … of a published checkpoint, where it has one that is a token of the model."""
+        special = (self.checkpoint or {}).get("special")
+        token = special.get(name) if isinstance(special, dict) else None
+        return token if type(token) is int and 0 <= token < self.vocab_size else None
 
     def content(self) -> dict[str, Any]:
         """For recipe.json."""
@@ -135,9 +142,7 @@ class Model(nn.Module):
 
     def special_token(self, name: str) -> int | None:
         """The id of bos, eos, … of a published checkpoint, where it has one that is a token of the model."""
-        special = ((self.spec and self.spec.checkpoint) or {}).get("special")
-        token = special.get(name) if isinstance(special, dict) else None
-        return token if type(token) is int and 0 <= token < self.vocab_size else None
+        return None if self.spec is None else self.spec.special_token(name)
 
     def check_savable(self) -> None:
         """Raise UserError for a model that could not be loaded again, so that nothing is trained in vain."""
@@ -294,10 +299,12 @@ class Model(nn.Module):
         codec = self.process.codec
         if not isinstance(z, Tensor) or z.dim() != (2 if codec.is_discrete else 3):
             raise UserError(f"States must be a tensor as `corrupt` returns it, not {shorten(z)}.")
-        if codec.is_discrete and (z.is_floating_point() or bool(((z < 0) | (z > self.vocab_size)).any())):
+        maskless = isinstance(codec, TokenCodec) and codec.mask is None
+        most = self.vocab_size - 1 if maskless else self.vocab_size
+        if codec.is_discrete and (z.is_floating_point() or bool(((z < 0) | (z > most)).any())):
+            mask = ", for it has no mask" if maskless else f", or {self.vocab_size} for the mask"
             raise UserError(
-                f"States of this model are token ids from 0 to {self.vocab_size - 1}, or {self.vocab_size} for "
-                f"the mask, not {shorten(z)}."
+                f"States of this model are token ids from 0 to {self.vocab_size - 1}{mask}, not {shorten(z)}."
             )
         if not codec.local or codec.num_classes != self.vocab_size or z.shape[1] != self.length:
             raise UserError(

@@ -379,14 +379,59 @@ def test_other_commands_take_an_imported_model(capsys: pytest.CaptureFixture[str
     assert len(read_json(capsys)["rows"]) == 2 and Path("report.html").exists()
 
 
+DECODERS = [
+    "--sampler llada",
+    "--sampler llada --remasking random --temperature 0",
+    "--sampler llada --cfg-scale 1.5 --logits-eos-inf",
+    "--sampler llada --cache prefix --confidence-eos-eot-inf",
+    "--sampler dream --alg origin",
+    "--sampler dream --alg entropy --alg-temp 0.2 --top-p 0.95",
+    "--sampler dream --alg topk_margin --top-k 40",
+    "--sampler dream --alg maskgit_plus --cache dual",
+    "--sampler sdar --threshold 0.9",
+    "--sampler sdar --remasking low_confidence_static --denoising-steps 4",
+    "--sampler sdar --remasking sequential",
+    "--sampler fast-dllm --threshold 0.5 --cache dual --cache-refresh 3",
+    "--sampler fast-dllm-v2 --small-block-size 4",
+]
+
+
 @pytest.mark.slow
-def test_a_model_of_20_million_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_20_million_parameters_with_every_decoder(capsys: pytest.CaptureFixture[str]) -> None:
     write_llada(Path("source"), rows=16_384, width=384, depth=4, heads=6, inner=1024, length=64, mask=16_380, shards=3)
     assert main(["import", "source", "--out", "run", "--json"]) == 0
     assert 19e6 < read_json(capsys)["parameters"] < 21e6
     model = ls.load("run")
     check_posterior(model, 16_384)
     assert ls.sample(model, n=2, steps=8, rng=0).shape == (2, 64)
+    prompt = ["--prompt", "5 6 7 8", "--gen-length", "32", "--block-length", "8", "--steps", "16"]
+    for decoder in DECODERS:
+        assert main(["sample", "run", "-n", "2", "--json", *prompt, *decoder.split()]) == 0, decoder
+        found = read_json(capsys)
+        rows = torch.tensor([sample["tokens"] for sample in found["samples"]])
+        assert rows.shape == (2, 36) and (rows[:, :4] == torch.arange(5, 9)).all() and (rows != 16_380).all()
+        assert ("cache_report" in found) == ("--cache" in decoder)
+
+
+@pytest.mark.slow
+def test_an_imported_model_is_guided_by_a_classifier(capsys: pytest.CaptureFixture[str]) -> None:
+    """Labelled texts of several lengths end with the token that the checkpoint names; its vocabulary has no other."""
+    assert main(["import", str(write_source()), "--out", "run"]) == 0
+    rows = "".join("the cat sat on a mat,cats\na dog ran,dogs\n" for _ in range(40))
+    Path("pets.csv").write_text("text,label\n" + rows)
+    data, small = ["--data", "labelled:pets.csv"], ["--width", "16", "--depth", "1", "--heads", "2"]
+    assert main(["train-classifier", "run", *data, "--steps", "3", "--batch", "4", *small]) == 0
+    guided = ["sample", "run", "--classifier", "run/classifier", "--label", "cats", "--strength", "2"]
+    assert main([*guided, "-n", "1", "--steps", "4"]) == 0
+    capsys.readouterr()
+    Path("lines.txt").write_text("the cat sat on a mat\na dog ran\n" * 40)
+    assert main(["evaluate", "run", "--data", "lines:lines.txt", "--sequences", "4", "--json"]) == 0
+    assert 0 < read_json(capsys)["bits"] < 40
+    config = json.loads(Path("source/config.json").read_text())
+    Path("source/config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    Path("source/tokenizer_config.json").unlink()
+    assert main(["import", "source", "--out", "endless"]) == 0
+    assert "no token that ends a text" in error_line(capsys, ["train-classifier", "endless", *data])
 
 
 def test_a_dry_run_downloads_no_weights_of_the_hub(

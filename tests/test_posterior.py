@@ -38,6 +38,15 @@ def test_the_mask_id_follows_the_last_token() -> None:
     assert float(found[0, [0, 2, 4, 5]].amax(-1).min()) > -1e-6
 
 
+@pytest.mark.parametrize("name", ["udlm", "sedd-uniform", "multinomial", "d3pm-gaussian"])
+def test_models_without_a_mask_refuse_its_id(name: str) -> None:
+    model = ls.build(name, vocab_size=5, length=6, width=16, depth=1, heads=2)
+    found = model.log_posterior(torch.tensor([[0, 4, 2, 3, 4, 1]]), 0.5)
+    assert torch.allclose(found.exp().sum(-1), torch.ones(1, 6))
+    with pytest.raises(UserError, match="from 0 to 4, for it has no mask"):
+        model.log_posterior(torch.tensor([[0, 5, 2, 5, 4, 1]]), 0.5)
+
+
 def test_an_autoregressive_model_predicts_the_next_token() -> None:
     model = ls.build("ar", vocab_size=5, length=6)
     tokens = torch.tensor([[0, 1, 2, 3, 4, 0]])

@@ -16,7 +16,7 @@ from logosphere.data.batches import eval_batches, train_batches
 from logosphere.data.corpora import open_corpus
 from logosphere.data.corpus import Corpus, Examples, Split, describe_size
 from logosphere.data.streaming import is_stream
-from logosphere.data.tokenizers import Tokenizer
+from logosphere.data.tokenizers import Tokenizer, WithEOS
 from logosphere.errors import UserError, quote_path
 from logosphere.evaluation.report import Report
 from logosphere.io import REMASKER, check_folder, write_atomic, write_tensors
@@ -140,7 +140,7 @@ def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, 
     if not (data or run.config.data):
         raise UserError(f"The model in {run.path} was saved without a training run; name a text with --data.")
     if data not in (None, run.config.data):
-        return open_with_display(data, run.tokenizer, display, column)
+        return end_by_checkpoint(open_with_display(data, run.tokenizer, display, column), run)
     try:
         return open_with_display(run.config.data, run.tokenizer, display, column or run.config.column)
     except UserError as problem:
@@ -148,6 +148,28 @@ def open_run_data(run: Run, display: Display = SILENT, data: str | None = None, 
             f"The data of the run in {run.path} cannot be opened: {str(problem).rstrip('.')}. Restore them, or name a "
             "text with --data where a command has it."
         ) from None
+
+
+def end_by_checkpoint(corpus: Corpus, run: Run) -> Corpus:
+    """Separate texts for a published model: they end with its own token, since its vocabulary cannot have one more."""
+    made, end = corpus.tokenizer, run.spec.special_token("eos")
+    if (
+        run.spec.published is None
+        or not isinstance(made, WithEOS)
+        or made.inner.fingerprint != run.tokenizer.fingerprint
+    ):
+        return corpus
+    if end is None:
+        raise UserError(
+            f"The texts of {corpus.name} differ in length, and the checkpoint of this model names no token that ends a "
+            "text; use a running text."
+        )
+
+    def ended(split: Split) -> Split:
+        return replace(split, eos=end) if isinstance(split, Examples) else split
+
+    train, valid, test = ended(corpus.train), ended(corpus.valid), ended(corpus.test)
+    return replace(corpus, tokenizer=run.tokenizer, train=train, valid=valid, test=test)
 
 
 def open_with_display(source: str, tokenizer: str | Tokenizer, display: Display, column: str = "") -> Corpus:
